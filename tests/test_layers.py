@@ -1,0 +1,281 @@
+"""The architecture, held by reading the sources: imports, private torch, sizes, docstrings.
+
+Each rule is a function from a parsed module to its violations; a test runs one rule over all modules and
+reports every violation at once. Limits: what is imported by a computed name is not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Modules of `functionalize`, lowest first. A module imports from lower layers, and without cycles from its own.
+LAYERS = {
+    "_torch": 0,
+    "errors": 0,
+    "tables": 1,
+    "live_schema": 1,
+    "alias_graph": 2,
+    "view_rules": 2,
+    "domains": 2,
+    "mode": 3,
+    "epilogue": 3,
+    "api": 4,
+    "capture": 4,
+    "module": 4,
+    "fake": 4,
+    "verify": 5,
+    "report": 5,
+    "deferred": 5,
+    "export": 5,
+    "__init__": 6,
+    "cli": 7,
+    "__main__": 8,
+}
+# Who may import packages that are not dependencies of the distribution. Everything else is core.
+OPTIONAL_DOORS = ("functionalize.export", "functionalize.domains.jax")
+MODULE_LINES = 400
+FUNCTION_LINES = 40
+
+
+@dataclass(frozen=True)
+class Source:
+    """One parsed module. `name` is its import name, without `.__init__`."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @classmethod
+    def parse(cls, name: str, text: str, path: Path = Path("<test>")) -> Source:
+        return cls(name, path, text, ast.parse(text))
+
+    @property
+    def package(self) -> str:
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+
+    def at(self, node: ast.AST, message: str) -> str:
+        return f"{self.path}:{getattr(node, 'lineno', 1)}: {message}"
+
+
+def sources(folder: str, package: str) -> list[Source]:
+    found = []
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        parts = file.relative_to(ROOT / folder).with_suffix("").parts
+        name = ".".join((package, *parts)).removesuffix(".__init__")
+        found.append(Source.parse(name, file.read_text(), file.relative_to(ROOT)))
+    return found
+
+
+TRANSFORM = sources("functionalize", "functionalize")
+CODEGEN = sources("codegen", "functionalize.codegen")
+OURS = frozenset(source.name for source in TRANSFORM + CODEGEN) | {
+    "functionalize.generated",
+    *(f"functionalize.{module}" for module in LAYERS),
+}
+
+
+def imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
+    """Every imported dotted name, relative ones resolved; `from m import n` gives `m.n`."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = source.package.split(".")
+                base = ".".join(filter(None, [*package[: len(package) - node.level + 1], node.module]))
+            yield from ((node, f"{base}.{alias.name}") for alias in node.names)
+
+
+def our_module(name: str) -> str:
+    """The module of ours that an imported dotted name lies in: itself, or what it is taken from."""
+    while name not in OURS and "." in name:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def layer_key(module: str) -> str:
+    return "__init__" if module == "functionalize" else module.split(".")[1]
+
+
+def upward_imports(source: Source) -> Iterator[str]:
+    key = layer_key(source.name)
+    if key not in LAYERS:
+        yield source.at(source.tree, f"{source.name} has no layer: give it one in LAYERS")
+        return
+    for node, name in imports(source):
+        if name.split(".")[0] != "functionalize" or name.startswith("functionalize.generated"):
+            continue
+        target = layer_key(our_module(name))
+        if target == "codegen":
+            if source.name not in ("functionalize.tables", "functionalize.cli"):
+                yield source.at(node, f"imports {name}: the transform meets codegen only in its tables")
+        elif LAYERS.get(target, 0) > LAYERS[key]:
+            yield source.at(node, f"layer {LAYERS[key]} imports {name} of layer {LAYERS[target]}")
+
+
+def foreign_imports(source: Source) -> Iterator[str]:
+    """Third-party packages: torch for the transform, yaml and jinja2 for codegen, nothing else."""
+    codegen = source.name.startswith("functionalize.codegen")
+    allowed = {"yaml", "jinja2"} if codegen else {"torch"}
+    if source.name.startswith(OPTIONAL_DOORS):
+        return
+    for node, name in imports(source):
+        top = name.split(".")[0]
+        if top == "functionalize":
+            if codegen and not name.startswith("functionalize.codegen"):
+                yield source.at(node, f"codegen imports {name}; it knows nothing of the transform")
+        elif top not in sys.stdlib_module_names | allowed:
+            yield source.at(node, f"imports {name}; allowed are the standard library and {sorted(allowed)}")
+
+
+def generated_imports(source: Source) -> Iterator[str]:
+    if source.name == "functionalize.tables":
+        return
+    for node, name in imports(source):
+        if name.startswith("functionalize.generated"):
+            yield source.at(node, f"imports {name}; only functionalize.tables does")
+
+
+def private(part: str) -> bool:
+    return part.startswith("_") and not part.endswith("__")
+
+
+def private_torch(source: Source) -> Iterator[str]:
+    """Private names reached through torch's modules. `torch.ops.aten._x` is an operator, not a symbol."""
+    if source.name == "functionalize._torch":
+        return
+    roots = {"torch": "torch"}  # local name -> what it stands for
+    for node, name in imports(source):
+        if name.split(".")[0] == "torch" and any(map(private, name.split("."))):
+            yield source.at(node, f"imports {name}; private torch comes through functionalize._torch")
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            roots.update(torch_names(node))
+    for node in ast.walk(source.tree):
+        chain = dotted(node)
+        if chain is None or chain[0] not in roots:
+            continue
+        full = (*roots[chain[0]].split("."), *chain[1:])
+        if full[:2] != ("torch", "ops") and private(full[-1]):
+            yield source.at(node, f"uses {'.'.join(full)}; private torch comes through functionalize._torch")
+
+
+def torch_names(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    """The local names that an import binds to torch's public modules and functions."""
+    if isinstance(node, ast.Import):
+        return {a.asname: a.name for a in node.names if a.asname and a.name.split(".")[0] == "torch"}
+    if node.level or not node.module or node.module.split(".")[0] != "torch":
+        return {}
+    return {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+
+
+def dotted(node: ast.AST) -> tuple[str, ...] | None:
+    """`a.b.c` as its parts; None where it does not start with a plain name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(parts)) if parts and isinstance(node, ast.Name) else None
+
+
+def sizes(source: Source) -> Iterator[str]:
+    """Modules and functions over the limits; a function's docstring does not count."""
+    lines = source.text.count("\n")
+    if lines > MODULE_LINES:
+        yield source.at(source.tree, f"{lines} lines, over {MODULE_LINES}: is there a seam?")
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        if ast.get_docstring(node, clean=False) is not None:
+            length -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+        if length > FUNCTION_LINES:
+            yield source.at(node, f"{node.name} has {length} lines, over {FUNCTION_LINES}")
+
+
+def unexplained(source: Source) -> Iterator[str]:
+    """Every module opens with what it is for."""
+    if source.tree.body and not ast.get_docstring(source.tree):
+        yield source.at(source.tree, "no docstring: open with the module's job, invariant and limits")
+
+
+Rule = Callable[[Source], Iterator[str]]
+RULES: list[tuple[Rule, list[Source]]] = [
+    (upward_imports, TRANSFORM),
+    (foreign_imports, TRANSFORM + CODEGEN),
+    (generated_imports, TRANSFORM + CODEGEN),
+    (private_torch, TRANSFORM + CODEGEN),
+    (sizes, TRANSFORM + CODEGEN),
+    (unexplained, TRANSFORM + CODEGEN),
+]
+
+
+@pytest.mark.parametrize(("rule", "over"), RULES, ids=[rule.__name__ for rule, _ in RULES])
+def test_rule_holds(rule: Rule, over: list[Source]) -> None:
+    violations = [violation for source in over for violation in rule(source)]
+    assert not violations, "\n" + "\n".join(violations)
+
+
+def test_no_import_cycles() -> None:
+    edges = {
+        source.name: {
+            our_module(name) for _, name in imports(source) if name.split(".")[0] == "functionalize"
+        }
+        for source in TRANSFORM + CODEGEN
+    }
+    # A package's __init__ gathers its modules and is imported with each of them: no edge of its own.
+    packages = {source.name for source in TRANSFORM + CODEGEN if source.path.name == "__init__.py"}
+    graph = {name: targets - packages - {name} for name, targets in edges.items() if name not in packages}
+    while leaves := {name for name, targets in graph.items() if not targets & graph.keys()}:
+        graph = {name: targets for name, targets in graph.items() if name not in leaves}
+    assert not graph, f"import cycle among {sorted(graph)}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "module", "text", "expected"),
+    [
+        (upward_imports, "functionalize.mode", "from functionalize.api import f", "layer 3 imports"),
+        (upward_imports, "functionalize.mode", "from . import verify", "layer 3 imports"),
+        (upward_imports, "functionalize.novel", "", "has no layer"),
+        (upward_imports, "functionalize.mode", "from .codegen import spec", "meets codegen only"),
+        (foreign_imports, "functionalize.mode", "import numpy", "imports numpy"),
+        (foreign_imports, "functionalize.codegen.emit", "import torch", "imports torch"),
+        (foreign_imports, "functionalize.codegen.emit", "from .. import mode", "nothing of the transform"),
+        (generated_imports, "functionalize.mode", "from .generated import ops", "only functionalize.tables"),
+        (private_torch, "functionalize.mode", "import torch\ntorch._C.f()", "torch._C"),
+        (private_torch, "functionalize.mode", "from torch._ops import OpOverload", "torch._ops"),
+        (private_torch, "functionalize.mode", "from torch.utils import _pytree as p", "torch.utils._pytree"),
+        (private_torch, "functionalize.mode", "from torch import fx\nfx._x.y", "torch.fx._x"),
+        (private_torch, "functionalize.mode", "import torch.fx as t\nt._x", "torch.fx._x"),
+        (sizes, "functionalize.mode", "x = 1\n" * 401, "401 lines"),
+        (sizes, "functionalize.mode", "def f():\n" + "    x = 1\n" * 40, "f has 41 lines"),
+        (unexplained, "functionalize.mode", "x = 1", "no docstring"),
+    ],
+)
+def test_rule_catches(rule: Rule, module: str, text: str, expected: str) -> None:
+    found = list(rule(Source.parse(module, text)))
+    assert len(found) == 1, found
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (private_torch, "import torch\ntorch.ops.aten._unsafe_view, torch.__version__, x._schema"),
+        (private_torch, "from functionalize._torch import OpOverload"),
+        (upward_imports, "from functionalize.alias_graph import Base\nfrom . import errors"),
+        (sizes, 'def f():\n    """' + "line\n" * 50 + '"""\n' + "    x = 1\n" * 39),
+    ],
+)
+def test_rule_lets_pass(rule: Rule, text: str) -> None:
+    assert list(rule(Source.parse("functionalize.mode", text))) == []
