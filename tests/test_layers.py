@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Modules of `functionalize`, lowest first. A module imports from lower layers, and without cycles from its own.
+# Modules of `functionalize`, lowest first: each imports from lower layers, and without cycles from its own.
 LAYERS = {
     "_torch": 0,
     "errors": 0,
