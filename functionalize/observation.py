@@ -1,0 +1,177 @@
+"""What a caller can see of one call, copies of inputs to call on, and the differences of two such calls.
+
+Invariant: a copy of inputs shares storage exactly where the inputs do.
+Limits: aliasing is compared by storage, so tensors without a strided storage (sparse, MKL-DNN) are compared
+by value alone; storages of no bytes count as unshared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that a caller can see of one call: its outputs or its error, and its inputs afterwards."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+    spec: pytree.TreeSpec | None
+    error: Exception | None
+
+
+def observe(func: Callable[..., Any], inputs: Sequence[Any], seed: int = 0) -> Observation:
+    """Call once under a seed and keep what the caller can see. The inputs are used as they are, uncopied."""
+    leaves = pytree.tree_leaves(inputs)
+    torch.manual_seed(seed)
+    try:
+        result = func(*inputs)
+    except Exception as error:
+        return Observation(leaves, [], None, error)
+    outputs, spec = pytree.tree_flatten(result)
+    return Observation(leaves, outputs, spec, None)
+
+
+def differences(
+    expected: Observation,
+    actual: Observation,
+    *,
+    strides: bool,
+    aliasing: bool,
+    rtol: float | None,
+    atol: float | None,
+) -> Iterator[str]:
+    """In what two observations differ, in words; nothing when a caller could not tell them apart."""
+    if expected.error is not None or actual.error is not None:
+        yield from _error_difference(expected.error, actual.error)
+        return
+    if expected.spec != actual.spec:
+        yield f"outputs: structure {actual.spec}, eager gives {expected.spec}"
+        return
+    for label, wants, gets, with_strides in (
+        ("output", expected.outputs, actual.outputs, strides),
+        ("input after the call", expected.inputs, actual.inputs, True),
+    ):
+        for index, (want, got) in enumerate(zip(wants, gets, strict=True)):
+            for line in leaf_differences(want, got, strides=with_strides, rtol=rtol, atol=atol):
+                yield f"{label} {index}: {line}"
+    if aliasing:
+        yield from _aliasing_differences(expected, actual)
+
+
+def _error_difference(want: Exception | None, got: Exception | None) -> Iterator[str]:
+    if want is None or got is None or not isinstance(got, type(want)):
+        yield f"exception: {_error_text(got)}, eager gives {_error_text(want)}"
+
+
+def _error_text(error: Exception | None) -> str:
+    return "none" if error is None else f"{type(error).__name__}: {error}"
+
+
+def leaf_differences(
+    want: Any, got: Any, *, strides: bool, rtol: float | None = None, atol: float | None = None
+) -> Iterator[str]:
+    """In what two results of a function differ, in words; nothing when they agree. NaN equals NaN."""
+    if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
+        same = want is got or want == got or (want != want and got != got)
+        if type(want) is not type(got) or not same:
+            yield f"{got!r}, eager gives {want!r}"
+        return
+    for aspect in ("dtype", "shape", "device", "layout"):
+        if getattr(want, aspect) != getattr(got, aspect):
+            yield f"{aspect} {getattr(got, aspect)}, eager gives {getattr(want, aspect)}"
+            return
+    if strides and want.layout is torch.strided and _real_strides(want) != _real_strides(got):
+        yield f"strides {got.stride()}, eager gives {want.stride()}"
+    try:
+        torch.testing.assert_close(got.detach(), want.detach(), rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as error:
+        yield "values: " + " ".join(str(error).split())
+    if want.is_leaf and want.grad is not None and got.is_leaf and got.grad is not None:
+        yield from (f"grad: {line}" for line in leaf_differences(want.grad, got.grad, strides=False))
+    elif want.is_leaf and got.is_leaf and (want.grad is None) != (got.grad is None):
+        yield f"grad {got.grad}, eager gives {want.grad}"
+
+
+def _real_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides along dimensions that have any; no element is ever addressed through the others."""
+    if tensor.numel() == 0:
+        return ()
+    return tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+
+
+def _aliasing_differences(expected: Observation, actual: Observation) -> Iterator[str]:
+    pairs = (("share storage", _storage_key), ("are one object", id))
+    for words, key in pairs:
+        want = _groups(expected, key)
+        got = _groups(actual, key)
+        for group in sorted(want - got):
+            yield f"aliasing: in eager {', '.join(group)} {words}; the transform gives {sorted(got - want)}"
+        if not want - got and got - want:
+            yield f"aliasing: {sorted(got - want)} {words}, but not in eager"
+
+
+def _groups(seen: Observation, key: Callable[[torch.Tensor], int]) -> set[tuple[str, ...]]:
+    groups: dict[int, list[str]] = {}
+    named = [(f"input {i}", leaf) for i, leaf in enumerate(seen.inputs)]
+    named += [(f"output {i}", leaf) for i, leaf in enumerate(seen.outputs)]
+    for name, leaf in named:
+        if isinstance(leaf, torch.Tensor):
+            groups.setdefault(key(leaf), []).append(name)
+    return {tuple(group) for group in groups.values() if len(group) > 1}
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    """A number that two tensors have in common if they share memory; empty and sparse tensors share none."""
+    if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() == 0:
+        return -id(tensor)
+    return tensor.untyped_storage().data_ptr()
+
+
+def clone_inputs(inputs: Any) -> Any:
+    """Copy a pytree of inputs so that tensors which share a storage, or are one object, do so in the copy.
+
+    Strides, offsets, conjugate bits, `requires_grad`, gradients and `torch.nn.Parameter` are kept; generators
+    are cloned with their state; other leaves are passed on.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
+    memo: dict[int, Any] = {}
+
+    def clone(leaf: Any) -> Any:
+        if id(leaf) not in memo:
+            memo[id(leaf)] = _clone_leaf(leaf, storages)
+        return memo[id(leaf)]
+
+    return pytree.tree_map(clone, inputs)
+
+
+def _clone_leaf(leaf: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
+    if isinstance(leaf, torch.Generator):
+        return leaf.clone_state()
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    with torch.no_grad():
+        copy = _clone_tensor(leaf.detach(), storages)
+    if isinstance(leaf, torch.nn.Parameter):
+        copy = torch.nn.Parameter(copy, requires_grad=leaf.requires_grad)
+    copy.requires_grad_(leaf.requires_grad)
+    if leaf.is_leaf and leaf.grad is not None:
+        copy.grad = leaf.grad.clone()
+    return copy
+
+
+def _clone_tensor(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor or tensor.is_neg():
+        return tensor.clone()
+    if tensor.is_conj():
+        return _clone_tensor(tensor.conj(), storages).conj()
+    key = _storage_key(tensor)
+    if key not in storages:
+        storages[key] = tensor.untyped_storage().clone()
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(storages[key], tensor.storage_offset(), tensor.shape, tensor.stride())
