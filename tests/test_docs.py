@@ -1,0 +1,90 @@
+"""The documentation is true: its Python blocks run, they print what it says, and docstring examples hold.
+
+A page's Python blocks run in order, in one namespace, as a reader would type them. A `text` block that directly
+follows a Python block is that block's exact output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import io
+import pkgutil
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import functionalize
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"])
+FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]+)[^)]*\)")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A Python block, the line it starts on, and what it must print."""
+
+    line: int
+    code: str
+    output: str | None
+
+
+def examples(text: str) -> list[Example]:
+    found = []
+    blocks = list(FENCE.finditer(text))
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block["language"] != "python":
+            continue
+        adjacent = (
+            following
+            and following["language"] == "text"
+            and not text[block.end() : following.start()].strip()
+        )
+        line = text.count("\n", 0, block.start("body"))
+        found.append(Example(line, block["body"], following["body"] if following and adjacent else None))
+    return found
+
+
+def modules() -> list[str]:
+    walked = pkgutil.walk_packages(functionalize.__path__, "functionalize.")
+    return ["functionalize", *(m.name for m in walked if not m.name.endswith("__main__"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "__page__"}
+    for example in examples(page.read_text()):
+        printed = io.StringIO()
+        code = compile("\n" * example.line + example.code, str(page), "exec", dont_inherit=True)
+        with contextlib.redirect_stdout(printed):
+            exec(code, namespace)
+        if example.output is not None:
+            assert printed.getvalue().strip() == example.output.strip(), f"output of {page}:{example.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = {match["target"] for match in LINK.finditer(FENCE.sub("", page.read_text()))}
+    dead = [t for t in sorted(targets) if "://" not in t and not (page.parent / t).exists()]
+    assert not dead
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstring_examples(name: str) -> None:
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=options, verbose=False)
+    assert failed == 0, f"see the output above: {failed} examples of {name} fail"
+
+
+def test_public_api_has_examples() -> None:
+    """What `functionalize` exports is documented by an example that runs."""
+    bare = [
+        name for name in functionalize.__all__ if ">>>" not in (getattr(functionalize, name).__doc__ or "")
+    ]
+    assert not bare
