@@ -1,0 +1,181 @@
+"""One case: trace, run, compare. Invariant: the verdict depends on the case and on nothing that ran before.
+
+A case counts when plain `make_fx` traces its program and eager repeats itself. Limits: ops that return memory
+as they found it (`empty` and kin) are compared by dtype and shape.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from functionalize.errors import NotFunctionalError
+from functionalize.observation import Observation, clone_inputs, differences, observe
+from functionalize.verify import assert_functional
+from tests.opinfo.cases import REMOVES, Case
+from tests.opinfo.programs import Program, build
+
+PASSED, FAILED, NOT_COUNTED = "passed", "failed", "not counted"
+SEED = 42  # the seed that random entries of the database set for themselves
+DRAWS = 30  # seeds for a comparison in distribution
+
+# They hand out memory as it was, so nobody can repeat their values, eager neither.
+_UNINITIALIZED = frozenset(
+    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a case. `kind` groups failures: trace, purity, run, values."""
+
+    case: str
+    status: str
+    kind: str = ""
+    reason: str = ""
+
+
+def check(case: Case, impl: str = "ours") -> Verdict:
+    """Run one case with `functionalize` ("ours") or with `torch.func.functionalize` ("incumbent")."""
+    random.seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = build(case)
+        except Exception as error:
+            return Verdict(str(case), NOT_COUNTED, "sample", _line(error))
+        return _check(case, program, impl)
+
+
+def transform(impl: str, func: Callable[..., Any], remove: str) -> Callable[..., Any]:
+    """Our transform or torch's."""
+    if impl == "incumbent":
+        return torch.func.functionalize(func, remove=remove)
+    from functionalize import functionalize
+
+    return functionalize(func, remove=remove)
+
+
+def print_graphs(case: Case, impl: str) -> None:
+    """Print the graph of plain `make_fx` and ours, as far as they can be traced, to look into a failure."""
+    program = build(case)
+    for name, func in (
+        ("plain", program.run),
+        (impl, transform(impl, program.run, REMOVES[case.remove])),
+    ):
+        try:
+            print(f"# {name}{_trace(func, program, case.mode).code}")
+        except Exception:
+            print(f"# {name} does not trace:")
+            traceback.print_exc(file=sys.stdout)
+
+
+def _check(case: Case, program: Program, impl: str) -> Verdict:
+    expected = _observe(program, program.run)
+    if expected.error is not None:
+        return Verdict(str(case), NOT_COUNTED, "eager", _line(expected.error))
+    shapes_only = case.op in _UNINITIALIZED
+    if not shapes_only and any(_compare(expected, _observe(program, program.run))):
+        return Verdict(str(case), NOT_COUNTED, "eager", "eager does not repeat itself")
+    try:
+        plain = _trace(program.run, program, case.mode)
+    except Exception as error:
+        return Verdict(str(case), NOT_COUNTED, "make_fx", _line(error))
+    remove = REMOVES[case.remove]
+    try:
+        graph = _trace(transform(impl, program.run, remove), program, case.mode)
+    except Exception as error:
+        return Verdict(str(case), FAILED, "trace", _line(error))
+    try:
+        assert_functional(graph, remove)
+    except NotFunctionalError as error:
+        return Verdict(str(case), FAILED, "purity", str(error))
+    return _check_values(case, program, expected, plain, graph, shapes_only)
+
+
+def _check_values(
+    case: Case,
+    program: Program,
+    expected: Observation,
+    plain: GraphModule,
+    graph: GraphModule,
+    shapes_only: bool,
+) -> Verdict:
+    actual = _observe(program, graph)
+    if actual.error is not None:
+        return Verdict(str(case), FAILED, "run", _line(actual.error))
+    if shapes_only:
+        found = [line for line in _compare(expected, actual) if "values" not in line]
+    else:
+        found = list(_compare(expected, actual))
+    if found and _is_random(graph) and any(_compare(expected, _observe(program, plain))):
+        # Plain make_fx draws otherwise than eager as well, so no seed can make them meet.
+        found = list(_compare_distributions(program, graph))
+    if not found:
+        return Verdict(str(case), PASSED)
+    return Verdict(str(case), FAILED, "values", "; ".join(found))
+
+
+def _trace(func: Callable[..., Any], program: Program, mode: Any) -> GraphModule:
+    torch.manual_seed(SEED)
+    return make_fx(func, tracing_mode=mode)(*clone_inputs(program.inputs))
+
+
+def _observe(program: Program, func: Callable[..., Any], seed: int = SEED) -> Observation:
+    return observe(func, clone_inputs(program.inputs), seed)
+
+
+def _compare(expected: Observation, actual: Observation) -> Iterator[str]:
+    if expected.error is None and actual.error is None:
+        # A graph returns plain tuples where eager has named ones.
+        expected, actual = _flat(expected), _flat(actual)
+    yield from differences(expected, actual, strides=False, aliasing=False, rtol=None, atol=None)
+
+
+def _flat(seen: Observation) -> Observation:
+    _, spec = pytree.tree_flatten(seen.outputs)
+    return Observation(seen.inputs, seen.outputs, spec, seen.error)
+
+
+def _is_random(graph: GraphModule) -> bool:
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes
+    )
+
+
+def _compare_distributions(program: Program, graph: GraphModule) -> Iterator[str]:
+    """Whether dtypes and shapes agree, and the means of all leaves over many seeds lie within six sigma."""
+    draws = {
+        name: [_observe(program, func, seed) for seed in range(DRAWS)]
+        for name, func in (("eager", program.run), ("graph", graph))
+    }
+    first = {name: _numbers(seen[0]) for name, seen in draws.items()}
+    if [(x.dtype, x.shape) for x in first["eager"]] != [(x.dtype, x.shape) for x in first["graph"]]:
+        yield "random: dtypes or shapes differ from eager's"
+        return
+    for index in range(len(first["eager"])):
+        eager = torch.stack([_numbers(seen)[index].double().mean() for seen in draws["eager"]])
+        ours = torch.stack([_numbers(seen)[index].double().mean() for seen in draws["graph"]])
+        spread = ((eager.var() + ours.var()) / DRAWS).sqrt() + 1e-9
+        if (eager.mean() - ours.mean()).abs() > 6 * spread:
+            yield f"random: leaf {index} has mean {ours.mean():.4g}, eager {eager.mean():.4g} +- {spread:.2g}"
+
+
+def _numbers(seen: Observation) -> list[torch.Tensor]:
+    leaves = [leaf for leaf in (*seen.outputs, *seen.inputs) if isinstance(leaf, torch.Tensor)]
+    return [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves]
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:1500]

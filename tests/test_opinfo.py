@@ -1,0 +1,54 @@
+"""The fixed part of the operator sweep, a shard a test; `python -m tests.opinfo --full` runs all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.opinfo.cases import CI, Case, op_names
+from tests.opinfo.check import FAILED, PASSED, Verdict, check
+from tests.opinfo.runner import Job, Runner
+
+SHARDS = 24
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(processes=2) as pool:
+        yield pool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
+    verdicts: list[Verdict] = []
+    jobs = [Job(op, CI, "ours") for op in op_names()[shard::SHARDS]]
+    runner.run(jobs, verdicts.append, lambda: None)
+    failures = [verdict for verdict in verdicts if verdict.status == FAILED]
+    listed = "\n".join(
+        f"{v.kind}: {v.reason[:300]}\n  python -m tests.opinfo --case '{v.case}'" for v in failures[:20]
+    )
+    assert not failures, f"{len(failures)} of {len(verdicts)} cases failed\n{listed}"
+    assert any(verdict.status == PASSED for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["add/inplace_view/float32/0/fake/views", "nn.functional.dropout/call/float32/1/real/mutations"],
+)
+def test_case_name_reads_back(name: str) -> None:
+    assert str(Case.parse(name)) == name
+
+
+@pytest.mark.parametrize("name", ["add", "add/call/float32/x/fake/views", "nosuch/call/float32/0/fake/views"])
+def test_case_name_errors(name: str) -> None:
+    with pytest.raises(ValueError, match="add|nosuch"):
+        Case.parse(name)
+
+
+def test_sweep_finds_what_the_incumbent_leaves() -> None:
+    # Its composite kernel of circular padding brings views and copies back below the transform.
+    case = Case.parse("nn.functional.pad.circular/call/float32/0/fake/views")
+    verdict = check(case, "incumbent")
+    assert (verdict.status, verdict.kind) == (FAILED, "purity")
