@@ -1,7 +1,7 @@
 """The documentation is true: its Python blocks run, they print what it says, and docstring examples hold.
 
-A page's Python blocks run in order, in one namespace, as a reader would type them. A `text` block that directly
-follows a Python block is that block's exact output.
+A page's Python blocks run in order, in one namespace, as a reader would type them. A `text` block that
+directly follows a Python block is that block's exact output.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import importlib
 import io
 import pkgutil
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +41,8 @@ class Example:
 def examples(text: str) -> list[Example]:
     found = []
     blocks = list(FENCE.finditer(text))
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
-        if block["language"] != "python":
+    for block, following in pairwise([*blocks, None]):
+        if block is None or block["language"] != "python":
             continue
         adjacent = (
             following
@@ -88,3 +91,24 @@ def test_public_api_has_examples() -> None:
         name for name in functionalize.__all__ if ">>>" not in (getattr(functionalize, name).__doc__ or "")
     ]
     assert not bare
+
+
+@pytest.mark.slow
+def test_readme_shows_the_table_of_differences() -> None:
+    """Each claim beside the incumbent is what a script prints, on the torch that the tests run with."""
+    printed = run_script("examples/differences.py")
+    between = (
+        (ROOT / "README.md").read_text().split("<!-- differences -->")[1].split("<!-- /differences -->")[0]
+    )
+    assert between.strip() == printed.strip()
+
+
+@pytest.mark.slow
+def test_demo_ends_well() -> None:
+    assert "Both graphs are pure and equal to eager." in run_script("examples/demo.py")
+
+
+def run_script(path: str) -> str:
+    done = subprocess.run([sys.executable, ROOT / path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
