@@ -1,0 +1,1 @@
+"""Tables that functionalize.codegen generated. Only functionalize.tables reads them."""

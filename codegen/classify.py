@@ -1,0 +1,103 @@
+"""Says what an entry is: its kind, its view kind, what it writes, and which op is its functional partner.
+
+Invariant: everything here follows from the YAML's own text; what the text cannot tell stands in exceptions.yaml.
+Limits: partners are found by signature, so an op whose partner is spelled otherwise needs an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .autogen import functional_returns, tensor_options
+from .schema import OpName, Schema
+from .spec import Entry
+
+FUNCTIONAL, INPLACE, OUT, MUTABLE = "functional", "inplace", "out", "mutable"
+NO_VIEW, SINGLE, MULTI, INPLACE_VIEW, MAYBE_ALIAS = "none", "single", "multi", "inplace_view", "maybe_alias"
+VIEW_KINDS = (NO_VIEW, SINGLE, MULTI, INPLACE_VIEW, MAYBE_ALIAS)
+
+
+def kind(schema: Schema) -> str:
+    """How the op writes: not at all, its `self`, its `out=` arguments, or other arguments."""
+    if not schema.written:
+        return FUNCTIONAL
+    if schema.name.inplace:
+        return INPLACE
+    return OUT if any(p.is_out for p in schema.parameters) else MUTABLE
+
+
+def view_kind(entry: Entry) -> str:
+    """Whether what the op returns shares memory with what it takes."""
+    if "inplace_view" in entry.tags:
+        return INPLACE_VIEW
+    aliased = [r for r in entry.schema.returns if r.type.alias and not r.type.written]
+    if entry.composite and (aliased or "maybe_aliasing_or_mutating" in entry.tags):
+        return MAYBE_ALIAS
+    if not aliased:
+        return NO_VIEW
+    return MULTI if any(r.type.is_list for r in aliased) else SINGLE
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the variants of one op have in common.
+
+    Dropped are the overload, the marks of a variant, `out=` parameters, alias annotations, defaults, and the tensor
+    options of factories, which an `out=` variant takes from its `out`.
+    """
+
+    root: str
+    parameters: tuple[tuple[str, str, bool], ...]
+    returns: tuple[str, ...]
+
+    @staticmethod
+    def of(schema: Schema) -> Signature:
+        options = tensor_options(schema)
+        parameters = tuple(
+            (str(p.type.plain()), p.name, p.kwarg_only)
+            for p in schema.parameters
+            if not p.is_out and p.name not in options
+        )
+        returns = tuple(str(r.type) for r in functional_returns(schema))
+        return Signature(schema.name.root, parameters, returns)
+
+
+class Partners:
+    """The functional op of each signature, and the copy op of each view."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._by_name: dict[OpName, Entry] = {}
+        self._functional: dict[Signature, Entry] = {}
+        for entry in entries:
+            self._by_name[entry.schema.name] = entry
+            if kind(entry.schema) == FUNCTIONAL:
+                signature = Signature.of(entry.schema)
+                other = self._functional.setdefault(signature, entry)
+                if other is not entry:
+                    raise entry.error(f"a signature belongs to one functional op; {other.name} has it too")
+
+    def functional(self, entry: Entry) -> Entry | None:
+        """The op that computes what `entry` writes; None where the text names none."""
+        return self._functional.get(Signature.of(entry.schema))
+
+    def copy(self, entry: Entry) -> Entry | None:
+        """The op that computes a view's value without aliasing: `x_copy`, and `x_scatter` for `x_inverse`."""
+        base = entry.schema.name.base
+        if base.endswith("_inverse"):
+            base = base.removesuffix("_inverse") + "_scatter"
+            overloads = (entry.schema.name.overload, "")
+        else:
+            base += "_copy"
+            overloads = (entry.schema.name.overload,)
+        for overload in overloads:
+            found = self._by_name.get(OpName(base, overload))
+            if found is not None and _same_parameters(found.schema, entry.schema):
+                return found
+        return None
+
+
+def _same_parameters(left: Schema, right: Schema) -> bool:
+    return [(str(p.type.plain()), p.name) for p in left.parameters] == [
+        (str(p.type.plain()), p.name) for p in right.parameters
+    ]
