@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ from transformers import (
 )
 
 from functionalize import functionalize
-from functionalize.verify import assert_functional, clone_inputs
+from functionalize.observation import clone_inputs
+from functionalize.verify import assert_functional
 
 aten = torch.ops.aten
 # The schema of this op denies that it writes the running statistics.
@@ -63,19 +65,18 @@ def llama_decode() -> Program:
             logits: torch.Tensor = functional_call(model, weights, (token,), {"past_key_values": past}).logits
         return logits
 
-    def cache() -> dict[str, torch.Tensor]:
-        shape = (1, config.num_key_value_heads, slots, config.hidden_size // config.num_attention_heads)
-        # Five tokens were decoded before this one.
-        keys, values = torch.zeros(2, *shape).index_copy(
-            3, torch.arange(5), torch.randn(2, *shape)[..., :5, :]
-        )
-        return {"keys": keys.clone(), "values": values.clone(), "cumulative_length": torch.tensor(5)}
+    def tokens_so_far() -> torch.Tensor:
+        full = torch.zeros(1, 2, slots, 8)
+        full[:, :, :5] = torch.randn(1, 2, 5, 8)
+        return full
 
+    caches = [
+        {"keys": tokens_so_far(), "values": tokens_so_far(), "cumulative_length": torch.tensor(5)}
+        for _ in range(config.num_hidden_layers)
+    ]
     weights = {**dict(model.named_buffers()), **{n: w.detach() for n, w in model.named_parameters()}}
     return Program(
-        "Llama, one decoding step with a static KV cache",
-        step,
-        (weights, torch.tensor([[7]]), [cache() for _ in range(config.num_hidden_layers)]),
+        "Llama, one decoding step with a static KV cache", step, (weights, torch.tensor([[7]]), caches)
     )
 
 
@@ -87,7 +88,6 @@ def resnet_training() -> Program:
         hidden_sizes=[8, 16],
         depths=[1, 1],
         layer_type="basic",
-        num_labels=10,
     )
     model = ResNetForImageClassification(config).train()
 
@@ -113,7 +113,7 @@ def resnet_training() -> Program:
     return Program(
         "ResNet, one training step with BatchNorm and SGD with momentum",
         step,
-        (weights, momenta, dict(model.named_buffers()), torch.randn(2, 3, 32, 32), torch.tensor([1, 8])),
+        (weights, momenta, dict(model.named_buffers()), torch.randn(2, 3, 32, 32), torch.tensor([1, 0])),
     )
 
 
@@ -129,13 +129,19 @@ def is_write_back(node: Node) -> bool:
 
 def mutates(node: Node) -> bool:
     """Whether the node writes into one of its arguments."""
-    return is_op(node) and (node.target._schema.is_mutable or node.target in HIDDEN_WRITES)
+    op: Any = node.target
+    return is_op(node) and (op._schema.is_mutable or op in HIDDEN_WRITES)
+
+
+def is_view(node: Node) -> bool:
+    op: Any = node.target
+    return bool(op.is_view and not mutates(node))
 
 
 def count(graph: Graph) -> str:
-    nodes = [node for node in graph.nodes if is_op(node)]
-    views = [node for node in nodes if node.target.is_view and not mutates(node)]
-    return f"{len(nodes)} nodes; {sum(map(mutates, nodes))} of them write, {len(views)} are views"
+    nodes = list(filter(is_op, graph.nodes))
+    views = sum(map(is_view, nodes))
+    return f"{len(nodes)} nodes; {sum(map(mutates, nodes))} of them write, {views} are views"
 
 
 def show(graph: Graph, keep: Callable[[Node], bool], ends: int = 4) -> None:
@@ -160,15 +166,15 @@ def show(graph: Graph, keep: Callable[[Node], bool], ends: int = 4) -> None:
         print(f"    ... {skipped} more")
 
 
-def show_write_backs(graph: Graph, inputs: tuple[Any, ...]) -> set[int]:
+def show_write_backs(graph: Graph, program: Program) -> set[int]:
     """Print the inputs that are written back; returns their positions among the leaves."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    positions = [
-        placeholders.index(node.args[0]) for node in filter(is_write_back, filter(is_op, graph.nodes))
+    positions = [placeholders.index(node.args[0]) for node in graph.nodes if is_write_back(node)]
+    names = [
+        f"{argument}{pytree.keystr(path)} {list(leaf.shape)}"
+        for argument, value in zip(signature(program.step).parameters, program.inputs, strict=True)
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]
     ]
-    names = {}
-    for position, (path, leaf) in enumerate(pytree.tree_flatten_with_path(inputs)[0]):
-        names[position] = f"input {path[0].idx}{pytree.keystr(path[1:])} {list(leaf.shape)}"
     for position in positions[:6]:
         print(f"    {names[position]}")
     if len(positions) > 6:
@@ -208,7 +214,7 @@ def demonstrate(program: Program) -> bool:
     show(after.graph, lambda node: node in sources or is_write_back(node))
 
     print("\nWritten back:")
-    written = show_write_backs(after.graph, program.inputs)
+    written = show_write_backs(after.graph, program)
     print("\nBeside eager:")
     return compare(program, after, written)
 

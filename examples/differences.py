@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import functionalize
-from functionalize.verify import NotEquivalentError, assert_equivalent, clone_inputs
+from functionalize import functionalize
+from functionalize.errors import NotEquivalentError
+from functionalize.observation import clone_inputs
+from functionalize.verify import assert_equivalent
 
 aten = torch.ops.aten
 Transform = Callable[..., Callable[..., Any]]
@@ -47,7 +49,7 @@ def training_step(weight: Tensor, x: Tensor) -> Tensor:
 
 def fused_adamw(weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, steps: Tensor) -> Tensor:
     """Without amsgrad one of the lists that the op writes is empty."""
-    rates = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
+    rates: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
     torch._fused_adamw_(
         [weight], [gradient], [mean], [square], [], [steps], **rates, amsgrad=False, maximize=False
     )
@@ -106,16 +108,21 @@ def programs() -> list[Program]:
 def left_over(graph: Graph) -> tuple[int, int, int]:
     """How many nodes there are, how many of them write (write-backs aside), and how many are views."""
     nodes = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    views = [node for node in nodes if node.target.is_view and not node.target._schema.is_mutable]
-    return len(nodes), sum(map(writes, nodes)), len(views)
+    return len(nodes), sum(map(writes, nodes)), sum(map(is_view, nodes))
+
+
+def is_view(node: Node) -> bool:
+    op: Any = node.target
+    return bool(op.is_view and not op._schema.is_mutable)
 
 
 def writes(node: Node) -> bool:
-    target = node.args[0] if node.target is aten.copy_.default else None
+    op: Any = node.target
+    target = node.args[0] if op is aten.copy_.default else None
     if isinstance(target, Node) and target.op == "placeholder":
         return False
     # native_batch_norm writes its running statistics, which its schema denies
-    return node.target._schema.is_mutable or node.target is aten.native_batch_norm.default
+    return op._schema.is_mutable or op is aten.native_batch_norm.default
 
 
 def outcome(transform: Transform, program: Program) -> str:
@@ -143,7 +150,7 @@ def main() -> None:
     torch.manual_seed(0)
     print("| program | `torch.func.functionalize` | `functionalize` |\n|---|---|---|")
     for program in programs():
-        theirs, ours = (outcome(t, program) for t in (torch.func.functionalize, functionalize.functionalize))
+        theirs, ours = (outcome(t, program) for t in (torch.func.functionalize, functionalize))
         print(f"| {program.title} | {theirs} | {ours} |")
 
 
