@@ -1,0 +1,1 @@
+"""Generates the tables of functionalize from PyTorch's native_functions.yaml. Commands: see __main__."""

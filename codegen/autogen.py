@@ -1,6 +1,7 @@
 """Expands `autogen:` lines: the ops that PyTorch's own generator derives from an entry.
 
-Invariant: after `expand` every op that the dispatcher registers from the YAML is an entry; one in six comes from here.
+Invariant: after `expand` every op that the dispatcher registers from the YAML is an entry; one in six comes
+from here.
 Limits: functional and `out=` variants, the only ones that PyTorch derives.
 """
 
@@ -57,14 +58,14 @@ def functional_variant(schema: Schema, name: OpName) -> Schema:
 
 
 def plain_parameters(schema: Schema) -> Iterator[Parameter]:
-    """The parameters of a functional variant: those of the op without its `out=` ones, none of them written."""
+    """The parameters of a functional variant: those of the op less its `out=` ones, none of them written."""
     for parameter in schema.parameters:
         if not parameter.is_out:
             yield replace(parameter, type=parameter.type.plain())
 
 
 def functional_returns(schema: Schema) -> Iterator[Return]:
-    """The returns of a functional variant: those of the op, then one for each written parameter that it keeps."""
+    """The returns of a functional variant: those of the op, then the written parameters not among them."""
     for returned in schema.returns:
         yield Return(returned.type.plain(), returned.name)
     for parameter in unreturned(schema):

@@ -1,6 +1,6 @@
 """Says what an entry is: its kind, its view kind, what it writes, and which op is its functional partner.
 
-Invariant: everything here follows from the YAML's own text; what the text cannot tell stands in exceptions.yaml.
+Invariant: all of it follows from the YAML's own text; what the text cannot tell stands in exceptions.yaml.
 Limits: partners are found by signature, so an op whose partner is spelled otherwise needs an exception.
 """
 
@@ -43,8 +43,8 @@ def view_kind(entry: Entry) -> str:
 class Signature:
     """What the variants of one op have in common.
 
-    Dropped are the overload, the marks of a variant, `out=` parameters, alias annotations, defaults, and the tensor
-    options of factories, which an `out=` variant takes from its `out`.
+    Dropped are the overload, the marks of a variant, `out=` parameters, alias annotations, defaults, and the
+    tensor options of factories, which an `out=` variant takes from its `out`.
     """
 
     root: str

@@ -19,8 +19,8 @@ from .tables import Tables
 
 GENERATOR = "functionalize.codegen"
 COMMAND = "python -m functionalize.codegen emit"
-# In a checkout and in an installed package alike the tables stand in the folder `generated` beside one of these.
 _HERE = Path(__file__).resolve().parent
+# In a checkout as in an installed package, `generated` stands beside `codegen`.
 GENERATED = _HERE.parent / "generated"
 _TEMPLATES = {"rows.py": "rows.py.j2", "reasons.py": "reasons.py.j2"}
 
@@ -54,7 +54,7 @@ def emit(tables: Tables, folder: Path) -> list[Path]:
 
 
 def drift(tables: Tables, folder: Path) -> Iterator[str]:
-    """The lines of a unified diff from the files on disk to what `emit` would write; none where they agree."""
+    """The lines of a unified diff from the files on disk to what `emit` would write, if any."""
     for name, text in render(tables).items():
         yield from difflib.unified_diff(
             _read(folder / name).splitlines(keepends=True),

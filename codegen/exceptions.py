@@ -1,7 +1,7 @@
 """What the YAML cannot tell: the entries of exceptions.yaml, and whether each still applies.
 
-Invariant: an exception names its op, its treatment, its reason and a link, and no field that its treatment does not use.
-Limits: whether a reason is true is for the tests, which run the ops.
+Invariant: an exception names its op, its treatment, its reason and a link, and no field that its treatment
+does not use. Limits: whether a reason is true is for the tests, which run the ops.
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ def load(file: Path = FILE) -> list[Override]:
     found: dict[str, Override] = {}
     for line, item in items(file):
         override = _override(file, line, item)
-        if earlier := found.setdefault(override.op, override):
-            if earlier is not override:
-                raise override.error(f"an op has one exception; it has one at line {earlier.line} too")
+        if (earlier := found.setdefault(override.op, override)) is not override:
+            raise override.error(f"an op has one exception; it has one at line {earlier.line} too")
     return list(found.values())
 
 

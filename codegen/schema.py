@@ -1,7 +1,7 @@
 """One operator schema as data.
 
 Invariant: a `Schema` prints back to the very text it was parsed from, so nothing of the text is lost.
-Limits: the dialect of native_functions.yaml, where alias annotations stand on `Tensor`, `Tensor?` and `Tensor[]` only.
+Limits: the dialect of native_functions.yaml, where alias annotations stand on tensors only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OpName:
 
     @property
     def root(self) -> str:
-        """The base without the marks of a variant: `add_`, `__iadd__`, `x_functional` give `add`, `__add__`, `x`."""
+        """Without the marks of a variant: `add_`, `__iadd__`, `x_functional` give `add`, `__add__`, `x`."""
         if dunder := _INPLACE_DUNDER.fullmatch(self.base):
             return f"__{dunder['root']}__"
         if self.inplace:
@@ -67,7 +67,7 @@ class OpName:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An alias annotation: `a`, `a!`, `a -> *`. `before` is what the tensor may alias, `after` what it may alias then."""
+    """An alias annotation: `a`, `a!`, `a -> *`. `before` and `after` are sets before and after the call."""
 
     before: str
     write: bool = False
@@ -164,7 +164,7 @@ class Return:
 
     @staticmethod
     def parse(text: str) -> Return:
-        # An annotation may hold a space (`Tensor(a -> *)`), so a name is what follows the last closing bracket.
+        # An annotation may hold a space (`Tensor(a -> *)`), so a name follows the last closing bracket.
         head, bracket, tail = text.rpartition(")")
         type_tail, space, name = tail.partition(" ")
         if space and not name.isidentifier():
@@ -180,7 +180,7 @@ class Schema:
     """An operator's signature, as `native_functions.yaml` writes it after `func:`.
 
     Example:
-        >>> schema = Schema.parse("add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)")
+        >>> schema = Schema.parse("add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)")
         >>> [parameter.name for parameter in schema.written]
         ['self']
         >>> str(schema.name)

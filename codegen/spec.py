@@ -1,6 +1,6 @@
 """Reads native_functions.yaml and tags.yaml into entries, each with its file and line.
 
-Invariant: what this returns is well-formed; anything else is one `SpecError` that names file, line, text and rule.
+Invariant: what this returns is well-formed; anything else is one `SpecError` with file, line, text and rule.
 Limits: only the fields that the tables rest on are read; the others belong to PyTorch's own C++ generator.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from .sources import Source
 from .schema import OpName, Schema, SchemaError
+from .sources import Source
 
 # The C loader takes a tenth of the time; a PyYAML without it reads the same.
 _LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,7 +1,8 @@
 """Builds the rows of the tables: the YAML's text joined with exceptions.yaml.
 
-Invariant: every op has exactly one row, and a mutating op either has a functional variant, or decomposes, or has an
-exception that says why not. Limits: what a row says was read from text; the tests hold it against the live dispatcher.
+Invariant: every op has exactly one row, and a mutating op either has a functional variant, or decomposes, or
+has an exception that says why not. Limits: what a row says was read from text; the tests hold it against the
+live dispatcher.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from .exceptions import Override, check_applies
 from .schema import Schema
 from .spec import Entry, Source, Spec, SpecError, read
 
-# name, position (None: keyword-only), result (None: no functional variant), is_list, flag that must be true for the write
+# name; position (None: keyword-only); result (None: there is no functional variant); is_list; the flag that has
+# to be true for the write (None: it always takes place)
 WrittenRow = tuple[str, "int | None", "int | None", bool, "str | None"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One op of the tables; the columns are those of `functionalize.tables.OpRow`, in the generated file's order."""
+    """One op of the tables. Its columns are those of `functionalize.tables.OpRow`, in the file's order."""
 
     name: str
     kind: str
@@ -37,21 +39,20 @@ class Row:
     constants: tuple[tuple[str, object], ...] = ()
     quiet: str | None = None
 
-    @property
-    def values(self) -> tuple[object, ...]:
-        """The columns, without the trailing ones that have their default."""
-        values = [(getattr(self, column.name), column.default) for column in fields(self)]
-        while values[-1][0] == values[-1][1]:
-            values.pop()
-        return tuple(value for value, _ in values)
+    def __str__(self) -> str:
+        """The name, then the other columns as a Python literal, less trailing ones at their default."""
+        columns = [(getattr(self, column.name), column.default) for column in fields(self)[1:]]
+        while columns[-1][0] == columns[-1][1]:
+            columns.pop()
+        return f"{self.name} {tuple(value for value, _ in columns)!r}"
 
 
 @dataclass(frozen=True)
 class Tables:
     """All rows, and the exceptions that shaped them.
 
-    `stale` are the exceptions that no longer apply; `unpaired` the ops that lack a partner and an exception. Tables
-    that ship have neither; those made for another torch version may, and are used all the same.
+    `stale` are the exceptions that no longer apply; `unpaired` the ops that lack a partner and an exception.
+    Tables that ship have neither; those made for another torch version may, and are used all the same.
     """
 
     source: Source
@@ -143,7 +144,7 @@ def _returns(schema: Schema) -> tuple[int, ...]:
 
 
 def _results(schema: Schema) -> dict[str, int | None]:
-    """For each written parameter, which result of a functional variant of the same signature carries its new value."""
+    """For each written parameter, the result of a functional variant of this signature with its new value."""
     position = {r.type.alias: index for index, r in enumerate(schema.returns) if r.type.written}
     results: dict[str, int | None] = {p.name: position.get(p.type.alias) for p in schema.written}
     for index, parameter in enumerate(unreturned(schema)):
@@ -165,8 +166,8 @@ def _written(
 def _arguments(schema: Schema, partner: Schema) -> tuple[str, ...] | None:
     """The arguments to name for the partner; None where those of the op do as they are.
 
-    The dispatcher leaves out arguments that have their default. Where the partner's default is another one, or
-    none, they have to be named, so that the op's own default is passed.
+    The dispatcher leaves out arguments that have their default. Where the partner's default is another one,
+    or none, they have to be named, so that the op's own default is passed.
     """
     ours = {p.name: p for p in schema.parameters if not p.is_out}
     if all(p.name not in ours or ours[p.name].default in (None, p.default) for p in partner.parameters):
@@ -227,7 +228,7 @@ def _treat_harmless(row: Row, entry: Entry, override: Override, spec: Spec) -> R
 
 
 def _treat_refuse(row: Row, entry: Entry, override: Override, spec: Spec) -> Row:
-    hidden: dict[str, str | None] = {name: None for name in override.results}
+    hidden: dict[str, str | None] = dict.fromkeys(override.results)
     return replace(row, kind=classify.MUTABLE, written=_written(entry.schema, {}, hidden)) if hidden else row
 
 

@@ -1,8 +1,9 @@
 """The row of an operator, and how to read one from the operator's own live schema.
 
-For operators that the tables do not know: custom ones, and those of namespaces other than aten. Invariant: for every
-operator that the tables do know, the live row agrees on kind, written arguments and returns; a test holds them against
-one another. Limits: a schema names no functional variant, so a live row never has one.
+For operators that the tables do not know: custom ones, and those of namespaces other than aten. Invariant:
+for every operator that the tables do know, the live row agrees on kind, view, written arguments and returns,
+save where an exception says otherwise; a test holds them against one another. Limits: a schema names no
+functional variant, so a live row never has one.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class Written:
     Attributes:
         position: index among the positional arguments; None for a keyword-only one.
         name: its name.
-        result: which result of the functional variant carries its new value; None without a functional variant.
+        result: which result of the functional variant carries its new value; None without such a variant.
         is_list: whether it is a list of tensors.
-        when: a flag among the operator's arguments; where it is false this argument is not written. None: always.
+        when: a flag among the operator's arguments; where it is false, this one is not written. None: always.
     """
 
     position: int | None
@@ -62,19 +63,19 @@ class OpRow:
         kind: how it writes.
         view: whether it views.
         written: the arguments that it writes, in the order of the schema.
-        functional: the functional variant. Beside a FUNCTIONAL kind: the operator to run in place of this one.
-        functional_args: None: the functional variant takes the operator's own arguments, less `out=` ones, as they
-            are. Else the operator's arguments in the order of the functional variant's parameters; one that the call
+        functional: the functional variant. On a row of kind FUNCTIONAL, the operator to run in its place.
+        functional_args: None: the functional variant takes the operator's own arguments, less `out=` ones, as
+            they are. Else the operator's arguments in the order of the variant's parameters; one that a call
             leaves out has the operator's default, which need not be the variant's.
-        returns: for each return the functional variant's result i >= 0, or -(k+1) for the written argument k itself.
+        returns: for each return the variant's result i >= 0, or -(k+1) for the written argument k itself.
         copy: the operator that computes a primitive view's value without aliasing.
         composite: whether it decomposes (CompositeImplicitAutograd).
         random: whether it draws random numbers.
-        options: tensor options (`dtype`, `layout`, `device`) that the functional variant takes beside, and that have
-            to be those of the first written argument.
+        options: tensor options (`dtype`, `layout`, `device`) that the functional variant takes beside; they
+            have to be those of the first written argument.
         constants: further arguments of the functional variant, by name, always these.
-        quiet: the operator that computes the same when no argument with a `when` is written (its flag is false, or
-            the argument is None); None: this operator itself.
+        quiet: the operator that computes the same when no argument with a `when` is written (its flag is
+            false, or the argument is None); None: this operator itself.
     """
 
     name: str

@@ -1,21 +1,21 @@
-"""What each operator is, by its OpOverload: how it writes, whether it views, what computes the same without writing.
+"""What each operator is, by its OpOverload: how it writes, whether it views, what is its functional variant.
 
-Invariant: `row` answers for every operator of the running torch, and the same operator always gets the same row. The
-tables fit the torch that runs: where its native_functions.yaml is another than the one that the shipped tables were
-generated from, tables for it are made once and kept in the user's cache directory. Limits: a row says what an operator
-does by its declaration and by codegen's exceptions, not what one call of it does.
+Invariant: `row` answers for every operator of the running torch, and one operator always gets the same row.
+The tables fit the torch that runs: where its native_functions.yaml is another than the one that the shipped
+tables were generated from, tables for it are made once and kept in the user's cache directory. Limits: a row
+says what an operator does by its declaration and by codegen's exceptions, not what one call of it does.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
-import importlib.util
 import logging
 import os
+import runpy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +28,6 @@ from .live_schema import Kind, OpRow, ViewKind, Written
 __all__ = ["UNPAIRED", "Kind", "OpRow", "ViewKind", "Written", "known_ops", "overload", "row"]
 
 _LOG = logging.getLogger("functionalize")
-_Literal = tuple[Any, ...]
 
 # Operators that write, do not decompose, and have no functional variant: name -> why.
 UNPAIRED: Mapping[str, str] = {
@@ -46,8 +45,10 @@ def row(op: OpOverload) -> OpRow:
     """
     found = _rows.get(op)
     if found is None:
-        literal = _literals.get(op.name())
-        found = _rows[op] = live_schema.row(op) if literal is None else _parse(*literal)
+        name = op.name()
+        text = _texts.get(name)
+        found = live_schema.row(op) if text is None else _parse(name, *ast.literal_eval(text))
+        _rows[op] = found
     return found
 
 
@@ -70,7 +71,7 @@ def overload(name: str) -> OpOverload:
 
 def known_ops() -> Iterable[str]:
     """The names of all operators in the tables."""
-    return _literals.keys()
+    return _texts.keys()
 
 
 def _parse(
@@ -106,20 +107,19 @@ def _parse(
     )
 
 
-def _matching_rows() -> Iterable[_Literal]:
+def _installed_rows() -> str:
     """The rows for the installed torch: shipped, cached, or made now."""
     try:
         source = sources.installed_source()
-    except FileNotFoundError:
-        _LOG.warning(
-            "functionalize: this torch comes without native_functions.yaml; the tables of torch %s are used",
-            rows.TORCH_VERSION,
-        )
+    except FileNotFoundError as error:
+        _LOG.warning("functionalize uses its tables of torch %s unchecked: %s", rows.TORCH_VERSION, error)
         return rows.ROWS
-    if source.sha256 == rows.SOURCES_SHA256:
+    sha256 = source.sha256
+    if sha256 == rows.SOURCES_SHA256:
         return rows.ROWS
-    cached = _cache_folder(source)
-    return (_read_cached(cached, source) if cached else None) or _make(source, cached)
+    folder = _cache_folder(source)
+    cached = None if folder is None else _read_cached(folder, sha256)
+    return _make(source, folder) if cached is None else cached
 
 
 def _cache_folder(source: sources.Source) -> Path | None:
@@ -127,10 +127,7 @@ def _cache_folder(source: sources.Source) -> Path | None:
 
     The name covers the source and the generator, so that a change of either is another folder.
     """
-    if os.name == "nt":
-        root = os.environ.get("LOCALAPPDATA")
-    else:
-        root = os.environ.get("XDG_CACHE_HOME")
+    root = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
     try:
         parent = Path(root) if root else Path.home() / ".cache"
     except RuntimeError:
@@ -142,46 +139,36 @@ def _cache_folder(source: sources.Source) -> Path | None:
     return parent / "functionalize" / f"tables-{source.torch_version}-{digest.hexdigest()[:16]}"
 
 
-def _read_cached(folder: Path, source: sources.Source) -> Iterable[_Literal] | None:
-    """The cached rows; None where there are none for this source."""
-    file = folder / "rows.py"
-    if not file.is_file():
+def _read_cached(folder: Path, sha256: str) -> str | None:
+    """The cached rows; None where there are none for these sources."""
+    try:
+        found = runpy.run_path(str(folder / "rows.py"))
+    except OSError:
         return None
-    spec = importlib.util.spec_from_file_location("functionalize._cached_rows", file)
-    if spec is None or spec.loader is None:
-        return None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Iterable[_Literal] = module.ROWS
-    return found if module.SOURCES_SHA256 == source.sha256 else None
+    return found["ROWS"] if found["SOURCES_SHA256"] == sha256 else None
 
 
-def _make(source: sources.Source, folder: Path | None) -> Iterable[_Literal]:
-    """Make rows for the source, keep them for the next process where that is possible, and say so once."""
+def _make(source: sources.Source, folder: Path | None) -> str:
+    """Make rows for the source, keep them for the next process where that is possible, and say so."""
     # Imported here alone: yaml and jinja2 take longer than all the rest of this module.
     from .codegen import emit, exceptions, tables
 
-    versions = f"made for torch {rows.TORCH_VERSION}, and torch {source.torch_version} is installed"
+    versions = f"tables of torch {rows.TORCH_VERSION}; torch {source.torch_version} is installed"
     try:
         made = tables.build(source, exceptions.load())
     except ValueError as error:
-        _LOG.warning(
-            "functionalize: its tables are %s, whose native_functions.yaml it cannot read, so they are used as they "
-            "are; use a torch that it supports. %s",
-            versions,
-            error,
-        )
+        _LOG.warning("functionalize ships %s and cannot make others, so it uses these: %s", versions, error)
         return rows.ROWS
     try:
         if folder is None:
             raise FileNotFoundError("there is no home directory")
         emit.emit(made, folder)
-        kept = f"tables for this one are in {folder} now"
+        outcome = f"made others, in {folder}"
     except OSError as error:
-        kept = f"tables for this one cannot be kept ({error}), so each process makes them; set XDG_CACHE_HOME"
-    _LOG.warning("functionalize: its tables are %s; %s", versions, kept)
-    return [row.values for row in made.rows.values()]
+        outcome = f"made others, for this process alone ({error}; set XDG_CACHE_HOME to keep them)"
+    _LOG.warning("functionalize ships %s, so it %s", versions, outcome)
+    return "".join(f"{row}\n" for row in made.rows.values())
 
 
 _rows: dict[OpOverload, OpRow] = {}
-_literals: dict[str, _Literal] = {literal[0]: literal for literal in _matching_rows()}
+_texts: dict[str, str] = dict(line.split(" ", 1) for line in _installed_rows().splitlines())
