@@ -9,16 +9,16 @@ make_environment() {
     want=$(cat pyproject.toml constraints.txt <(pwd) | cksum)
     [ "$want" = "$(cat "$stamp" 2>/dev/null)" ] && return
 
-    if ! [ -x .venv/bin/python ]; then
+    if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         local python=${PYTHON:-python3}
-        if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))'; then
-            echo "error: '$python' is not a Python >= 3.10 with venv; name one: PYTHON=python3.11 $0" >&2
+        if ! "$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))'; then
+            echo "error: '$python' is not a Python >= 3.10 with venv and pip; name one: PYTHON=python3.11 $0" >&2
             exit 1
         fi
         echo "== making .venv with $("$python" --version)"
         "$python" -m venv .venv
     fi
-    echo "== installing the versions of constraints.txt into .venv"
+    echo "== installing the versions of constraints.txt into .venv (torch is the large one)"
     # setuptools first, so that the package builds with the version that was tested
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
