@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from functionalize import tables
+from functionalize._torch import HigherOrderOperator, OpOverload
 from functionalize.errors import NotEquivalentError, NotFunctionalError
 from functionalize.observation import clone_inputs, differences, observe
 from functionalize.tables import Kind, ViewKind
@@ -31,22 +32,9 @@ _WRITE_BACKS = frozenset(packet for packet in (_aten.copy_, _aten.resize_, _aten
 _SCALAR_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch.fx.experimental.sym_node"})
 _WRITING_BUILTINS = frozenset({operator.setitem, operator.delitem, setattr, delattr})
 _IN_PLACE_OPERATORS = frozenset(
-    [
-        "iadd",
-        "iand",
-        "iconcat",
-        "ifloordiv",
-        "ilshift",
-        "imatmul",
-        "imod",
-        "imul",
-        "ior",
-        "ipow",
-        "irshift",
-        "isub",
-        "itruediv",
-        "ixor",
-    ]
+    f"i{name}"
+    for name in ("add", "and", "concat", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow")
+    + ("rshift", "sub", "truediv", "xor")
 )
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)\n\s*(?P<code>[^\n]*)')
 
@@ -153,7 +141,7 @@ def _is_write_back(node: Node) -> bool:
 
 def _is_view(node: Node) -> bool:
     op = node.target
-    return isinstance(op, torch._ops.OpOverload) and tables.row(op).view is not ViewKind.NONE
+    return isinstance(op, OpOverload) and tables.row(op).view is not ViewKind.NONE
 
 
 def _late_reads(tail: Sequence[Node]) -> Iterator[tuple[Node, str]]:
@@ -174,14 +162,14 @@ def _judge(node: Node, remove: str) -> str | None:
         return None
     if node.op != "call_function":
         return f"{node.op} cannot be judged; trace the function to ATen operators with make_fx first"
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return _judge_operator(node, node.target, remove)
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator):
         return _judge_higher_order(node, node.target, remove)
     return _judge_python(node.target)
 
 
-def _judge_operator(node: Node, op: torch._ops.OpOverload, remove: str) -> str | None:
+def _judge_operator(node: Node, op: OpOverload, remove: str) -> str | None:
     row = tables.row(op)
     if row.kind is not Kind.FUNCTIONAL and _writes(node, op):
         return f"{op.name()} writes into {', '.join(f'`{name}`' for name in _written_names(op))}"
@@ -190,11 +178,11 @@ def _judge_operator(node: Node, op: torch._ops.OpOverload, remove: str) -> str |
     return None
 
 
-def _written_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
+def _written_names(op: OpOverload) -> tuple[str, ...]:
     return tuple(str(name) for name in tables.row(op).written)
 
 
-def _writes(node: Node, op: torch._ops.OpOverload) -> bool:
+def _writes(node: Node, op: OpOverload) -> bool:
     """Whether this very call writes. A schema that admits it is believed.
 
     `native_batch_norm` and its kin write their running statistics although their schema denies it, and do so
@@ -209,12 +197,12 @@ def _writes(node: Node, op: torch._ops.OpOverload) -> bool:
     return any(given.get(name) is not None for name in _written_names(op))
 
 
-def _judge_higher_order(node: Node, op: torch._ops.HigherOrderOperator, remove: str) -> str | None:
+def _judge_higher_order(node: Node, op: HigherOrderOperator, remove: str) -> str | None:
     if op.name().startswith("auto_functionalized"):
         return None  # it names the mutating op that it wraps, but runs it on copies
     if op.name() == "triton_kernel_wrapper_mutation":
         return "triton_kernel_wrapper_mutation writes into the kernel's arguments"
-    wrapped = [arg for arg in node.args if isinstance(arg, torch._ops.OpOverload)]
+    wrapped = [arg for arg in node.args if isinstance(arg, OpOverload)]
     kinds = [tables.row(inner) for inner in wrapped]
     if any(row.kind is not Kind.FUNCTIONAL for row in kinds):
         return f"{op.name()} runs a mutating operator: {', '.join(inner.name() for inner in wrapped)}"
@@ -286,7 +274,7 @@ def assert_equivalent(
         torch.manual_seed(seed)
         graph = _trace(transformed, clone_inputs(inputs), tracing_mode)
         assert_functional(graph, remove)
-        transformed = graph
+        transformed = torch.no_grad()(graph)  # gradients are nodes of it; it writes back to leaves
     actual = observe(transformed, clone_inputs(inputs), seed)
     if aliasing is None:
         aliasing = graph is None

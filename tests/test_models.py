@@ -1,0 +1,79 @@
+"""Real models and training steps: a pure graph, equal to eager, and state written back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+
+from functionalize.observation import clone_inputs
+from functionalize.verify import assert_equivalent
+from tests.models import ALL_MODES, MODELS, Model
+
+REMOVES = ("mutations", "mutations_and_views")
+FAKE = [pytest.param(model, id=model.name) for model in MODELS]
+OTHER_MODES = [
+    pytest.param(model, mode, id=f"{model.name}-{mode}")
+    for model in MODELS
+    for mode in model.modes
+    if mode != "fake"
+]
+# Programs that write into their inputs; the others compute, and must have no write-back.
+WRITERS = ("resnet-train", "-step-", "func-step", "kv-cache", "state-space")
+
+
+def quietly(check: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Models warn while they run (deprecated calls, missing fast kernels); that is not our matter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return check(*args, **kwargs)
+
+
+def changed_inputs(func: Callable[..., Any], inputs: tuple[Any, ...]) -> int:
+    after = clone_inputs(inputs)
+    torch.manual_seed(0)
+    func(*after)
+    pairs = zip(pytree.tree_leaves(inputs), pytree.tree_leaves(after), strict=True)
+    return sum(not torch.equal(old, new) for old, new in pairs)
+
+
+def write_backs(graph: torch.fx.GraphModule) -> int:
+    copy = torch.ops.aten.copy_.default
+    return sum(node.target is copy for node in graph.graph.nodes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("model", FAKE)
+def test_model_equals_eager(model: Model, remove: str) -> None:
+    func, inputs = model.build()
+    graph = quietly(assert_equivalent, func, *inputs, remove=remove, tracing_mode="fake")
+    changed = quietly(changed_inputs, func, inputs)
+    assert bool(changed) == any(word in model.name for word in WRITERS)
+    # Every changed input has its write-back; one that is written with what it held may have one too.
+    assert changed <= write_backs(graph)
+    assert changed or not write_backs(graph)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize(("model", "mode"), OTHER_MODES)
+def test_model_in_other_modes(model: Model, mode: str, remove: str) -> None:
+    func, inputs = model.build()
+    quietly(assert_equivalent, func, *inputs, remove=remove, tracing_mode=mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kv-cache-decode", "state-space-loop", "resnet-step-adamw-fused"])
+def test_model_without_tracing(name: str) -> None:
+    func, inputs = next(model for model in MODELS if model.name == name).build()
+    quietly(assert_equivalent, func, *inputs)
+
+
+def test_models_that_must_trace_in_all_modes() -> None:
+    full = {model.name for model in MODELS if set(model.modes) == set(ALL_MODES)}
+    assert full >= {"bert-eval", "bert-train", "gpt2-eval", "gpt2-train", "resnet-train"}
