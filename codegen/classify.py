@@ -83,18 +83,11 @@ class Partners:
 
     def copy(self, entry: Entry) -> Entry | None:
         """The op that computes a view's value without aliasing: `x_copy`, and `x_scatter` for `x_inverse`."""
-        base = entry.schema.name.base
-        if base.endswith("_inverse"):
-            base = base.removesuffix("_inverse") + "_scatter"
-            overloads = (entry.schema.name.overload, "")
-        else:
-            base += "_copy"
-            overloads = (entry.schema.name.overload,)
-        for overload in overloads:
-            found = self._by_name.get(OpName(base, overload))
-            if found is not None and _same_parameters(found.schema, entry.schema):
-                return found
-        return None
+        base, overload = entry.schema.name.base, entry.schema.name.overload
+        inverse = base.endswith("_inverse")
+        copy = f"{base.removesuffix('_inverse')}_scatter" if inverse else f"{base}_copy"
+        found = self._by_name.get(OpName(copy, overload))
+        return found if found is not None and _same_parameters(found.schema, entry.schema) else None
 
 
 def _same_parameters(left: Schema, right: Schema) -> bool:

@@ -6,6 +6,7 @@ does not use. Limits: whether a reason is true is for the tests, which run the o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -33,11 +34,27 @@ class Override:
     when: str | None = None
     quiet: str | None = None
     view: str | None = None
+    since: str | None = None
+    until: str | None = None
     file: Path = FILE
     line: int = 0
 
+    def concerns(self, torch_version: str) -> bool:
+        """Whether the exception is about this version; one of unknown version has it all."""
+        version = _version(torch_version)
+        if not version:
+            return True
+        after_start = self.since is None or _version(self.since) <= version
+        return after_start and (self.until is None or version < _version(self.until))
+
     def error(self, rule: str) -> SpecError:
         return SpecError(self.file, self.line, f"op: {self.op}", rule)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """`2.15.0` as numbers to compare; () for a text that is no version."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 # The fields beside op, treatment, reason and link: those that a treatment needs, and those that it may have.
@@ -50,7 +67,8 @@ _FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "harmless": (frozenset(), frozenset()),
     "refuse": (frozenset(), frozenset({"results"})),
 }
-_COMMON = frozenset({"op", "treatment", "reason", "link"})
+_NEEDED = frozenset({"op", "treatment", "reason", "link"})
+_COMMON = _NEEDED | {"since", "until"}
 
 
 def load(file: Path = FILE) -> list[Override]:
@@ -71,7 +89,7 @@ def _override(file: Path, line: int, item: dict[str, object]) -> Override:
     def error(rule: str) -> SpecError:
         return SpecError(file, line, f"op: {item.get('op')}", rule)
 
-    for key in ("op", "treatment", "reason", "link"):
+    for key in sorted(_NEEDED):
         if not isinstance(item.get(key), str):
             raise error(f"an exception has {key}, a text")
     treatment = str(item["treatment"])

@@ -14,10 +14,11 @@ from . import classify
 from .autogen import expand, tensor_options, unreturned
 from .exceptions import Override, check_applies
 from .schema import Schema
-from .spec import Entry, Source, Spec, SpecError, read
+from .sources import Source
+from .spec import Entry, Spec, SpecError, read
 
-# name; position (None: keyword-only); result (None: there is no functional variant); is_list; the flag that has
-# to be true for the write (None: it always takes place)
+# name; position (None: keyword-only); result (None: there is no functional variant); is_list; the flag that
+# has to be true for the write (None: it always takes place)
 WrittenRow = tuple[str, "int | None", "int | None", bool, "str | None"]
 
 
@@ -79,6 +80,8 @@ def build(source: Source, overrides: list[Override]) -> Tables:
     applying: dict[str, Override] = {}
     stale: list[SpecError] = []
     for override in overrides:
+        if not override.concerns(source.torch_version):
+            continue
         if error := check_applies(override, spec.entries, partners):
             stale.append(error)
         else:
@@ -86,9 +89,9 @@ def build(source: Source, overrides: list[Override]) -> Tables:
     rows: dict[str, Row] = {}
     unpaired: list[SpecError] = []
     for name, entry in sorted(spec.entries.items()):
-        override = applying.get(name)
-        rows[name] = row = _row(entry, override, spec, partners)
-        if override is None and (rule := _missing_partner(entry, row)):
+        exception = applying.get(name)
+        rows[name] = row = _row(entry, exception, spec, partners)
+        if exception is None and (rule := _missing_partner(entry, row)):
             unpaired.append(entry.error(rule))
     return Tables(source, spec, rows, applying, tuple(stale), tuple(unpaired))
 

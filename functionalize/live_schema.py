@@ -65,8 +65,9 @@ class OpRow:
         written: the arguments that it writes, in the order of the schema.
         functional: the functional variant. On a row of kind FUNCTIONAL, the operator to run in its place.
         functional_args: None: the functional variant takes the operator's own arguments, less `out=` ones, as
-            they are. Else the operator's arguments in the order of the variant's parameters; one that a call
-            leaves out has the operator's default, which need not be the variant's.
+            they are. Else the operator's arguments in the order of the variant's parameters; those for its
+            keyword-only parameters have these parameters' names. One that a call leaves out has the
+            operator's default, which need not be the variant's.
         returns: for each return the variant's result i >= 0, or -(k+1) for the written argument k itself.
         copy: the operator that computes a primitive view's value without aliasing.
         composite: whether it decomposes (CompositeImplicitAutograd).
@@ -161,12 +162,15 @@ def view_kind(op: OpOverload) -> ViewKind:
 
 def returns(op: OpOverload) -> tuple[int, ...]:
     """For each return its index, or -(k+1) where it is the written argument k itself."""
-    written = [argument.alias_info.before_set for argument in op._schema.arguments if _is_written(argument)]
+    written = [
+        a.alias_info.before_set for a in op._schema.arguments if a.alias_info and a.alias_info.is_write
+    ]
     found = []
     for index, returned in enumerate(op._schema.returns):
         alias = returned.alias_info
-        itself = alias is not None and alias.is_write and alias.before_set in written
-        found.append(-(written.index(alias.before_set) + 1) if itself else index)
+        if alias and alias.is_write and alias.before_set in written:
+            index = -(written.index(alias.before_set) + 1)
+        found.append(index)
     return tuple(found)
 
 
