@@ -23,6 +23,8 @@ from functionalize.observation import clone_inputs, differences, observe
 from functionalize.tables import Kind, ViewKind
 
 _REMOVE = ("mutations", "mutations_and_views")
+__all__ = ["assert_equivalent", "assert_functional", "clone_inputs", "source_line"]
+
 _aten = torch.ops.aten
 
 # What an epilogue may call on an input: data first, then the metadata that eager would have left.
@@ -31,11 +33,11 @@ _WRITE_BACKS = frozenset(packet for packet in (_aten.copy_, _aten.resize_, _aten
 # Modules whose functions handle sizes and tuples, never tensor memory.
 _SCALAR_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch.fx.experimental.sym_node"})
 _WRITING_BUILTINS = frozenset({operator.setitem, operator.delitem, setattr, delattr})
-_IN_PLACE_OPERATORS = frozenset(
+_IN_PLACE_OPERATORS = frozenset({"iconcat", "imatmul", "ipow"}) | frozenset(
     f"i{name}"
-    for name in ("add", "and", "concat", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow")
-    + ("rshift", "sub", "truediv", "xor")
+    for name in ("add", "and", "floordiv", "lshift", "mod", "mul", "or", "rshift", "sub", "truediv", "xor")
 )
+_NO_LINE = "not recorded (make_fx records the lines of a `forward`, with record_stack_traces=True)"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)\n\s*(?P<code>[^\n]*)')
 
 
@@ -49,7 +51,10 @@ class Offence:
 
     def __str__(self) -> str:
         place = f" [in {self.graph}]" if self.graph else ""
-        line = source_line(self.node) or "(no source line: trace with record_stack_traces=True)"
+        line = (
+            source_line(self.node)
+            or "not recorded (make_fx records the lines of a `forward`, with record_stack_traces=True)"
+        )
         return f"{self.node.format_node()}{place}\n    why  {self.reason}\n    at   {line}"
 
 
@@ -171,30 +176,32 @@ def _judge(node: Node, remove: str) -> str | None:
 
 def _judge_operator(node: Node, op: OpOverload, remove: str) -> str | None:
     row = tables.row(op)
-    if row.kind is not Kind.FUNCTIONAL and _writes(node, op):
-        return f"{op.name()} writes into {', '.join(f'`{name}`' for name in _written_names(op))}"
+    written = _written_by(node, op)
+    if written:
+        return f"{op.name()} writes into {', '.join(f'`{name}`' for name in written)}"
     if remove == "mutations_and_views" and row.view is not ViewKind.NONE:
-        return f"{op.name()} is a view ({row.view.name.lower().replace('_', ' ')})"
+        return f"{op.name()} is a view ({row.view.value.replace('_', ' ')})"
     return None
 
 
-def _written_names(op: OpOverload) -> tuple[str, ...]:
-    return tuple(str(name) for name in tables.row(op).written)
-
-
-def _writes(node: Node, op: OpOverload) -> bool:
-    """Whether this very call writes. A schema that admits it is believed.
+def _written_by(node: Node, op: OpOverload) -> list[str]:
+    """The arguments that this very call writes. A schema that admits to write is believed.
 
     `native_batch_norm` and its kin write their running statistics although their schema denies it, and do so
     only in training and only when they are given some.
     """
+    row = tables.row(op)
+    if row.kind is Kind.FUNCTIONAL:
+        return []
     if op._schema.is_mutable:
-        return True
+        return [written.name for written in row.written] or ["its arguments"]
     names = [argument.name for argument in op._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    if given.get("training") is False:
-        return False
-    return any(given.get(name) is not None for name in _written_names(op))
+    return [
+        written.name
+        for written in row.written
+        if given.get(written.name) is not None and (written.when is None or given.get(written.when, True))
+    ]
 
 
 def _judge_higher_order(node: Node, op: HigherOrderOperator, remove: str) -> str | None:
