@@ -176,4 +176,7 @@ def returns(op: OpOverload) -> tuple[int, ...]:
 
 def decomposes(op: OpOverload) -> bool:
     """Whether the operator has a CompositeImplicitAutograd kernel."""
-    return bool(op._can_decompose())
+    try:
+        return bool(op._can_decompose())
+    except RuntimeError:  # prim::device and its like are known to TorchScript alone, not to the dispatcher
+        return False

@@ -1,0 +1,145 @@
+"""The only door to private torch symbols. Each stands here with the reason why no public one serves.
+
+Invariant: nothing here knows of bases, views or rules. Limits: written against torch 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C import _TorchDispatchModeKey as ModeKey  # names the slots of the two infra modes below
+from torch._higher_order_ops.auto_functionalize import (  # the graph form of a mutable custom op
+    auto_functionalized,
+    can_auto_functionalize,
+)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils._python_dispatch import (  # a mode must know which modes run below it
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "auto_functionalized",
+    "below_autograd",
+    "can_auto_functionalize",
+    "current_proxy_mode",
+    "is_traceable_wrapper_subclass",
+    "memory_write",
+    "mode_stack",
+    "on_handles",
+    "point_proxy",
+    "storage_key",
+    "unwrap_functorch",
+    "user_frame",
+]
+
+OpOverload = torch._ops.OpOverload  # the type of every op; torch.ops has no public name for it
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
+# Types whose tensors reach a mode without a __torch_dispatch__ of their own.
+PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identity of a tensor's storage; 0 where the layout has none (sparse, mkldnn)."""
+    if tensor.layout is not torch.strided:
+        return 0
+    try:
+        return int(tensor.untyped_storage()._cdata)  # the only identity that works without data
+    except (RuntimeError, NotImplementedError):  # nested tensors, functorch wrappers
+        return 0
+
+
+def mode_stack() -> list[TorchDispatchMode]:
+    """The dispatch modes now active, bottom first."""
+    return _get_current_dispatch_mode_stack()
+
+
+def current_proxy_mode() -> ProxyTorchDispatchMode | None:
+    """The mode of the ``make_fx`` that traces us, if one does."""
+    mode = torch._C._get_dispatch_mode(ModeKey.PROXY)
+    return mode if isinstance(mode, ProxyTorchDispatchMode) else None
+
+
+@contextlib.contextmanager
+def _fake_mode_only() -> Iterator[None]:
+    fake = torch._C._get_dispatch_mode(ModeKey.FAKE)
+    with _disable_current_modes():
+        if fake is None:
+            yield
+        else:
+            with fake:
+                yield
+
+
+def on_handles(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run ``func`` below every mode but FakeTensorMode: on the program's own tensors, seen by no tracer."""
+    lower = torch._C._len_torch_dispatch_stack()
+    if lower == 0:
+        return func(*args, **kwargs)
+    proxy = torch._C._get_dispatch_mode(ModeKey.PROXY)
+    fake = torch._C._get_dispatch_mode(ModeKey.FAKE)
+    if lower > (proxy is not None) + (fake is not None):
+        with _fake_mode_only():
+            return func(*args, **kwargs)
+    if proxy is None:
+        return func(*args, **kwargs)
+    # Much cheaper than _disable_current_modes, on the path of every view under make_fx.
+    torch._C._unset_dispatch_mode(ModeKey.PROXY)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch._C._set_dispatch_mode(proxy)
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """As inside ``__torch_dispatch__``: no autograd, no functorch level and no version counter sees the calls."""
+    above = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)
+    above = above.add(torch._C.DispatchKey.FuncTorchDynamicLayerBackMode)
+    with torch._C._ExcludeDispatchKeyGuard(above), torch._C._AutoDispatchBelowADInplaceOrView():
+        yield
+
+
+def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy ``value`` into ``handle``'s memory, seen by no mode and no version counter. Same shape and dtype."""
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
+        handle.copy_(value)
+
+
+def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch.Tensor) -> None:
+    """Let ``handle`` stand for the graph node that ``value`` stands for."""
+    tracker = mode.tracer.tensor_tracker
+    proxy = tracker.get(value)
+    if proxy is not None:
+        tracker[handle] = proxy
+
+
+def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that dispatch modes see beneath the wrappers of ``grad``, ``vmap`` and ``jvp``."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+_OWN = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def user_frame() -> str:
+    """``file:line in function: text`` of the innermost frame that is neither torch's nor ours."""
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith((_OWN, _TORCH, "<")):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return "unknown"

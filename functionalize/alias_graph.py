@@ -1,0 +1,277 @@
+"""Who shares a storage with whom: the records, found from any tensor.
+
+A `Base` stands for one storage. Its `View`s form a tree: the root is the first handle that was seen on the storage, each
+other view says by a rule how it is read from its source. Which view a handle has is derived from the handle's storage and
+geometry, so that metadata mutation, ``.data`` and copies of a tensor object made behind the dispatcher need no bookkeeping.
+
+Invariant: replaying the rules from the top of the tree down to a view gives the view's geometry.
+Limits: strided layout; views of symbolic sizes that no rule reaches only of a contiguous root. What the views are
+worth is the matter of :mod:`functionalize.regenerate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from functionalize import regions, view_rules
+from functionalize._torch import storage_key
+from functionalize.regions import Box, Geometry
+from functionalize.view_rules import Call, Value, ViewRule
+
+aten = torch.ops.aten
+
+# A user's `x.view(-1)` of a tensor that has one dimension already is kept as a step of its own, as in
+# torch.func.functionalize, whose documented graphs show it. Deeper in a chain, and for other ops, such a step is dropped.
+_RENAMINGS = frozenset({aten.view.default, aten._unsafe_view.default})
+_LONG_CHAIN = 3  # from here on a view looks for a shorter way from the root
+_UNKNOWN: Any = object()
+
+
+class View:
+    """One place in a storage, as read from its source by a rule (the top of the tree has neither)."""
+
+    __slots__ = ("_box", "base", "borrowed", "covers", "depth", "geometry", "parent", "rule", "stamp", "value")
+
+    def __init__(self, base: Base, parent: View | None, rule: ViewRule | None, geometry: Geometry) -> None:
+        self.base = base
+        self.geometry = geometry
+        self.value: Value | None = None
+        self.stamp = 0  # the position in the base's log at which the value was right
+        self.borrowed = False  # the value belongs to another tensor as well
+        self._box: Box | None = _UNKNOWN
+        self.hang(parent, rule)
+
+    def hang(self, parent: View | None, rule: ViewRule | None) -> None:
+        """Take a place in the tree."""
+        self.parent, self.rule = parent, rule
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.covers: bool = parent is None or (parent.covers and rule is not None and rule.covers)
+
+    def settle(self, value: Value, stamp: int, *, borrowed: bool = False) -> None:
+        """Note what the view is worth at a position of the log."""
+        self.value, self.stamp, self.borrowed = value, stamp, borrowed
+
+    @property
+    def box(self) -> Box | None:
+        """The place as a box of the root, if it is one."""
+        if self._box is _UNKNOWN:
+            self._box = regions.box(self.base.root.geometry, self.geometry)
+        return self._box
+
+    def lineage(self) -> Iterator[View]:
+        """The view, its source, its source's source, up to the top."""
+        view: View | None = self
+        while view is not None:
+            yield view
+            view = view.parent
+
+
+def disjoint(one: View, two: View) -> bool:
+    """Whether two views of one base are known to share no element."""
+    if one is two:
+        return False
+    if one.parent is two.parent and one.rule is not None and two.rule is not None:
+        a, b = one.rule.part, two.rule.part
+        if a is not None and b is not None and a.dim == b.dim:
+            return a.stop <= b.start or b.stop <= a.start
+    if regions.spans_disjoint(one.geometry, two.geometry):
+        return True
+    box_1, box_2 = one.box, two.box
+    return box_1 is not None and box_2 is not None and regions.boxes_disjoint(box_1, box_2)
+
+
+class Base:
+    """One storage that was viewed or written: its tree of views, its handles, and the log of its writes."""
+
+    __slots__ = ("_renamed", "_views", "handles", "key", "log", "original", "pending", "root", "seed", "storage", "top")
+
+    def __init__(self, handle: torch.Tensor, value: Value) -> None:
+        self.storage = handle.untyped_storage()  # held, so that its identity is not used again
+        self.key = storage_key(handle)
+        self.root = self.top = View(self, None, None, Geometry.of(handle))
+        self.root.value = value
+        # The handle addresses all of its storage, also what lies between and around its elements.
+        self.original = weakref.ref(handle) if value is handle else None
+        self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
+        self.log: list[View] = []  # the views written, in order
+        self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
+        self.handles: dict[int, tuple[weakref.ref[torch.Tensor], View]] = {}
+        self._views: dict[tuple[Any, ...], View] = {self.root.geometry.key: self.root}
+        self._renamed: View | None = None
+
+    def at(self, place: Geometry) -> View | None:
+        """The view of a place, if there is one."""
+        return self._views.get(place.key)
+
+    def add(self, parent: View, rule: ViewRule, place: Geometry) -> View:
+        """A new view of a place."""
+        return self._views.setdefault(place.key, View(self, parent, rule, place))
+
+    def renamed(self, rule: ViewRule) -> View:
+        """The view which the program made of the root by a reshape to the root's own size."""
+        if self._renamed is None:
+            self._renamed = View(self, self.root, rule, self.root.geometry)
+        return self._renamed
+
+    def crown(self, image: View, rule: ViewRule) -> None:
+        """Put a new top above the old one."""
+        self.top.hang(image, rule)
+        self.top = image
+        self._views.setdefault(image.geometry.key, image)
+        views = [*self._views.values()] + ([self._renamed] if self._renamed else [])
+        for view in sorted(views, key=lambda view: view.depth):
+            view.hang(view.parent, view.rule)
+
+    def untouched(self, view: View, since: int) -> bool:
+        """Whether each write since that position lies apart from the view."""
+        return all(disjoint(write, view) for write in self.log[since:])
+
+
+class AliasGraph:
+    """All bases of one call, found by storage, and the views that handles have on them."""
+
+    def __init__(self) -> None:
+        self.bases: dict[int, Base] = {}
+        self._together: dict[int, list[torch.Tensor]] = {}
+
+    def expect(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Learn the inputs of the call. Those that share a storage get one base as soon as one of them needs it."""
+        for handle in inputs:
+            self._together.setdefault(storage_key(handle), []).append(handle)
+        self._together = {key: group for key, group in self._together.items() if key and len(group) > 1}
+
+    def find(self, handle: torch.Tensor) -> View | None:
+        """The handle's view, or None when its storage was neither viewed nor written."""
+        base = self.bases.get(storage_key(handle))
+        if base is None:
+            return None
+        place = Geometry.of(handle)
+        known = base.handles.get(id(handle))
+        if known is not None and known[1].geometry.key == place.key:
+            return known[1]
+        return self.locate(base, place)
+
+    def ensure(self, handle: torch.Tensor) -> View:
+        """The handle's view, of a new base if there is none yet."""
+        return self.find(handle) or self.adopt(handle, handle)
+
+    def adopt(self, handle: torch.Tensor, value: Value) -> View:
+        """Make a base for the handle's storage whose root is worth ``value``."""
+        base = Base(handle, value)
+        self.bases[base.key] = base
+        if value is not handle:
+            self.track(handle, base.root)
+        for other in self._together.pop(base.key, ()):
+            view = self.locate(base, Geometry.of(other))
+            if view.value is None:
+                view.settle(other, 0)
+        return base.root
+
+    def moved(self, handle: torch.Tensor) -> None:
+        """A handle's metadata was changed by an op that no rule describes."""
+        base = self.bases.get(storage_key(handle))
+        if base is None:
+            self.adopt(handle, handle)
+        else:
+            self.track(handle, self.locate(base, Geometry.of(handle)))
+
+    def track(self, handle: torch.Tensor, view: View) -> None:
+        """Remember which view a handle has. A base is forgotten with the last handle that depends on it."""
+        base, key = view.base, id(handle)
+
+        def forget(ref: weakref.ref[torch.Tensor], bases: dict[int, Base] = self.bases) -> None:
+            if base.handles.get(key, (None,))[0] is ref:
+                del base.handles[key]
+                if not base.handles and bases.get(base.key) is base:
+                    del bases[base.key]
+
+        base.handles[key] = (weakref.ref(handle, forget), view)
+
+    def derive(self, source: View, op: Any, args: tuple[Any, ...], place: Geometry) -> View:
+        """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same place."""
+        base, build = source.base, view_rules.VIEW_RULES.get(op)
+        if source is base.root and op in _RENAMINGS and place.key == source.geometry.key:
+            return base.renamed(view_rules.VIEW_RULES[op](source.geometry, place, *args))
+        known = base.at(place)
+        if known is not None:
+            return known
+        if build is None:
+            return self.locate(base, place)
+        if source.depth - base.root.depth >= _LONG_CHAIN:
+            shortcut = self._shortcut(source, place)
+            if shortcut is not None:
+                return shortcut
+        return base.add(source, build(source.geometry, place, *args), place)
+
+    def _shortcut(self, source: View, place: Geometry) -> View | None:
+        """Reach a place at the end of a long chain from the root by fewer steps, if that can be."""
+        base, view = source.base, source.base.root
+        length = source.depth - view.depth
+        box = regions.box(view.geometry, place)
+        if box is None:
+            return self.locate(base, place) if length >= 2 * _LONG_CHAIN and place.static else None
+        steps = view_rules.steps(view.geometry, box, place)
+        if len(steps) > length:
+            return None
+        for op, args, reached in steps:
+            rule = view_rules.VIEW_RULES[op](view.geometry, reached, *args)
+            view = base.at(reached) or base.add(view, rule, reached)
+        return view
+
+    def locate(self, base: Base, place: Geometry) -> View:
+        """A view by its place alone, addressed through the elements of its storage in order."""
+        known = base.at(place)
+        if known is not None:
+            return known
+        if place.conj or place.neg:
+            op = aten._conj.default if place.conj else aten._neg_view.default
+            flag = {"conj": False} if place.conj else {"neg": False}
+            plain = self.locate(base, dataclasses.replace(place, **flag))
+            return base.add(plain, view_rules.VIEW_RULES[op](plain.geometry, place), place)
+        top = base.top.geometry
+        source = base.top if regions.reaches(top, place) else self._image(base, place)
+        if source.geometry.dtype != place.dtype:
+            source = self._as_dtype(source, place.dtype)
+        if place.dense and place.span == source.geometry.span and len(source.geometry.size) == 1:
+            return base.add(source, view_rules.permuted_dense(place), place)
+        return base.add(source, view_rules.strided(source.geometry, place), place)
+
+    def _as_dtype(self, source: View, dtype: torch.dtype) -> View:
+        place = regions.as_dtype(source.geometry, dtype)
+        rule = view_rules.VIEW_RULES[aten.view.dtype](source.geometry, place, dtype)
+        return source.base.at(place) or source.base.add(source, rule, place)
+
+    def _image(self, base: Base, place: Geometry) -> View:
+        """A new top: the elements of the storage in order, from the first to the last that any view addresses."""
+        old = base.top
+        image = View(base, None, None, regions.image(old.geometry, place))
+        if old.geometry.dense and old.geometry.span == image.geometry.span:
+            rule = view_rules.permuted_dense(old.geometry)
+        else:
+            rule = view_rules.strided(image.geometry, old.geometry)
+        image.stamp = old.stamp
+        base.seed = _seed(base, image.geometry, rule, old.value)
+        base.crown(image, rule)
+        return image
+
+
+def _seed(base: Base, place: Geometry, rule: ViewRule, value: Value | None) -> Callable[[Call], Value]:
+    """How to compute an image from the old top's value, and around it from what the storage holds."""
+    original, old_seed = base.original, base.seed
+
+    def seed(call: Call) -> Value:
+        first = old_seed(call) if value is None and old_seed is not None else value
+        handle = original and original()
+        def around() -> Value:
+            if handle is not None:
+                return call(aten.as_strided_copy.default, handle, [place.extent], [1], place.offset)
+            return call(aten.new_zeros.default, first, [place.extent])
+
+        return around() if first is handle and not rule.covers else rule.inverse(call, around, first)
+
+    return seed

@@ -1,0 +1,93 @@
+"""``functionalize``: the transform, and the order of things in one transformed call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from functionalize import epilogue
+from functionalize._torch import below_autograd, mode_stack, unwrap_functorch
+from functionalize.epilogue import Input
+from functionalize.mode import FunctionalizeMode
+
+_REMOVE = ("mutations", "mutations_and_views")
+
+
+def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
+    """A function of the same semantics in which no intermediate tensor is mutated.
+
+    Used directly, the result computes what ``func`` computes: outputs, inputs after the call, aliasing, errors. Under
+    ``torch.fx.experimental.proxy_tensor.make_fx`` the traced graph has no mutating op but the write-backs: one
+    ``copy_`` for each input that changed, last, in input order.
+
+    Args:
+        func: any function of tensors, pytrees of tensors and other values, or a module.
+        remove: ``"mutations"``, or ``"mutations_and_views"`` to compute by ``*_copy`` ops what view ops would alias.
+
+    Returns:
+        A function with the signature of ``func``. Outputs have eager's shapes, strides, dtypes and aliasing.
+
+    Raises:
+        ValueError: ``remove`` is neither of the two.
+        UnsupportedMutationError: when called, where ``func`` writes what no functional program can express.
+
+    Example:
+        >>> import torch
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> from functionalize import functionalize
+        >>> def f(a):
+        ...     b = a + 1
+        ...     b.view(-1).add_(1)
+        ...     return b
+        >>> graph = make_fx(functionalize(f))(torch.zeros(2))
+        >>> [node.target.__name__ for node in graph.graph.nodes if node.op == "call_function"]
+        ['add.Tensor', 'view.default', 'add.Tensor', 'view.default']
+    """
+    if remove not in _REMOVE:
+        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    remove_views = remove == "mutations_and_views"
+
+    @functools.wraps(func, updated=())
+    def functionalized(*args: Any, **kwargs: Any) -> Any:
+        outer = next((mode for mode in mode_stack() if isinstance(mode, FunctionalizeMode)), None)
+        if outer is not None:
+            return _inside(outer, remove_views, func, args, kwargs)
+        return _outermost(remove_views, func, args, kwargs)
+
+    return functionalized
+
+
+def _inside(
+    outer: FunctionalizeMode, remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """A call inside a functionalized one: the mode that is there does the work, removing views if either asks for it."""
+    domain = outer.program.domain
+    before, domain.remove_views = domain.remove_views, domain.remove_views or remove_views
+    try:
+        return func(*args, **kwargs)
+    finally:
+        domain.remove_views = before
+
+
+def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    mode = FunctionalizeMode(remove_views=remove_views)
+    program = mode.program
+    inputs = [Input.of(handle) for handle in _handles((args, kwargs))]
+    program.graph.expect([entry.handle for entry in inputs])
+    with mode:
+        outputs = func(*args, **kwargs)
+    if program.graph.bases and program.domain.observed:
+        with below_autograd():
+            epilogue.surface(program, _handles(outputs), inputs)
+            epilogue.emit(program, epilogue.plan(program, inputs))
+    return outputs
+
+
+def _handles(tree: Any) -> list[torch.Tensor]:
+    """The distinct plain tensors of a pytree, as dispatch modes see them."""
+    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return list({id(handle): handle for handle in map(unwrap_functorch, tensors)}.values())

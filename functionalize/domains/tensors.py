@@ -1,0 +1,183 @@
+"""Values as ordinary tensors: what eager use computes, and what ``make_fx`` tracks by proxies.
+
+Invariant: a value never changes, neither its data nor its metadata; a *real* handle's memory is always current.
+Limits: one domain serves one call of a functionalized function, in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from functionalize import tables
+from functionalize._torch import (
+    FakeTensor,
+    FakeTensorMode,
+    ProxyTorchDispatchMode,
+    current_proxy_mode,
+    memory_write,
+    mode_stack,
+    on_handles,
+    point_proxy,
+)
+
+aten = torch.ops.aten
+Value = torch.Tensor
+
+# Note [Values may have other strides than their handles]: a `*_copy` is contiguous, a functional variant keeps what
+# strides it likes. So ops whose legality or meaning rests on strides run on a value only after this check.
+_LEGAL_BY_STRIDES = frozenset({aten.view.default, aten.view.dtype, aten.view_as_complex.default})
+_CHECKED_AS_COPY = _LEGAL_BY_STRIDES - {aten.view.default}  # view_copy takes any strides
+_BY_STORAGE = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
+
+
+@cache
+def _copy_op(op: Any) -> Any:
+    copy = tables.row(op).copy
+    return op if copy is None else tables.overload(copy)
+
+
+class TensorsDomain:
+    """Executes ops on values through the modes that run below ours."""
+
+    def __init__(self, *, remove_views: bool) -> None:
+        self.remove_views = remove_views
+        self.proxies: ProxyTorchDispatchMode | None = current_proxy_mode()
+        self.observed = any(not isinstance(mode, FakeTensorMode) for mode in mode_stack())
+        self._fakes: FakeTensorMode | None = None
+
+    # Values
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Execute one op on values; of a view op its ``*_copy`` where views are to be removed."""
+        if op in _BY_STORAGE:
+            args = _by_storage(op, args)
+        elif op in (_CHECKED_AS_COPY if self.remove_views else _LEGAL_BY_STRIDES):
+            args = (_with_legal_strides(op, args), *args[1:])
+        if self.remove_views:
+            op = _copy_op(op)
+        return op(*args, **kwargs)
+
+    def freeze(self, value: Value) -> Value:
+        """The value as a tensor object which no later write to a handle can change, for the same graph node."""
+        return self.alias(value, aten.alias.default if _is_fake(value) else aten.clone.default)
+
+    def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
+        """Another tensor object for the same graph node."""
+        twin: Value = on_handles(op, (value,), {})
+        self.point(twin, value)
+        return twin
+
+    # Handles
+
+    def show(self, handle: torch.Tensor, value: Value) -> None:
+        """Bring a real handle's memory up to date, so that whatever reads memory directly sees current data."""
+        if not _is_fake(handle) and not _is_fake(value):
+            memory_write(handle, value)
+
+    def point(self, handle: torch.Tensor, value: Value) -> None:
+        """Let a handle that leaves the function stand for ``value`` in the modes below."""
+        if self.proxies is not None:
+            point_proxy(self.proxies, handle, value)
+
+    def expected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
+        """``out``, or fresh handles where eager, from the handles ``args``, would have given other strides."""
+        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+            return out
+        flat, spec = pytree.tree_flatten(out)
+        wanted = pytree.tree_leaves(self._propagate(func, args, kwargs))
+        handles = [_rehandled(leaf, want) for leaf, want in zip(flat, wanted, strict=True)]
+        return pytree.tree_unflatten(handles, spec)
+
+    def rehearse(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Run a mutating op on fake twins of its handles: raises what eager raises, else returns the twins."""
+
+        def run() -> Any:
+            with self._fake_mode(args, kwargs):
+                twins = pytree.tree_map_only(torch.Tensor, _twin, (tuple(args), kwargs))
+                func(*twins[0], **twins[1])
+            return twins
+
+        return on_handles(run, (), {})  # type: ignore[no-any-return]
+
+    def _propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        mode = self._fake_mode(args, kwargs)
+        if mode is self._fakes:
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), (tuple(args), kwargs)
+            )
+        return on_handles(func, args, kwargs)
+
+    def _fake_mode(self, args: Sequence[Any], kwargs: dict[str, Any]) -> FakeTensorMode:
+        for leaf in tensor_leaves(args, kwargs):
+            if isinstance(leaf, FakeTensor):
+                return leaf.fake_mode
+        if self._fakes is None:
+            self._fakes = FakeTensorMode()
+        return self._fakes
+
+
+def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors of one shape address alike, without asking anything of a symbol."""
+    return all(
+        a == b if type(a) is int and type(b) is int else _same_symbol(a, b)
+        for a, b in zip(one.stride(), two.stride(), strict=True)
+    )
+
+
+def _same_symbol(one: Any, two: Any) -> bool:
+    return type(one) is type(two) and bool(one.node.expr == two.node.expr)
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
+
+
+def _rehandled(result: Any, want: Any) -> Any:
+    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or same_strides(result, want):
+        return result
+    if isinstance(want, FakeTensor) and isinstance(result, FakeTensor):
+        return want
+    handle = on_handles(
+        aten.empty_strided.default,
+        (list(result.size()), list(want.stride())),
+        {"dtype": result.dtype, "device": result.device},
+    )
+    memory_write(handle, result)
+    return handle
+
+
+def _twin(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``as_strided`` counts from the start of the value's storage, a rule from the value's first element."""
+    base, rest, offset = args[0], args[1:-1], args[-1]
+    if not base.is_contiguous():
+        base = aten.clone.default(base, memory_format=torch.contiguous_format)
+    return (base, *rest, offset + base.storage_offset())
+
+
+def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> Value:
+    base: Value = args[0]
+    if base.is_contiguous():
+        return base
+    try:
+        on_handles(op, args, {})
+    except (RuntimeError, ValueError):
+        return aten.clone.default(base, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
+    return base
+
+
+def tensor_leaves(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among an op's arguments; an op nests them at most one list deep."""
+    for arg in (*args, *kwargs.values()):
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from (leaf for leaf in arg if isinstance(leaf, torch.Tensor))

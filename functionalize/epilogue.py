@@ -1,0 +1,105 @@
+"""What is left to do when the function returns: bring escaped handles up to date, write back to the inputs.
+
+Invariant: the write-backs come last, in input order, one for each input that changed and none for the others.
+Limits: runs only where a mode below observes us; otherwise the handles' memory is the result already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from functionalize._torch import storage_key
+from functionalize.alias_graph import View
+from functionalize.program import Program
+from functionalize.regions import Geometry
+from functionalize.view_rules import Value
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input tensor, and where it lay when the call began."""
+
+    handle: torch.Tensor
+    place: Geometry
+    storage: int
+
+    @classmethod
+    def of(cls, handle: torch.Tensor) -> Input:
+        return cls(handle, Geometry.of(handle), storage_key(handle))
+
+
+@dataclass(frozen=True)
+class WriteBack:
+    """An input that changed, and its new value."""
+
+    input: Input
+    value: Value
+
+
+def plan(program: Program, inputs: Sequence[Input]) -> list[WriteBack]:
+    """The write-backs, in input order. Each value is computed here, before the first write-back runs."""
+    changed: list[tuple[Input, View]] = []
+    for entry in inputs:
+        view = program.graph.find(entry.handle)
+        if view is not None and (not view.base.untouched(view, since=0) or moved(entry)):
+            changed.append((entry, view))
+    written = {entry.storage for entry, _ in changed}
+    backs = [WriteBack(entry, program.read(view)) for entry, view in changed]
+    return [WriteBack(back.input, _own(program, back.value, written)) for back in backs]
+
+
+def _own(program: Program, value: Value, written: set[int]) -> Value:
+    """A value that is the memory of an input which is about to be written must be saved before."""
+    if storage_key(value) in written:
+        return program.domain.call(aten.clone.default, value)
+    return value
+
+
+def moved(entry: Input) -> bool:
+    """Whether the function changed an input's metadata."""
+    return Geometry.of(entry.handle).key != entry.place.key or storage_key(entry.handle) != entry.storage
+
+
+def emit(program: Program, backs: Sequence[WriteBack]) -> None:
+    """Run the write-backs in the modes below, which record them."""
+    for back in backs:
+        handle = back.input.handle
+        if moved(back.input):
+            _emit_metadata(handle)
+        aten.copy_.default(handle, back.value)
+    for back in backs:
+        program.domain.point(back.input.handle, back.value)
+
+
+def _emit_metadata(handle: torch.Tensor) -> None:
+    aten.resize_.default(handle, list(handle.size()))
+    aten.as_strided_.default(handle, list(handle.size()), list(handle.stride()), handle.storage_offset())
+
+
+def surface(program: Program, outputs: Sequence[torch.Tensor], inputs: Sequence[Input]) -> None:
+    """Let every handle that lives on stand for its current value: outputs first, then what others hold."""
+    own = {id(entry.handle) for entry in inputs}
+    for handle in outputs:
+        view = program.graph.find(handle)
+        if view is not None and id(handle) not in own:
+            _surface(program, handle, view)
+    done = own | {id(handle) for handle in outputs}
+    for base in list(program.graph.bases.values()):
+        for ref, view in list(base.handles.values()):
+            handle = ref()
+            if handle is not None and id(handle) not in done:
+                _surface(program, handle, view)
+
+
+def _surface(program: Program, handle: torch.Tensor, view: View) -> None:
+    value = program.read(view)
+    if view.borrowed:  # the same node stands for another tensor, which the caller may write to
+        value = program.domain.call(aten.clone.default, value)
+        view.settle(value, view.stamp)
+    program.domain.point(handle, value)

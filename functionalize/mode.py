@@ -1,0 +1,134 @@
+"""The mode: each op of the program arrives here, below autograd and functorch, and leaves as ops on values.
+
+Invariant: what the program gets back are handles: plain tensors with eager's metadata. What runs in the modes below is
+free of mutation, and of views where these are to be removed. Limits: one mode serves one call, in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from functionalize import higher_order, mutation, tables, view_rules
+from functionalize._torch import PLAIN_TYPES, HigherOrderOperator, TorchDispatchMode, on_handles, storage_key
+from functionalize.domains.tensors import TensorsDomain
+from functionalize.program import Program
+from functionalize.regions import Geometry
+from functionalize.tables import Kind, OpRow, ViewKind
+
+aten = torch.ops.aten
+Kwargs = dict[str, Any]
+
+
+class FunctionalizeMode(TorchDispatchMode):
+    """Functionalizes what runs inside it. Entered by :func:`functionalize.functionalize`, which plans the epilogue."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, *, remove_views: bool) -> None:
+        super().__init__()
+        # Made outside of the mode: the domain looks at the modes that will run below it.
+        self.program = Program(TensorsDomain(remove_views=remove_views))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not PLAIN_TYPES.issuperset(types):
+            return NotImplemented  # a subclass desugars first; its inner tensors come back here
+        handler = _handlers.get(func)
+        if handler is None:
+            handler = _handlers[func] = _choose(func)
+        return handler(self, func, args, kwargs)
+
+    def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        program = self.program
+        if not program.graph.bases:
+            return func(*args, **kwargs)
+        call_args, call_kwargs, skewed = program.values(args, kwargs)
+        out = func(*call_args, **call_kwargs)
+        return program.rehandle(func, args, kwargs, out) if skewed else out
+
+    def _metadata(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return on_handles(func, args, kwargs)
+
+    def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return self._functional(tables.overload(tables.row(func).functional or ""), args, kwargs)
+
+    def _composite(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        source, graph = args[0], self.program.graph
+        key = storage_key(source)
+        out = on_handles(func, args, kwargs) if key else None
+        if isinstance(out, torch.Tensor) and storage_key(out) == key:
+            view = graph.derive(graph.ensure(source), func, tuple(args[1:]), Geometry.of(out))
+            graph.track(out, view)
+        elif isinstance(out, (list, tuple)):
+            places = [Geometry.of(piece) for piece in out]
+            parent = graph.ensure(source)
+            steps = view_rules.lower(func, parent.geometry, places, tuple(args[1:]))
+            for piece, place, (op, op_args) in zip(out, places, steps, strict=True):
+                graph.track(piece, graph.derive(parent, op, op_args, place))
+        else:
+            return self._functional(func, args, kwargs)  # not strided: the result shares nothing that we track
+        return out
+
+    def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        handle, program = args[0], self.program
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                program.unshare(arg)
+        view = program.graph.ensure(handle)
+        on_handles(func, args, kwargs)
+        variant = tables.row(func).functional
+        op = tables.overload(variant) if variant else None
+        if op in view_rules.VIEW_RULES and storage_key(handle) == view.base.key:
+            program.graph.track(handle, program.graph.derive(view, op, tuple(args[1:]), Geometry.of(handle)))
+        else:
+            program.graph.moved(handle)
+        return handle
+
+    def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return mutation.mutate(self.program, func, tables.row(func), args, kwargs)
+
+    def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return higher_order.run(self.program, func, args, kwargs)
+
+
+# Questions that a handle answers, whatever it is worth.
+_METADATA = frozenset(
+    {
+        torch.ops.prim.device.default,
+        *(getattr(aten, name).default for name in ("size", "stride", "storage_offset", "numel", "dim")),
+        *(getattr(aten, name).default for name in ("sym_size", "sym_stride", "sym_storage_offset", "sym_numel")),
+        aten.is_contiguous.default,
+        aten.is_contiguous.memory_format,
+        aten.is_non_overlapping_and_dense.default,
+        aten.is_strides_like_format.default,
+    }
+)
+
+
+Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
+_handlers: dict[Any, Handler] = {}
+
+
+def _choose(func: Any) -> Handler:
+    """Which handler an op has: the table row, as a function."""
+    if isinstance(func, HigherOrderOperator):
+        return FunctionalizeMode._higher_order
+    if func in _METADATA:
+        return FunctionalizeMode._metadata
+    row: OpRow = tables.row(func)
+    if row.composite:
+        return FunctionalizeMode._composite
+    if row.view is ViewKind.INPLACE_VIEW:
+        return FunctionalizeMode._inplace_view
+    if row.kind is not Kind.FUNCTIONAL:
+        return FunctionalizeMode._mutation
+    if row.view in (ViewKind.SINGLE, ViewKind.MULTI):
+        return FunctionalizeMode._view
+    return FunctionalizeMode._replaced if row.functional else FunctionalizeMode._functional

@@ -1,0 +1,215 @@
+"""Where a tensor lies in its storage, and whether two such places meet.
+
+Invariant: answers are exact or conservative: "disjoint" and "covers" are only said when proved.
+Limits: proofs need sizes known as plain integers; symbolic places compare equal by expression, nothing more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+Size = tuple[Any, ...]  # of int or SymInt
+
+
+def _hashable(number: Any) -> Any:
+    # Note [Symbolic sizes as keys]: a SymInt has no hash, the sympy expression that it stands for has one.
+    return number if type(number) is int else number.node.expr
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """How a tensor addresses its storage. Sizes, strides and offset count elements of ``dtype``."""
+
+    size: Size
+    stride: Size
+    offset: Any
+    dtype: torch.dtype
+    conj: bool = False
+    neg: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        return cls(
+            tuple(tensor.size()),
+            tuple(tensor.stride()),
+            tensor.storage_offset(),
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for geometries that are the same place read the same way."""
+        if self.static:
+            return (self.size, self.stride, self.offset, self.dtype, self.conj, self.neg)
+        size, stride = tuple(map(_hashable, self.size)), tuple(map(_hashable, self.stride))
+        return (size, stride, _hashable(self.offset), self.dtype, self.conj, self.neg)
+
+    @cached_property
+    def static(self) -> bool:
+        return all(type(n) is int for n in (*self.size, *self.stride, self.offset))
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """Bytes from first to one past the last; an empty tensor spans nothing. Needs ``static``."""
+        if 0 in self.size:
+            return (0, 0)
+        last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+        item = self.dtype.itemsize
+        return (self.offset * item, (self.offset + last + 1) * item)
+
+    @cached_property
+    def extent(self) -> int:
+        """Elements from first to one past the last. Needs ``static``."""
+        low, high = self.span
+        return (high - low) // self.dtype.itemsize
+
+    @cached_property
+    def by_stride(self) -> tuple[int, ...]:
+        """Dimensions from the outermost in storage to the innermost. Needs ``static``."""
+        return tuple(sorted(range(len(self.size)), key=lambda d: (-self.stride[d], -self.size[d])))
+
+    @cached_property
+    def dense(self) -> bool:
+        """Each element between first and last is addressed exactly once."""
+        return self.static and self.extent == math.prod(self.size) and _nested(self)
+
+    @cached_property
+    def contiguous(self) -> bool:
+        """The last dimension is the innermost, without gaps. Of symbols only what their expressions show."""
+        step: Any = 1
+        for size, stride in zip(reversed(self.size), reversed(self.stride), strict=True):
+            if type(size) is int and size == 1:
+                continue
+            if _hashable(stride) != _hashable(step):
+                return False
+            step = step * size
+        return not (self.conj or self.neg)
+
+
+def _nested(geometry: Geometry) -> bool:
+    """Whether each stride steps over all that the smaller ones reach, so that offsets decompose in one way."""
+    reach = 0
+    for dim in reversed(geometry.by_stride):
+        if geometry.size[dim] == 1:
+            continue
+        if geometry.stride[dim] <= reach:
+            return False
+        reach += (geometry.size[dim] - 1) * geometry.stride[dim]
+    return True
+
+
+@dataclass(frozen=True)
+class Box:
+    """A view as one arithmetic progression for each dimension of its root.
+
+    ``axes[i] = (start, step, count)`` for root dimension i; ``dims[d]`` is the root dimension that dimension d
+    of the view walks along, None where it has size 1 or stride 0.
+    """
+
+    axes: tuple[tuple[int, int, int], ...]
+    dims: tuple[int | None, ...]
+
+
+def box(root: Geometry, view: Geometry) -> Box | None:
+    """The view as a Box of the root, or None when it is not one (or nothing can be proved)."""
+    if not (root.static and view.static) or root.dtype != view.dtype or 0 in view.size or 0 in root.size:
+        return None
+    if not _nested(root):
+        return None
+    starts = _starts(root, view.offset - root.offset)
+    if starts is None:
+        return None
+    axes = [(start, 1, 1) for start in starts]
+    dims: list[int | None] = []
+    for size, stride in zip(view.size, view.stride, strict=True):
+        if size == 1 or stride == 0:
+            dims.append(None)
+            continue
+        dim = _axis(root, axes, size, stride)
+        if dim is None:
+            return None
+        axes[dim] = (axes[dim][0], stride // root.stride[dim], size)
+        dims.append(dim)
+    return Box(tuple(axes), tuple(dims))
+
+
+def _starts(root: Geometry, delta: int) -> list[int] | None:
+    starts = [0] * len(root.size)
+    if delta < 0:
+        return None
+    for dim in root.by_stride:
+        if root.size[dim] == 1:
+            continue
+        starts[dim], delta = divmod(delta, root.stride[dim])
+        if starts[dim] >= root.size[dim]:
+            return None
+    return starts if delta == 0 else None
+
+
+def _axis(root: Geometry, axes: list[tuple[int, int, int]], size: int, stride: int) -> int | None:
+    for dim in root.by_stride:
+        start, _, count = axes[dim]
+        if root.size[dim] == 1 or count != 1 or stride % root.stride[dim]:
+            continue
+        if start + (size - 1) * (stride // root.stride[dim]) < root.size[dim]:
+            return dim
+    return None
+
+
+def boxes_disjoint(one: Box, two: Box) -> bool:
+    """Whether some root dimension keeps the two apart."""
+    return any(_progressions_disjoint(a, b) for a, b in zip(one.axes, two.axes, strict=True))
+
+
+def _progressions_disjoint(one: tuple[int, int, int], two: tuple[int, int, int]) -> bool:
+    (a, step_a, count_a), (b, step_b, count_b) = one, two
+    if a + (count_a - 1) * step_a < b or b + (count_b - 1) * step_b < a:
+        return True
+    return (a - b) % math.gcd(step_a, step_b) != 0
+
+
+def spans_disjoint(one: Geometry, two: Geometry) -> bool:
+    """Whether the byte ranges do not meet. Unknown (symbolic) counts as meeting."""
+    if not (one.static and two.static):
+        return False
+    (low_1, high_1), (low_2, high_2) = one.span, two.span
+    return low_1 == high_1 or low_2 == high_2 or high_1 <= low_2 or high_2 <= low_1
+
+
+def reaches(source: Geometry, place: Geometry) -> bool:
+    """Whether a place can be addressed as ``as_strided`` of a contiguous source."""
+    if not source.contiguous:
+        return False
+    if not (source.static and place.static):
+        return source.dtype == place.dtype  # Sizes are the program's own business: torch checks them when it runs.
+    if source.dtype != place.dtype and (len(source.size) != 1 or not _aligned(source, place.dtype)):
+        return False
+    low, high = place.span
+    return low == high or (source.span[0] <= low and high <= source.span[1])
+
+
+def _aligned(source: Geometry, dtype: torch.dtype) -> bool:
+    return all(byte % dtype.itemsize == 0 for byte in source.span)
+
+
+def as_dtype(source: Geometry, dtype: torch.dtype) -> Geometry:
+    """A one-dimensional contiguous source read as another dtype."""
+    low, high = source.span
+    item = dtype.itemsize
+    return Geometry(((high - low) // item,), (1,), low // item, dtype)
+
+
+def image(old: Geometry, place: Geometry) -> Geometry:
+    """The elements of a storage in order, of the old top's dtype, from the first to the last that either addresses."""
+    spans = [geometry.span for geometry in (old, place) if geometry.span[0] != geometry.span[1]]
+    low, high = min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=0)
+    item = max(old.dtype.itemsize, place.dtype.itemsize)
+    low, high = low // item * item, -(-high // item) * item
+    return Geometry(((high - low) // old.dtype.itemsize,), (1,), low // old.dtype.itemsize, old.dtype)
