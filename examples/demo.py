@@ -140,8 +140,10 @@ def is_view(node: Node) -> bool:
 
 def count(graph: Graph) -> str:
     nodes = list(filter(is_op, graph.nodes))
-    views = sum(map(is_view, nodes))
-    return f"{len(nodes)} nodes; {sum(map(mutates, nodes))} of them write, {views} are views"
+    views, back = sum(map(is_view, nodes)), sum(map(is_write_back, nodes))
+    return (
+        f"{len(nodes)} nodes: {sum(map(mutates, nodes)) - back} write, {views} are views, {back} write back"
+    )
 
 
 def show(graph: Graph, keep: Callable[[Node], bool], ends: int = 4) -> None:
@@ -209,7 +211,7 @@ def demonstrate(program: Program) -> bool:
     pure = functionalize(program.step, remove="mutations_and_views")
     after = make_fx(pure, tracing_mode="fake")(*clone_inputs(program.inputs))
     assert_functional(after, remove="mutations_and_views")
-    print(f"\nFunctionalized, writes at the end only: {count(after.graph)}")
+    print(f"\nFunctionalized: {count(after.graph)}")
     sources = {node.args[1] for node in after.graph.nodes if is_write_back(node)}
     show(after.graph, lambda node: node in sources or is_write_back(node))
 
