@@ -18,13 +18,14 @@ from torch.fx import GraphModule, Node
 
 from functionalize import tables
 from functionalize._torch import HigherOrderOperator, OpOverload
+from functionalize.api import functionalize
 from functionalize.errors import NotEquivalentError, NotFunctionalError
 from functionalize.observation import clone_inputs, differences, observe
 from functionalize.tables import Kind, ViewKind
 
-_REMOVE = ("mutations", "mutations_and_views")
 __all__ = ["assert_equivalent", "assert_functional", "clone_inputs", "source_line"]
 
+_REMOVE = ("mutations", "mutations_and_views")
 _aten = torch.ops.aten
 
 # What an epilogue may call on an input: data first, then the metadata that eager would have left.
@@ -294,8 +295,6 @@ def assert_equivalent(
 
 
 def _default_transform(remove: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    from functionalize.api import functionalize
-
     return lambda func: functionalize(func, remove=remove)
 
 

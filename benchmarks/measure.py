@@ -1,0 +1,60 @@
+"""What both benchmarks share: the systems, timing them interleaved, and printing tables.
+
+Invariant: every round times every system once, so that a slow minute of the machine hits all of them alike.
+Limits: wall time of one process; medians and their ratios mean something, single figures little.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
+    """Time every call once a round, each round beginning with another; a first round is not counted."""
+    for call in calls.values():
+        call()
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            gc.collect()
+            gc.disable()
+            start = time.perf_counter()
+            calls[name]()
+            seconds[name].append(time.perf_counter() - start)
+            gc.enable()
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as text: the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = []
+    for row in (header, ["-" * width for width in widths], *rows):
+        first, *others = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def environment() -> str:
+    """The versions and settings that a figure belongs to."""
+    return f"torch {torch.__version__}, CPU, {torch.get_num_threads()} thread(s)"
