@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from . import classify
 from .tables import Row, Tables
 
-_SIMILAR = 0.6  # difflib's ratio of two names; below it, equal schemas are a coincidence
+_SIMILAR = 0.6  # difflib's ratio of the names; below it, an equal schema means nothing
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Override:
     when: str | None = None
     quiet: str | None = None
     view: str | None = None
+    copy: str | None = None
     since: str | None = None
     until: str | None = None
     file: Path = FILE
@@ -62,7 +63,7 @@ _FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "pair": (frozenset({"functional", "results"}), frozenset({"args", "constants", "returns"})),
     "hidden_write": (frozenset({"functional", "results"}), frozenset({"args", "returns", "when", "quiet"})),
     "conditional": (frozenset({"when"}), frozenset()),
-    "view": (frozenset({"view"}), frozenset()),
+    "view": (frozenset({"view", "copy"}), frozenset()),
     "fresh": (frozenset({"functional"}), frozenset()),
     "harmless": (frozenset(), frozenset()),
     "refuse": (frozenset(), frozenset({"results"})),
@@ -103,7 +104,7 @@ def _override(file: Path, line: int, item: dict[str, object]) -> Override:
         raise error(f"the treatment {treatment} does not use {', '.join(sorted(surplus))}")
     known = {f.name for f in fields(Override)}
     values = {key: _frozen(key, value) for key, value in item.items() if key in known}
-    for key in ("op", "functional", "quiet"):
+    for key in ("op", "functional", "quiet", "copy"):
         if key in values:
             values[key] = f"aten::{values[key]}"
     return Override(**values, file=file, line=line)  # type: ignore[arg-type]  # the keys were checked above
@@ -164,7 +165,7 @@ def check_applies(
     entry = entries.get(override.op)
     if entry is None:
         return override.error("an exception is about an op that exists")
-    for other in (override.functional, override.quiet):
+    for other in (override.functional, override.quiet, override.copy):
         if other is not None and other not in entries:
             return override.error(f"an exception names ops that exist; {other} does not")
     names = {p.name for p in entry.schema.parameters}

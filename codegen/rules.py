@@ -1,8 +1,8 @@
 """Which view ops have a rule, read from the text of view_rules.py: importing that module would import torch.
 
-Invariant: an op has a rule where it stands in a decorator of a function (`@view_rule(aten.select.int)`), or in
-a constant of the module (`UNSUPPORTED_VIEWS`, with the reason; sets of ops that need no rule of their own).
-Limits: ops under computed names are not seen; a test holds what is found against the live registry.
+Invariant: an op has a rule where it stands in a decorator of a function (`@view_rule(aten.select.int)`), or
+in a constant of the module (`UNSUPPORTED_VIEWS`, with the reason; sets of ops that need no rule of their
+own). Limits: computed names are not seen; a test holds what is found against the live registry.
 """
 
 from __future__ import annotations

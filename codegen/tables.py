@@ -219,7 +219,7 @@ def _treat_conditional(row: Row, entry: Entry, override: Override, spec: Spec) -
 
 
 def _treat_view(row: Row, entry: Entry, override: Override, spec: Spec) -> Row:
-    return replace(row, view=override.view or row.view)
+    return replace(row, view=override.view or row.view, copy=override.copy)
 
 
 def _treat_fresh(row: Row, entry: Entry, override: Override, spec: Spec) -> Row:

@@ -99,4 +99,14 @@ REASONS = {
         'tells the allocator that a stream uses the tensor',
         "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html",
     ),
+    "aten::unsafe_split.Tensor": (
+        "view",
+        'shares memory with its input; the schema leaves that out so that autograd does not track the views',
+        "https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/native/TensorShape.cpp",
+    ),
+    "aten::unsafe_split_with_sizes": (
+        "view",
+        'shares memory with its input; the schema leaves that out so that autograd does not track the views',
+        "https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/native/TensorShape.cpp",
+    ),
 }
