@@ -18,7 +18,7 @@ _SIMILAR = 0.6  # difflib's ratio of the names; below it, an equal schema means 
 
 @dataclass(frozen=True)
 class Section:
-    """One heading of the report with its lines. `human` is what somebody has to do about them, if anything."""
+    """One heading of the report with its lines. `human` is what there is to do about them, if anything."""
 
     title: str
     lines: tuple[str, ...]

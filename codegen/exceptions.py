@@ -40,16 +40,16 @@ class Override:
     file: Path = FILE
     line: int = 0
 
-    def concerns(self, torch_version: str) -> bool:
-        """Whether the exception is about this version; one of unknown version has it all."""
+    def concerns(self, torch_version: str, entries: Mapping[str, Entry]) -> bool:
+        """Whether the exception is about this version; of an unknown version its ops tell."""
         version = _version(torch_version)
         if not version:
-            return True
+            return self.op in entries or (self.since is None and self.until is None)
         after_start = self.since is None or _version(self.since) <= version
         return after_start and (self.until is None or version < _version(self.until))
 
     def error(self, rule: str) -> SpecError:
-        return SpecError(self.file, self.line, f"op: {self.op}", rule)
+        return SpecError(self.file, self.line, f"op: {self.op.removeprefix('aten::')}", rule)
 
 
 def _version(text: str) -> tuple[int, ...]:

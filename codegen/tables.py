@@ -80,7 +80,7 @@ def build(source: Source, overrides: list[Override]) -> Tables:
     applying: dict[str, Override] = {}
     stale: list[SpecError] = []
     for override in overrides:
-        if not override.concerns(source.torch_version):
+        if not override.concerns(source.torch_version, spec.entries):
             continue
         if error := check_applies(override, spec.entries, partners):
             stale.append(error)
@@ -147,7 +147,7 @@ def _returns(schema: Schema) -> tuple[int, ...]:
 
 
 def _results(schema: Schema) -> dict[str, int | None]:
-    """For each written parameter, the result of a functional variant of this signature with its new value."""
+    """For each written parameter, the result of a functional variant of this signature that is its value."""
     position = {r.type.alias: index for index, r in enumerate(schema.returns) if r.type.written}
     results: dict[str, int | None] = {p.name: position.get(p.type.alias) for p in schema.written}
     for index, parameter in enumerate(unreturned(schema)):
@@ -156,13 +156,15 @@ def _results(schema: Schema) -> dict[str, int | None]:
 
 
 def _written(
-    schema: Schema, results: dict[str, int | None], when: dict[str, str | None] | None = None
+    schema: Schema, results: dict[str, int | None], hidden: dict[str, str | None] | None = None
 ) -> tuple[WrittenRow, ...]:
-    """The written parameters: those declared, and those that `when` names beside."""
+    """The declared writes in the schema's order, then the hidden ones, each with the flag that it depends on."""
+    hidden = hidden or {}
+    declared = [(p, None) for p in schema.written]
+    undeclared = [(p, hidden[p.name]) for p in schema.parameters if p.name in hidden]
     return tuple(
-        (p.name, schema.position(p.name), results.get(p.name), p.type.is_list, (when or {}).get(p.name))
-        for p in schema.parameters
-        if p.type.written or p.name in (when or {})
+        (p.name, schema.position(p.name), results.get(p.name), p.type.is_list, when)
+        for p, when in (*declared, *undeclared)
     )
 
 

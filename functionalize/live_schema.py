@@ -62,7 +62,7 @@ class OpRow:
         name: `aten::add_.Tensor`; the default overload prints without a dot, `aten::relu_`.
         kind: how it writes.
         view: whether it views.
-        written: the arguments that it writes, in the order of the schema.
+        written: the arguments that it writes: those that the schema declares in its order, then others.
         functional: the functional variant. On a row of kind FUNCTIONAL, the operator to run in its place.
         functional_args: None: the functional variant takes the operator's own arguments, less `out=` ones, as
             they are. Else the operator's arguments in the order of the variant's parameters; those for its
