@@ -1,4 +1,4 @@
-"""The commands: `python -m functionalize.codegen emit | check | diff OLD NEW | explain OP`.
+"""The commands: `python -m functionalize.codegen emit | check | diff OLD NEW | explain OP | source`.
 
 Invariant: exit status 0 for done, 1 for drift or an unknown op, 2 for sources that cannot be read. Limits:
 torch is never imported, so what these commands say is about text.
@@ -60,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("op", help="for example add_.Tensor")
     command.set_defaults(run=_explain)
+    command = commands.add_parser("source", help="where the installed torch keeps its native_functions.yaml")
+    command.set_defaults(run=_source)
     return parser
 
 
@@ -115,6 +117,11 @@ def _explain(options: argparse.Namespace) -> int:
         return 1
     for label, text in explain.lines(tables, name, rules.read_rules()):
         print(f"{label:11} {text}")
+    return 0
+
+
+def _source(options: argparse.Namespace) -> int:
+    print(installed_source().functions)
     return 0
 
 

@@ -158,7 +158,7 @@ def _results(schema: Schema) -> dict[str, int | None]:
 def _written(
     schema: Schema, results: dict[str, int | None], hidden: dict[str, str | None] | None = None
 ) -> tuple[WrittenRow, ...]:
-    """The declared writes in the schema's order, then the hidden ones, each with the flag that it depends on."""
+    """The declared writes in the order of the schema, then the hidden ones with the flag they depend on."""
     hidden = hidden or {}
     declared = [(p, None) for p in schema.written]
     undeclared = [(p, hidden[p.name]) for p in schema.parameters if p.name in hidden]
