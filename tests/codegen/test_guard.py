@@ -13,6 +13,7 @@ import pytest
 from functionalize import tables
 from functionalize.codegen import sources
 from functionalize.codegen.tables import Tables
+from functionalize.generated import rows
 
 NOVEL = "\n- func: novel(Tensor self) -> Tensor\n  dispatch:\n    CPU: novel\n"
 
@@ -42,9 +43,9 @@ def notices(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_shipped_tables_serve_their_own_torch(caplog: pytest.LogCaptureFixture, cache: Path) -> None:
-    if sources.installed_source().sha256 != tables.rows.SOURCES_SHA256:
+    if sources.installed_source().sha256 != rows.SOURCES_SHA256:
         pytest.skip("another torch than that of the shipped tables is installed")
-    assert tables._installed_rows() is tables.rows.ROWS
+    assert tables._installed_rows() is rows.ROWS
     assert notices(caplog) == []
     assert not cache.exists()
 
@@ -56,7 +57,7 @@ def test_tables_are_made_once_with_one_notice(
     assert "aten::novel ('functional',)" in made.splitlines()
     (folder,) = cache.iterdir()
     assert notices(caplog) == [
-        f"functionalize ships tables of torch {tables.rows.TORCH_VERSION}; torch unknown is installed, "
+        f"functionalize ships tables of torch {rows.TORCH_VERSION}; torch unknown is installed, "
         f"so it made others, in {folder}"
     ]
     caplog.clear()
@@ -67,9 +68,9 @@ def test_tables_are_made_once_with_one_notice(
 def test_a_cache_of_other_sources_is_not_used(other_torch: sources.Source, cache: Path) -> None:
     tables._installed_rows()
     (folder,) = cache.iterdir()
-    rows = folder / "rows.py"
-    rows.write_text(
-        rows.read_text().replace(other_torch.sha256, "0" * 64).replace("aten::novel", "aten::stale")
+    file = folder / "rows.py"
+    file.write_text(
+        file.read_text().replace(other_torch.sha256, "0" * 64).replace("aten::novel", "aten::stale")
     )
     assert "aten::novel ('functional',)" in tables._installed_rows().splitlines()
 
@@ -93,7 +94,7 @@ def test_a_yaml_that_cannot_be_read_leaves_the_shipped_tables(
     other_torch: sources.Source, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other_torch.functions.write_text("- func: f(Tensor(A) self) -> Tensor\n")
-    assert tables._installed_rows() is tables.rows.ROWS
+    assert tables._installed_rows() is rows.ROWS
     (notice,) = notices(caplog)
     assert "cannot make others, so it uses these" in notice
     assert "an alias annotation is" in notice
@@ -106,7 +107,7 @@ def test_a_torch_without_its_yaml_leaves_the_shipped_tables(
         raise FileNotFoundError("torchgen is not installed")
 
     monkeypatch.setattr(sources, "installed_source", missing)
-    assert tables._installed_rows() is tables.rows.ROWS
+    assert tables._installed_rows() is rows.ROWS
     (notice,) = notices(caplog)
     assert notice.endswith("unchecked: torchgen is not installed")
 

@@ -74,7 +74,7 @@ class Watch(TorchDispatchMode):
     """Holds each op to its row."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: set[str] = set()
 
     def __torch_dispatch__(

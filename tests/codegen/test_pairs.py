@@ -70,7 +70,7 @@ class Pairs(TorchDispatchMode):
     """Holds each mutating op against its functional variant."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[str] = set()
 
     def __torch_dispatch__(

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torchgen.gen import parse_native_yaml
-from torchgen.model import NativeFunction, SchemaKind
+from torchgen.gen import parse_native_yaml  # type: ignore[import-untyped]
+from torchgen.model import NativeFunction, SchemaKind  # type: ignore[import-untyped]
 
 from functionalize import live_schema, tables
 from functionalize.codegen import classify, rules
