@@ -18,13 +18,15 @@ from torch._higher_order_ops.auto_functionalize import (  # the graph form of a 
     can_auto_functionalize,
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, _enable_thunkify
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
     TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass,
 )
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 __all__ = [
     "FakeTensor",
@@ -34,12 +36,15 @@ __all__ = [
     "below_autograd",
     "can_auto_functionalize",
     "current_proxy_mode",
+    "has_symbols",
     "is_traceable_wrapper_subclass",
     "memory_write",
     "mode_stack",
     "on_handles",
     "point_proxy",
     "storage_key",
+    "track_symbols",
+    "uncached_fakes",
     "unwrap_functorch",
     "user_frame",
 ]
@@ -104,6 +109,20 @@ def on_handles(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
 
 
 @contextlib.contextmanager
+def uncached_fakes(handles: Sequence[torch.Tensor]) -> Iterator[None]:
+    """FakeTensor's cache replays what an op returned, but not that it resized an ``out=`` argument."""
+    modes = {id(handle.fake_mode): handle.fake_mode for handle in handles if isinstance(handle, FakeTensor)}
+    before = [(mode, mode.cache_enabled) for mode in modes.values()]
+    for mode, _ in before:
+        mode.cache_enabled = False
+    try:
+        yield
+    finally:
+        for mode, enabled in before:
+            mode.cache_enabled = enabled
+
+
+@contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
     """As inside ``__torch_dispatch__``: no autograd, no functorch level and no version counter sees the calls."""
     above = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)
@@ -124,6 +143,32 @@ def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch
     proxy = tracker.get(value)
     if proxy is not None:
         tracker[handle] = proxy
+
+
+def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:
+    """Whether fake tensors made by these modes have symbolic sizes."""
+    return any(isinstance(mode, FakeTensorMode) and mode.shape_env is not None for mode in modes)
+
+
+def track_symbols(mode: ProxyTorchDispatchMode, symbols: Sequence[torch.SymInt]) -> None:
+    """Let the tracer know symbols that were computed while it did not look: as arithmetic on those that it knows.
+
+    Nodes for the arithmetic appear when a symbol is used. The tracer does the same for sums and products by itself,
+    and gives up on powers, minima and the like.
+    """
+    tracer: Any = mode.tracer
+    for symbol in symbols:
+        expression = symbol.node.expr
+        if symbol in tracer.symnode_tracker or expression.is_number:
+            continue
+        known = {free: tracer.sympy_expr_tracker.get(free) for free in expression.free_symbols}
+        if any(entry is None for entry in known.values()):
+            continue
+        with _enable_thunkify(tracer):
+            values = {free: entry.value for free, entry in known.items()}
+            same = sympy_interp(PythonReferenceAnalysis, values, expression)
+        if isinstance(same, torch.SymInt) and same in tracer.symnode_tracker:
+            tracer.symnode_tracker[symbol] = tracer.symnode_tracker[same]
 
 
 def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:

@@ -88,10 +88,11 @@ def disjoint(one: View, two: View) -> bool:
 class Base:
     """One storage that was viewed or written: its tree of views, its handles, and the log of its writes."""
 
-    __slots__ = ("_renamed", "_views", "handles", "key", "log", "original", "pending", "root", "seed", "storage", "top")
+    __slots__ = ("_renamed", "_views", "capacity", "handles", "key", "log", "original", "pending", "root", "seed", "storage", "top")
 
     def __init__(self, handle: torch.Tensor, value: Value) -> None:
         self.storage = handle.untyped_storage()  # held, so that its identity is not used again
+        self.capacity = self.storage.nbytes()  # when the handle's value was right
         self.key = storage_key(handle)
         self.root = self.top = View(self, None, None, Geometry.of(handle))
         self.root.value = value
@@ -172,13 +173,16 @@ class AliasGraph:
                 view.settle(other, 0)
         return base.root
 
-    def moved(self, handle: torch.Tensor) -> None:
-        """A handle's metadata was changed by an op that no rule describes."""
-        base = self.bases.get(storage_key(handle))
+    def moved(self, handle: torch.Tensor) -> bool:
+        """A handle's metadata was changed by an op that no rule describes. False: its new place cannot be addressed."""
+        base, place = self.bases.get(storage_key(handle)), Geometry.of(handle)
         if base is None:
             self.adopt(handle, handle)
+        elif place.static and base.top.geometry.static:
+            self.track(handle, self.locate(base, place))
         else:
-            self.track(handle, self.locate(base, Geometry.of(handle)))
+            return False
+        return True
 
     def track(self, handle: torch.Tensor, view: View) -> None:
         """Remember which view a handle has. A base is forgotten with the last handle that depends on it."""
@@ -255,23 +259,26 @@ class AliasGraph:
         else:
             rule = view_rules.strided(image.geometry, old.geometry)
         image.stamp = old.stamp
-        base.seed = _seed(base, image.geometry, rule, old.value)
+        base.seed = _seed(base, image.geometry, rule, old)
         base.crown(image, rule)
         return image
 
 
-def _seed(base: Base, place: Geometry, rule: ViewRule, value: Value | None) -> Callable[[Call], Value]:
+def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[Call], Value]:
     """How to compute an image from the old top's value, and around it from what the storage holds."""
-    original, old_seed = base.original, base.seed
+    original, old_seed, value, empty = base.original, base.seed, old.value, 0 in old.geometry.size
 
     def seed(call: Call) -> Value:
         first = old_seed(call) if value is None and old_seed is not None else value
         handle = original and original()
+
         def around() -> Value:
-            if handle is not None:
+            if handle is not None and place.span[1] <= base.capacity:
                 return call(aten.as_strided_copy.default, handle, [place.extent], [1], place.offset)
             return call(aten.new_zeros.default, first, [place.extent])
 
-        return around() if first is handle and not rule.covers else rule.inverse(call, around, first)
+        if empty or (first is handle and not rule.covers and place.span[1] <= base.capacity):
+            return around()
+        return rule.inverse(call, around, first)
 
     return seed

@@ -6,7 +6,7 @@ Limits: runs only where a mode below observes us; otherwise the handles' memory 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,11 @@ class Input:
 
 @dataclass(frozen=True)
 class WriteBack:
-    """An input that changed, and its new value."""
+    """An input that changed, its new value, and whether data was written or only the metadata changed."""
 
     input: Input
     value: Value
+    written: bool
 
 
 def plan(program: Program, inputs: Sequence[Input]) -> list[WriteBack]:
@@ -50,8 +51,11 @@ def plan(program: Program, inputs: Sequence[Input]) -> list[WriteBack]:
         if view is not None and (not view.base.untouched(view, since=0) or moved(entry)):
             changed.append((entry, view))
     written = {entry.storage for entry, _ in changed}
-    backs = [WriteBack(entry, program.read(view)) for entry, view in changed]
-    return [WriteBack(back.input, _own(program, back.value, written)) for back in backs]
+    values = [program.read(view) for _, view in changed]
+    return [
+        WriteBack(entry, _own(program, value, written), written=not view.base.untouched(view, since=0))
+        for (entry, view), value in zip(changed, values, strict=True)
+    ]
 
 
 def _own(program: Program, value: Value, written: set[int]) -> Value:
@@ -70,16 +74,26 @@ def emit(program: Program, backs: Sequence[WriteBack]) -> None:
     """Run the write-backs in the modes below, which record them."""
     for back in backs:
         handle = back.input.handle
-        if moved(back.input):
-            _emit_metadata(handle)
-        aten.copy_.default(handle, back.value)
-    for back in backs:
-        program.domain.point(back.input.handle, back.value)
+        node = program.domain.alias(handle)  # stands for the input; each write-back below is one to it
+        for op, args in _metadata(back.input):
+            op(handle, *args)
+            program.domain.point(handle, node)
+        if back.written:
+            aten.copy_.default(handle, back.value)
+        program.domain.point(handle, back.value)
 
 
-def _emit_metadata(handle: torch.Tensor) -> None:
-    aten.resize_.default(handle, list(handle.size()))
-    aten.as_strided_.default(handle, list(handle.size()), list(handle.stride()), handle.storage_offset())
+def _metadata(entry: Input) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The ops that give an input its new metadata."""
+    if not moved(entry):
+        return
+    handle = entry.handle
+    size, stride = list(handle.size()), list(handle.stride())
+    if Geometry.of(handle).elements != entry.place.elements:
+        yield aten.resize_.default, (size,)
+        if Geometry.of(handle).contiguous and entry.place.offset == 0:
+            return
+    yield aten.as_strided_.default, (size, stride, handle.storage_offset())
 
 
 def surface(program: Program, outputs: Sequence[torch.Tensor], inputs: Sequence[Input]) -> None:

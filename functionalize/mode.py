@@ -30,7 +30,7 @@ class FunctionalizeMode(TorchDispatchMode):
     def __init__(self, *, remove_views: bool) -> None:
         super().__init__()
         # Made outside of the mode: the domain looks at the modes that will run below it.
-        self.program = Program(TensorsDomain(remove_views=remove_views))
+        self.program = Program(TensorsDomain(remove_views=remove_views), enter=lambda: self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
@@ -62,7 +62,7 @@ class FunctionalizeMode(TorchDispatchMode):
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         source, graph = args[0], self.program.graph
         key = storage_key(source)
-        out = on_handles(func, args, kwargs) if key else None
+        out = self.program.domain.on_handles(func, args, kwargs) if key else None
         if isinstance(out, torch.Tensor) and storage_key(out) == key:
             view = graph.derive(graph.ensure(source), func, tuple(args[1:]), Geometry.of(out))
             graph.track(out, view)
@@ -82,13 +82,16 @@ class FunctionalizeMode(TorchDispatchMode):
             if isinstance(arg, torch.Tensor):
                 program.unshare(arg)
         view = program.graph.ensure(handle)
-        on_handles(func, args, kwargs)
+        program.domain.on_handles(func, args, kwargs)
+        program.domain.know_symbols(handle)
+        if Geometry.of(handle).key == view.geometry.key and storage_key(handle) == view.base.key:
+            return handle
         variant = tables.row(func).functional
         op = tables.overload(variant) if variant else None
         if op in view_rules.VIEW_RULES and storage_key(handle) == view.base.key:
             program.graph.track(handle, program.graph.derive(view, op, tuple(args[1:]), Geometry.of(handle)))
-        else:
-            program.graph.moved(handle)
+        elif not program.graph.moved(handle):
+            program.resized(handle, view)
         return handle
 
     def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:

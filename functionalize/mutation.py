@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from functionalize import tables
-from functionalize._torch import auto_functionalized, can_auto_functionalize, on_handles
+from functionalize._torch import auto_functionalized, can_auto_functionalize
+from functionalize.domains.tensors import same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.tables import OpRow, Written
@@ -33,9 +34,8 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     if row.functional is None:
         return _without_variant(program, func, row, args, kwargs)
     variant = tables.overload(row.functional)
-    handles = _variant_arguments(func, row, variant, args, kwargs)
-    call_args, call_kwargs, _ = program.values(*handles)
-    results = program.domain.call(variant, *call_args, **call_kwargs)
+    handles = _variant_arguments(program, func, row, variant, args, kwargs)
+    results = program.compute(variant, *handles)
     if len(variant._schema.returns) == 1:
         results = (results,)
     Admission(program, func, args, kwargs).settle_all(written, results)
@@ -69,12 +69,11 @@ def _writes(func: Any, written: Written, args: Sequence[Any], kwargs: Kwargs) ->
 def _quietly(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """A call that writes nothing (evaluation-mode batch norm): the op that says so in its schema, if there is one."""
     quiet = tables.overload(row.quiet) if row.quiet else func
-    call_args, call_kwargs, _ = program.values(args, kwargs)
-    return program.domain.call(quiet, *call_args, **call_kwargs)
+    return program.compute(quiet, args, kwargs)
 
 
 def _variant_arguments(
-    func: Any, row: OpRow, variant: Any, args: Sequence[Any], kwargs: Kwargs
+    program: Program, func: Any, row: OpRow, variant: Any, args: Sequence[Any], kwargs: Kwargs
 ) -> tuple[list[Any], Kwargs]:
     """The functional variant's arguments, in handles."""
     outputs = {w.name for w in row.written} if row.kind is tables.Kind.OUT else set()
@@ -92,20 +91,20 @@ def _variant_arguments(
     for option in row.options:
         call_kwargs[option] = getattr(first, option)
     call_kwargs.update(row.constants)
-    _keep_dtype(variant, first, call_args, call_kwargs)
+    if _names_no_dtype(variant, call_args, call_kwargs) and isinstance(first, torch.Tensor):
+        with_dtype = {**call_kwargs, "dtype": first.dtype}
+        # Sums and products compute in the dtype of what they write, where the caller names none: `sum.out`, `cumsum_`.
+        if program.domain.dtype_of(variant, call_args, call_kwargs) != first.dtype:
+            call_kwargs = with_dtype
     return call_args, call_kwargs
 
 
-def _keep_dtype(variant: Any, target: Any, args: list[Any], kwargs: Kwargs) -> None:
-    """Reductions compute in the dtype of what they write, where the caller names none: `sum.out`, `cumsum_`."""
-    for position, declared in enumerate(variant._schema.arguments):
-        if declared.name != "dtype" or str(declared.type) != "Optional[int]" or not isinstance(target, torch.Tensor):
-            continue
-        if declared.kwarg_only or position >= len(args):
-            if kwargs.get("dtype") is None:
-                kwargs["dtype"] = target.dtype
-        elif args[position] is None:
-            args[position] = target.dtype
+def _names_no_dtype(variant: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
+    """Whether an op takes a dtype for its result, and this call leaves it out."""
+    return any(
+        declared.name == "dtype" and declared.kwarg_only and kwargs.get("dtype") is None
+        for declared in variant._schema.arguments
+    )
 
 
 class Admission:
@@ -113,26 +112,24 @@ class Admission:
 
     def __init__(self, program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
         self.program, self.func, self.args, self.kwargs = program, func, args, kwargs
-        self._twins: tuple[Any, Any] | None = None
+        self._targets: list[Any] = []
+        self._twins: dict[int, torch.Tensor] | None = None
 
     def settle_all(self, written: Sequence[Written], results: Sequence[Any]) -> None:
         """Commit each result to its argument; all are admitted before the first is committed."""
-        pairs = [pair for w in written for pair in self._pairs(w, results[w.result or 0])]
-        values = [self._admitted(w, index, handle, value) for w, index, handle, value in pairs]
-        for (_, _, handle, _), value in zip(pairs, values, strict=True):
+        self._targets = [argument(self.func, w, self.args, self.kwargs) for w in written]
+        pairs = [
+            (handle, value)
+            for w, target in zip(written, self._targets, strict=True)
+            for handle, value in _pairs(w, target, results[w.result or 0])
+        ]
+        values = [self._admitted(handle, value) for handle, value in pairs]
+        for (handle, _), value in zip(pairs, values, strict=True):
             self.program.write(handle, value)
 
-    def _pairs(self, written: Written, result: Any) -> Iterator[tuple[Written, int, torch.Tensor, Value]]:
-        target = argument(self.func, written, self.args, self.kwargs)
-        targets, values = (target, result) if written.is_list else ([target], [result])
-        for index, (handle, value) in enumerate(zip(targets, values, strict=True)):
-            if handle is not None:
-                yield written, index, handle, value
-
-    def _admitted(self, written: Written, index: int, handle: torch.Tensor, value: Value) -> Value:
+    def _admitted(self, handle: torch.Tensor, value: Value) -> Value:
         if value.size() != handle.size() or value.dtype != handle.dtype or overlaps_itself(handle):
-            twin = argument(self.func, written, *self._rehearsed())
-            twin = twin[index] if written.is_list else twin
+            twin = self._twin(handle, value)
             if twin.size() != handle.size():
                 resize(self.program, handle, twin)
             if value.dtype != handle.dtype:
@@ -141,10 +138,21 @@ class Admission:
             value = self.program.domain.call(aten._to_copy.default, value, device=handle.device)
         return value
 
-    def _rehearsed(self) -> tuple[Any, Any]:
+    def _twin(self, handle: torch.Tensor, value: Value) -> torch.Tensor:
+        """What becomes of a written handle's metadata, tried on a twin."""
+        if torch.Tag.dynamic_output_shape in self.func.tags:
+            return value
         if self._twins is None:
-            self._twins = self.program.domain.rehearse(self.func, self.args, self.kwargs)
-        return self._twins
+            twins = self.program.domain.rehearse(self.func, self.args, self.kwargs, self._targets)
+            self._twins = {id(h): twin for h, twin in zip(tensor_leaves(self._targets, {}), twins, strict=True)}
+        return self._twins[id(handle)]
+
+
+def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.Tensor, Value]]:
+    """Each tensor that an argument holds, with its new value."""
+    for handle, value in zip(*((target, result) if written.is_list else ([target], [result])), strict=True):
+        if handle is not None:
+            yield handle, value
 
 
 def overlaps_itself(handle: torch.Tensor) -> bool:
@@ -158,10 +166,13 @@ def overlaps_itself(handle: torch.Tensor) -> bool:
 def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     """Give an ``out=`` handle the geometry that eager gives it; all of its elements are about to be written."""
     program.graph.ensure(handle)
-    on_handles(aten.resize_.default, (handle, list(like.size())), {})
-    if handle.stride() != like.stride():
-        on_handles(aten.as_strided_.default, (handle, list(like.size()), list(like.stride())), {})
-    program.graph.moved(handle)
+    run = program.domain.on_handles
+    run(aten.resize_.default, (handle, list(like.size())), {})
+    if not same_strides(handle, like):
+        run(aten.as_strided_.default, (handle, list(like.size()), list(like.stride())), {})
+    program.domain.know_symbols(handle)
+    if not program.graph.moved(handle):
+        program.graph.adopt(handle, handle)
 
 
 def _without_variant(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -176,10 +187,8 @@ def _without_variant(program: Program, func: Any, row: OpRow, args: Sequence[Any
     results = auto_functionalized(func, **named, **call_kwargs)
     own = len(func._schema.returns) or 1  # a None stands for no return at all
     for w, result in zip(row.written, results[own:], strict=True):
-        target = argument(func, w, args, kwargs)
-        for handle, value in zip(*((target, result) if w.is_list else ([target], [result])), strict=True):
-            if handle is not None:
-                program.write(handle, value)
+        for handle, value in _pairs(w, argument(func, w, args, kwargs), result):
+            program.write(handle, value)
     return results[0] if own == 1 else tuple(results[:own])
 
 
@@ -194,7 +203,7 @@ def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> b
         return False
     call, value = program.domain.call, program.value(source)
     if source.size() != target.size():
-        program.domain.rehearse(func, args, kwargs)
+        program.domain.rehearse(func, args, kwargs, [target])
     elif program.graph.find(target) is not None and program.graph.find(source) is program.graph.find(target):
         return True
     options = {o: getattr(target, o) for o in ("dtype", "device") if getattr(target, o) != getattr(source, o)}

@@ -5,22 +5,29 @@ Invariant: between two ops every handle has one current value, and a real handle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from functionalize import tables
 from functionalize.alias_graph import AliasGraph, View
 from functionalize.domains.tensors import TensorsDomain, same_strides
+from functionalize.errors import UnsupportedMutationError
 from functionalize.regenerate import commit, regenerate
 from functionalize.view_rules import Value
+
+aten = torch.ops.aten
 
 
 class Program:
     """What the ops of one call act on."""
 
-    def __init__(self, domain: TensorsDomain) -> None:
+    def __init__(self, domain: TensorsDomain, enter: Callable[[], AbstractContextManager[Any]]) -> None:
         self.domain = domain
+        self.enter = enter  # has the ops inside dispatched to this program again
         self.graph = AliasGraph()
 
     def value(self, handle: torch.Tensor) -> Value:
@@ -43,12 +50,35 @@ class Program:
         commit(view, self.domain.freeze(value) if borrowed else value, borrowed=borrowed)
         self.domain.show(handle, value)
 
+    def resized(self, handle: torch.Tensor, before: View) -> None:
+        """A handle of symbolic size was resized: without knowing how far, only a storage of its own can be."""
+        alive = (ref() for ref, _ in before.base.handles.values())
+        others = [other for other in alive if other is not None and other is not handle]
+        if others or not before.geometry.contiguous:
+            raise UnsupportedMutationError(
+                f"resize_ of a tensor of symbolic size {tuple(before.geometry.size)}",
+                why="it shares its storage with other tensors or is not contiguous, and where the elements go depends "
+                "on sizes that are not known while tracing",
+                hint="trace with static shapes (tracing_mode='fake'), or allocate a new tensor",
+            )
+        value = self.domain.call(aten.resize.default, self.read(before), list(handle.size()))
+        self.graph.adopt(handle, value)
+
     def unshare(self, handle: torch.Tensor) -> None:
         """Part a handle whose metadata is about to change from the value that it may be."""
         root = self.graph.ensure(handle).base.root
         if root.value is handle:
             root.value = self.domain.alias(handle)
             self.graph.track(handle, root)
+
+    def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Results, as values, of a functional op on handles."""
+        if tables.row(op).composite:  # it decomposes above the modes below us, into views for one
+            with self.enter():
+                out = op(*args, **kwargs)
+            return pytree.tree_map_only(torch.Tensor, self.value, out)
+        call_args, call_kwargs, _ = self.values(args, kwargs)
+        return self.domain.call(op, *call_args, **call_kwargs)
 
     def values(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
         """Arguments with handles replaced by values, and whether some value has other strides than its handle."""

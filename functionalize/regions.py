@@ -21,6 +21,13 @@ def _hashable(number: Any) -> Any:
     return number if type(number) is int else number.node.expr
 
 
+def _plain(number: Any) -> Any:
+    """An integer as int, also where it is a symbol that a guard has pinned."""
+    if type(number) is int or not number.node.expr.is_number:
+        return number
+    return int(number.node.expr)
+
+
 @dataclass(frozen=True, eq=False)
 class Geometry:
     """How a tensor addresses its storage. Sizes, strides and offset count elements of ``dtype``."""
@@ -35,9 +42,9 @@ class Geometry:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
         return cls(
-            tuple(tensor.size()),
-            tuple(tensor.stride()),
-            tensor.storage_offset(),
+            tuple(map(_plain, tensor.size())),
+            tuple(map(_plain, tensor.stride())),
+            _plain(tensor.storage_offset()),
             tensor.dtype,
             tensor.is_conj(),
             tensor.is_neg(),
@@ -54,6 +61,11 @@ class Geometry:
     @cached_property
     def static(self) -> bool:
         return all(type(n) is int for n in (*self.size, *self.stride, self.offset))
+
+    @cached_property
+    def elements(self) -> Any:
+        """How many elements, as a number or an expression of symbols."""
+        return _hashable(math.prod(self.size))
 
     @cached_property
     def span(self) -> tuple[int, int]:

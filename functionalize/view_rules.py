@@ -70,8 +70,9 @@ UNSUPPORTED_VIEWS: dict[Any, str] = {
 }
 """Primitive views without a rule, and why: they pass through, and a write through them is refused."""
 
-IDENTITIES = frozenset(
+BY_PLACE = frozenset(
     {
+        aten.as_strided.default,
         aten.alias.default,
         aten.detach.default,
         aten.lift_fresh.default,
@@ -81,7 +82,7 @@ IDENTITIES = frozenset(
         aten.slice_inverse.default,
     }
 )
-"""Views that keep the geometry of their source or are known by their geometry alone: no rule is asked for."""
+"""Views that keep the geometry of their source, or are known by their geometry alone (:func:`strided`)."""
 
 
 def view_rule(*ops: Any) -> Callable[[Builder], Builder]:
@@ -267,11 +268,6 @@ def neg(source: Geometry, out: Geometry) -> ViewRule:
         inverse=lambda call, base, view: call(aten._neg_view_copy.default, view),
         covers=True,
     )
-
-
-@view_rule(aten.as_strided.default)
-def as_strided(source: Geometry, out: Geometry, *_: Any) -> ViewRule:
-    return strided(source, out)
 
 
 @view_rule(aten.unfold.default)

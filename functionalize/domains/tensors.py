@@ -6,6 +6,7 @@ Limits: one domain serves one call of a functionalized function, in one thread.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -19,10 +20,13 @@ from functionalize._torch import (
     FakeTensorMode,
     ProxyTorchDispatchMode,
     current_proxy_mode,
+    has_symbols,
     memory_write,
     mode_stack,
     on_handles,
     point_proxy,
+    track_symbols,
+    uncached_fakes,
 )
 
 aten = torch.ops.aten
@@ -32,6 +36,7 @@ Value = torch.Tensor
 # strides it likes. So ops whose legality or meaning rests on strides run on a value only after this check.
 _LEGAL_BY_STRIDES = frozenset({aten.view.default, aten.view.dtype, aten.view_as_complex.default})
 _CHECKED_AS_COPY = _LEGAL_BY_STRIDES - {aten.view.default}  # view_copy takes any strides
+_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _BY_STORAGE = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
 
 
@@ -48,7 +53,7 @@ class TensorsDomain:
         self.remove_views = remove_views
         self.proxies: ProxyTorchDispatchMode | None = current_proxy_mode()
         self.observed = any(not isinstance(mode, FakeTensorMode) for mode in mode_stack())
-        self._fakes: FakeTensorMode | None = None
+        self.symbolic = self.proxies is not None and has_symbols(mode_stack())
 
     # Values
 
@@ -84,41 +89,59 @@ class TensorsDomain:
         if self.proxies is not None:
             point_proxy(self.proxies, handle, value)
 
+    def on_handles(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an op on the program's own tensors, seen by no tracer."""
+        out = on_handles(func, args, kwargs)
+        if self.symbolic:
+            for handle in tensor_leaves([out], {}):
+                self.know_symbols(handle)
+        return out
+
+    def know_symbols(self, handle: torch.Tensor) -> None:
+        """Let the tracer find the sizes of a handle that was made behind its back."""
+        if self.proxies is not None and handle.layout is torch.strided:
+            numbers = (*handle.size(), *handle.stride(), handle.storage_offset())
+            track_symbols(self.proxies, [n for n in numbers if isinstance(n, torch.SymInt)])
+
     def expected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """``out``, or fresh handles where eager, from the handles ``args``, would have given other strides."""
-        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
-            return out
+        if not _DATA_DEPENDENT.isdisjoint(func.tags):
+            return out  # shapes that only the data tell, and tensors whose strides are their own
         flat, spec = pytree.tree_flatten(out)
-        wanted = pytree.tree_leaves(self._propagate(func, args, kwargs))
+        with _same_random_numbers(func):
+            wanted = pytree.tree_leaves(self.on_handles(func, args, kwargs))
         handles = [_rehandled(leaf, want) for leaf, want in zip(flat, wanted, strict=True)]
         return pytree.tree_unflatten(handles, spec)
 
-    def rehearse(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Run a mutating op on fake twins of its handles: raises what eager raises, else returns the twins."""
+    def dtype_of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
+        """The dtype of an op's first result."""
+        with _same_random_numbers(func):
+            results = tensor_leaves([on_handles(func, args, kwargs)], {})
+        return next((result.dtype for result in results), None)
 
-        def run() -> Any:
-            with self._fake_mode(args, kwargs):
-                twins = pytree.tree_map_only(torch.Tensor, _twin, (tuple(args), kwargs))
-                func(*twins[0], **twins[1])
-            return twins
+    def rehearse(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], written: Sequence[Any]) -> list[Any]:
+        """Run a mutating op on twins of the handles that it writes: raises what eager raises, else returns the twins.
 
-        return on_handles(run, (), {})  # type: ignore[no-any-return]
+        ``written`` holds tensors and lists of tensors; the result holds their twins, flat.
+        """
+        originals = list(tensor_leaves(written, {}))
+        twins = [on_handles(_uninitialized_like, (handle,), {}) for handle in originals]
+        by_id = {id(handle): twin for handle, twin in zip(originals, twins, strict=True)}
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda handle: by_id.get(id(handle), handle), (tuple(args), kwargs)
+        )
+        with _same_random_numbers(func), uncached_fakes(originals):
+            self.on_handles(func, args, kwargs)
+        for twin in twins if self.symbolic else ():
+            self.know_symbols(twin)
+        return [by_id[id(handle)] for handle in originals]
 
-    def _propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        mode = self._fake_mode(args, kwargs)
-        if mode is self._fakes:
-            args, kwargs = pytree.tree_map_only(
-                torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), (tuple(args), kwargs)
-            )
-        return on_handles(func, args, kwargs)
 
-    def _fake_mode(self, args: Sequence[Any], kwargs: dict[str, Any]) -> FakeTensorMode:
-        for leaf in tensor_leaves(args, kwargs):
-            if isinstance(leaf, FakeTensor):
-                return leaf.fake_mode
-        if self._fakes is None:
-            self._fakes = FakeTensorMode()
-        return self._fakes
+@contextlib.contextmanager
+def _same_random_numbers(func: Any) -> Iterator[None]:
+    """A second run of an op must not draw from the program's random numbers."""
+    with torch.random.fork_rng(enabled=torch.Tag.nondeterministic_seeded in func.tags):
+        yield
 
 
 def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -140,19 +163,11 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 def _rehandled(result: Any, want: Any) -> Any:
     if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or same_strides(result, want):
         return result
-    if isinstance(want, FakeTensor) and isinstance(result, FakeTensor):
-        return want
-    handle = on_handles(
-        aten.empty_strided.default,
-        (list(result.size()), list(want.stride())),
-        {"dtype": result.dtype, "device": result.device},
-    )
-    memory_write(handle, result)
-    return handle
+    return want
 
 
-def _twin(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+def _uninitialized_like(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty_strided(tensor.size(), tensor.stride())
 
 
 def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
