@@ -1,7 +1,8 @@
 """What both benchmarks share: the systems, timing them interleaved, and printing tables.
 
 Invariant: every round times every system once, so that a slow minute of the machine hits all of them alike.
-Limits: wall time of one process; medians and their ratios mean something, single figures little.
+Limits: CPU time of one process, so that others on the machine count for little; only medians and their
+ratios mean something.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each round."""
+    """CPU seconds of each round."""
 
     seconds: tuple[float, ...]
 
@@ -37,9 +38,9 @@ def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[
         for name in names[first:] + names[:first]:
             gc.collect()
             gc.disable()
-            start = time.perf_counter()
+            start = time.process_time()
             calls[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.process_time() - start)
             gc.enable()
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,18 @@ def row(name: str, ours: Graph, theirs: Graph) -> list[str]:
 HEADER = ["", "ms", "theirs", "ratio", "nodes", "theirs", "ratio", "KiB", "theirs", "ratio"]
 
 
+def growth(graphs: list[tuple[str, Graph]]) -> Iterator[str]:
+    """By how much nodes and time of ours grow where n doubles, pattern by pattern."""
+    for family in PATTERNS:
+        ours = [graph for name, graph in graphs if name.startswith(f"{family.name}, ") and not graph.failure]
+        steps = [
+            f"x{large.nodes / small.nodes:.2f} nodes, x{large.seconds / small.seconds:.2f} time"
+            for small, large in pairwise(ours)
+        ]
+        if steps:
+            yield f"{family.name}, n doubling from {family.sizes[0]}: {'; '.join(steps)}"
+
+
 def programs(what: str, pattern: str) -> Iterator[tuple[str, Callable[[], Program]]]:
     if what in ("all", "models"):
         for model in MODELS:
@@ -123,7 +136,7 @@ def summary(pairs: list[tuple[Graph, Graph]]) -> str:
     more_nodes = sum(ours.nodes > theirs.nodes for ours, theirs in both)
     more_bytes = sum(ours.bytes > theirs.bytes for ours, theirs in both)
     return (
-        f"{len(both)} programs that both trace: trace time ratio median {statistics.median(ratios):.2f}, "
+        f"of {len(pairs)}, both trace {len(both)}; trace time ratio median {statistics.median(ratios):.2f}, "
         f"worst {ratios[-1]:.2f}; more nodes than {THEIRS} in {more_nodes}, more bytes in {more_bytes}"
     )
 
@@ -141,11 +154,15 @@ def main() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     print(f"{environment()}; remove={options.remove!r}; make_fx, fake; medians of {options.rounds} rounds")
-    rows, pairs, failures = [], [], []
+    rows, failures = [], []
+    pairs: dict[str, list[tuple[Graph, Graph]]] = {"models": [], "patterns": []}
+    ours_by_name: list[tuple[str, Graph]] = []
+    model_names = {model.name for model in MODELS}
     for name, build in programs(options.what, options.only):
         print(f"  {name} ...", end="\r", file=sys.stderr, flush=True)
         ours, theirs = compare(build(), options.remove, options.rounds)
-        pairs.append((ours, theirs))
+        pairs["models" if name in model_names else "patterns"].append((ours, theirs))
+        ours_by_name.append((name, ours))
         rows.append(row(name, ours, theirs))
         failures += [
             f"{name}, {who}: {graph.failure}"
@@ -153,7 +170,12 @@ def main() -> None:
             if graph.failure
         ]
     print(table(HEADER, rows))
-    print(f"\n{summary(pairs)}")
+    print()
+    for kind, measured in pairs.items():
+        if measured:
+            print(f"{kind}: {summary(measured)}")
+    for line in growth(ours_by_name):
+        print(line)
     if options.failures:
         print("\n".join(failures))
 
