@@ -1,6 +1,7 @@
 # Sourced by the other scripts: goes to the repository's root and leaves its virtual environment, .venv, ready and
 # first on PATH. It is made when it is missing and brought up to date when pyproject.toml or constraints.txt changed;
-# otherwise this costs some milliseconds. PYTHON names the interpreter that makes it (default: python3).
+# otherwise this costs some milliseconds. PYTHON names the interpreter that makes it (default: python3); the package
+# runs on 3.10 as well, several of the pinned test tools do not.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,8 +12,8 @@ make_environment() {
 
     if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         local python=${PYTHON:-python3}
-        if ! "$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))'; then
-            echo "error: '$python' is not a Python >= 3.10 with venv and pip; name one: PYTHON=python3.11 $0" >&2
+        if ! "$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; then
+            echo "error: '$python' is not a Python >= 3.11 with venv and pip; name one: PYTHON=python3.11 $0" >&2
             exit 1
         fi
         echo "== making .venv with $("$python" --version)"
