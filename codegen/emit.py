@@ -38,7 +38,7 @@ def render(tables: Tables) -> dict[str, str]:
         "command": COMMAND,
         "source": tables.source,
         "rows": list(tables.rows.values()),
-        "overrides": sorted(tables.overrides.values(), key=lambda override: override.op),
+        "overrides": sorted(tables.declared, key=lambda override: override.op),
     }
     return {name: environment.get_template(file).render(context) for name, file in _TEMPLATES.items()}
 

@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Tables:
-    """All rows, and the exceptions that shaped them.
+    """All rows, and the exceptions: all that are declared, and those that apply to these sources, by op.
 
     `stale` are the exceptions that no longer apply; `unpaired` the ops that lack a partner and an exception.
     Tables that ship have neither; those made for another torch version may, and are used all the same.
@@ -59,6 +59,7 @@ class Tables:
     source: Source
     spec: Spec
     rows: dict[str, Row]
+    declared: tuple[Override, ...]
     overrides: dict[str, Override]
     stale: tuple[SpecError, ...]
     unpaired: tuple[SpecError, ...]
@@ -93,7 +94,7 @@ def build(source: Source, overrides: list[Override]) -> Tables:
         rows[name] = row = _row(entry, exception, spec, partners)
         if exception is None and (rule := _missing_partner(entry, row)):
             unpaired.append(entry.error(rule))
-    return Tables(source, spec, rows, applying, tuple(stale), tuple(unpaired))
+    return Tables(source, spec, rows, tuple(overrides), applying, tuple(stale), tuple(unpaired))
 
 
 def _missing_partner(entry: Entry, row: Row) -> str | None:

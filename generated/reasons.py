@@ -9,6 +9,11 @@ REASONS = {
         'copies into `dst` and returns it; the schema declares neither',
         "https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/native/Copy.cpp",
     ),
+    "aten::_cudnn_attention_forward_no_dropout_inplace": (
+        "refuse",
+        'CUDA only, and the op that returns its output takes a bias and a dropout that this one does not have',
+        "https://github.com/pytorch/pytorch/blob/v2.15.0/aten/src/ATen/native/native_functions.yaml",
+    ),
     "aten::_cummax_helper": (
         "pair",
         'an out= op in all but its schema, which has the outputs as positional arguments',
