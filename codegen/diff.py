@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from . import classify
-from .tables import Row, Tables
+from .row import Row
+from .tables import Tables
 
 _SIMILAR = 0.6  # difflib's ratio of the names; below it, an equal schema means nothing
 

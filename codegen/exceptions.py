@@ -1,73 +1,20 @@
-"""What the YAML cannot tell: the entries of exceptions.yaml, and whether each still applies.
+"""Reads exceptions.yaml, what native_functions.yaml cannot tell, and finds the entries that no longer apply.
 
 Invariant: an exception names its op, its treatment, its reason and a link, and no field that its treatment
-does not use. Limits: whether a reason is true is for the tests, which run the ops.
+does not use. Limits: what an exception does to a row is said in treatments.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from . import classify
-from .schema import Schema
 from .spec import Entry, SpecError, items
+from .treatments import TREATMENTS, Override
 
 FILE = Path(__file__).with_name("exceptions.yaml")
-
-
-@dataclass(frozen=True)
-class Override:
-    """One entry of exceptions.yaml. The head of that file says what the fields mean."""
-
-    op: str
-    treatment: str
-    reason: str
-    link: str
-    functional: str | None = None
-    args: tuple[str, ...] | None = None
-    constants: tuple[tuple[str, object], ...] = ()
-    results: Mapping[str, int | None] = field(default_factory=dict)
-    returns: tuple[int, ...] | None = None
-    when: str | None = None
-    quiet: str | None = None
-    view: str | None = None
-    copy: str | None = None
-    since: str | None = None
-    until: str | None = None
-    file: Path = FILE
-    line: int = 0
-
-    def concerns(self, torch_version: str, entries: Mapping[str, Entry]) -> bool:
-        """Whether the exception is about this version; of an unknown version its ops tell."""
-        version = _version(torch_version)
-        if not version:
-            return self.op in entries or (self.since is None and self.until is None)
-        after_start = self.since is None or _version(self.since) <= version
-        return after_start and (self.until is None or version < _version(self.until))
-
-    def error(self, rule: str) -> SpecError:
-        return SpecError(self.file, self.line, f"op: {self.op.removeprefix('aten::')}", rule)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """`2.15.0` as numbers to compare; () for a text that is no version."""
-    match = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-
-# The fields beside op, treatment, reason and link: those that a treatment needs, and those that it may have.
-_FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
-    "pair": (frozenset({"functional", "results"}), frozenset({"args", "constants", "returns"})),
-    "hidden_write": (frozenset({"functional", "results"}), frozenset({"args", "returns", "when", "quiet"})),
-    "conditional": (frozenset({"when"}), frozenset()),
-    "view": (frozenset({"view", "copy"}), frozenset()),
-    "fresh": (frozenset({"functional"}), frozenset()),
-    "harmless": (frozenset(), frozenset()),
-    "refuse": (frozenset(), frozenset({"results"})),
-}
 _NEEDED = frozenset({"op", "treatment", "reason", "link"})
 _COMMON = _NEEDED | {"since", "until"}
 
@@ -94,13 +41,13 @@ def _override(file: Path, line: int, item: dict[str, object]) -> Override:
         if not isinstance(item.get(key), str):
             raise error(f"an exception has {key}, a text")
     treatment = str(item["treatment"])
-    if treatment not in _FIELDS:
-        raise error(f"a treatment is one of {', '.join(_FIELDS)}; {treatment} is not")
-    required, optional = _FIELDS[treatment]
+    if treatment not in TREATMENTS:
+        raise error(f"a treatment is one of {', '.join(TREATMENTS)}; {treatment} is not")
+    needs, may = TREATMENTS[treatment].needs, TREATMENTS[treatment].may
     given = item.keys() - _COMMON
-    if missing := required - given:
+    if missing := needs - given:
         raise error(f"the treatment {treatment} has {', '.join(sorted(missing))}")
-    if surplus := given - required - optional:
+    if surplus := given - needs - may:
         raise error(f"the treatment {treatment} does not use {', '.join(sorted(surplus))}")
     known = {f.name for f in fields(Override)}
     values = {key: _frozen(key, value) for key, value in item.items() if key in known}
@@ -114,48 +61,6 @@ def _frozen(key: str, value: object) -> object:
     if key == "constants" and isinstance(value, dict):
         return tuple((name, _frozen("", constant)) for name, constant in value.items())
     return tuple(value) if isinstance(value, list) else value
-
-
-# Whether an exception still says something that the text does not; the text is what it has to be for that.
-_Applies = Callable[[Override, Entry, "Entry | None"], bool]
-_APPLIES: dict[str, tuple[_Applies, str]] = {
-    "pair": (
-        lambda o, entry, partner: bool(entry.schema.written) and partner is None,
-        "a pair is given to a mutating op whose signature finds no partner",
-    ),
-    "hidden_write": (
-        lambda o, entry, partner: bool(_hidden(o, entry.schema)),
-        "a hidden write is of an argument that the schema does not declare as written",
-    ),
-    "conditional": (
-        lambda o, entry, partner: bool(entry.schema.written),
-        "a conditional write is of an argument that the schema declares as written",
-    ),
-    "view": (
-        lambda o, entry, partner: classify.view_kind(entry) == classify.NO_VIEW,
-        "a view kind is given to an op whose schema declares no alias",
-    ),
-    "fresh": (
-        lambda o, entry, partner: classify.view_kind(entry) != classify.NO_VIEW,
-        "an op is called fresh whose schema declares an alias",
-    ),
-    "harmless": (
-        lambda o, entry, partner: bool(entry.schema.written),
-        "a write is called harmless which the schema declares",
-    ),
-    "refuse": (
-        lambda o, entry, partner: (
-            (not entry.composite and partner is None and bool(entry.schema.written))
-            or bool(_hidden(o, entry.schema))
-        ),
-        "an op is refused which writes, does not decompose, and finds no partner",
-    ),
-}
-
-
-def _hidden(override: Override, schema: Schema) -> list[str]:
-    """The arguments that the exception calls written and the schema does not."""
-    return [p.name for p in schema.parameters if p.name in override.results and not p.type.written]
 
 
 def check_applies(
@@ -172,7 +77,7 @@ def check_applies(
     used = [*(override.args or ()), *override.results, *([override.when] if override.when else [])]
     if unknown := [name for name in used if name not in names]:
         return override.error(f"an exception names parameters of its op; {', '.join(unknown)} is none")
-    applies, rule = _APPLIES[override.treatment]
-    if not applies(override, entry, partners.functional(entry)):
-        return override.error(f"{rule}; this exception no longer applies, remove it")
+    treatment = TREATMENTS[override.treatment]
+    if not treatment.applies(override, entry, partners.functional(entry)):
+        return override.error(f"{treatment.rule}; this exception no longer applies, remove it")
     return None

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from . import classify
-from .tables import Row, Tables
+from .row import Row
+from .tables import Tables
 
 
 def lines(tables: Tables, name: str, rules: Mapping[str, str]) -> Iterator[tuple[str, str]]:
