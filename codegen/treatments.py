@@ -1,7 +1,7 @@
 """What an exception may do to a row: each treatment with its fields, when it applies, and its effect.
 
-Invariant: a treatment says when it no longer applies, so that no exception outlives its reason. Limits: whether
-a reason is true is for the tests, which run the ops.
+Invariant: a treatment says when it no longer applies, so that no exception outlives its reason. Limits:
+whether a reason is true is for the tests, which run the ops.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from functionalize.codegen import __main__ as commands
-from functionalize.codegen.tables import Tables
+from functionalize.codegen import diff, exceptions, rules
+from functionalize.codegen.sources import source_at
+from functionalize.codegen.tables import Tables, build
 
 Edit = Callable[[str], str]
 
@@ -37,20 +39,29 @@ def appended(entry: str) -> Edit:
 
 
 @pytest.fixture
-def report(installed: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The report on the installed YAML against a copy with these edits, without its title."""
+def edited(installed: Tables, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the installed YAML with these edits, its tags beside it."""
 
-    def make(*edits: Edit) -> str:
+    def make(*edits: Edit) -> Path:
         text = installed.source.functions.read_text(encoding="utf-8")
         for edit in edits:
             text = edit(text)
         file = tmp_path / "native_functions.yaml"
         file.write_text(text, encoding="utf-8")
         shutil.copy(installed.source.tags, tmp_path)
-        assert commands.main(["diff", "installed", str(file)]) == 0
-        title, _, body = capsys.readouterr().out.partition("\n")
-        assert title.startswith("# native_functions.yaml: torch ")
-        return body.partition(" after.\n")[2]
+        return file
+
+    return make
+
+
+@pytest.fixture
+def report(installed: Tables, edited: Callable[..., Path]) -> Callable[..., str]:
+    """The report on the installed YAML against a copy with these edits, without its head."""
+
+    def make(*edits: Edit) -> str:
+        new = build(source_at(edited(*edits)), exceptions.load())
+        text = diff.markdown(installed, new, diff.diff(installed, new, rules.read_rules()))
+        return text.partition(" after.\n")[2]
 
     return make
 
@@ -63,8 +74,12 @@ VIEW = (
 )
 
 
-def test_nothing_changed(report: Callable[..., str]) -> None:
-    assert report() == "\nNothing changes.\n"
+def test_nothing_changed(edited: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["diff", "installed", str(edited())]) == 0
+    title, count, last = capsys.readouterr().out.split("\n\n")
+    assert title.startswith("# native_functions.yaml: torch ")
+    assert count.endswith(" after.")
+    assert last == "Nothing changes.\n"
 
 
 def test_an_op_added_one_removed_one_renamed_one_new_view(report: Callable[..., str]) -> None:
