@@ -35,9 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
     selection = _selection(options)
     with Runner(options.jobs) as runner:
         progress = _Progress(len(ops))
-        runner.run([Job(op, selection, options.impl) for op in ops], progress.verdict, progress.op_done)
+        complete = True
+        try:
+            runner.run([Job(op, selection, options.impl) for op in ops], progress.verdict, progress.op_done)
+        except KeyboardInterrupt:
+            complete = False
     _summary(progress, options.impl, options.show)
-    return 1 if progress.failures or not progress.counts[PASSED] else 0
+    if not complete:
+        print(f"interrupted after {progress.done} of {len(ops)} ops")
+    return 0 if complete and progress.counts[PASSED] and not progress.failures else 1
 
 
 def _parser() -> argparse.ArgumentParser:
