@@ -57,13 +57,13 @@ PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, Fake
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Identity of a tensor's storage; 0 where the layout has none (sparse, mkldnn)."""
+    """Identity of a tensor's storage; of the tensor itself where it has none (sparse, mkldnn), as a negative number."""
     if tensor.layout is not torch.strided:
-        return 0
+        return -id(tensor)
     try:
         return int(tensor.untyped_storage()._cdata)  # the only identity that works without data
-    except (RuntimeError, NotImplementedError):  # nested tensors, functorch wrappers
-        return 0
+    except (RuntimeError, NotImplementedError):
+        return -id(tensor)
 
 
 def mode_stack() -> list[TorchDispatchMode]:

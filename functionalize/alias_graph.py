@@ -91,9 +91,10 @@ class Base:
     __slots__ = ("_renamed", "_views", "capacity", "handles", "key", "log", "original", "pending", "root", "seed", "storage", "top")
 
     def __init__(self, handle: torch.Tensor, value: Value) -> None:
-        self.storage = handle.untyped_storage()  # held, so that its identity is not used again
-        self.capacity = self.storage.nbytes()  # when the handle's value was right
         self.key = storage_key(handle)
+        # Held, so that its identity is not used again.
+        self.storage = handle.untyped_storage() if self.key > 0 else handle
+        self.capacity = self.storage.nbytes() if self.key > 0 else 0  # when the handle's value was right
         self.root = self.top = View(self, None, None, Geometry.of(handle))
         self.root.value = value
         # The handle addresses all of its storage, also what lies between and around its elements.
@@ -144,7 +145,7 @@ class AliasGraph:
         """Learn the inputs of the call. Those that share a storage get one base as soon as one of them needs it."""
         for handle in inputs:
             self._together.setdefault(storage_key(handle), []).append(handle)
-        self._together = {key: group for key, group in self._together.items() if key and len(group) > 1}
+        self._together = {key: group for key, group in self._together.items() if len(group) > 1}
 
     def find(self, handle: torch.Tensor) -> View | None:
         """The handle's view, or None when its storage was neither viewed nor written."""

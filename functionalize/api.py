@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from functionalize import epilogue
-from functionalize._torch import below_autograd, mode_stack, storage_key, unwrap_functorch
+from functionalize._torch import below_autograd, mode_stack, unwrap_functorch
 from functionalize.epilogue import Input
 from functionalize.mode import FunctionalizeMode
 
@@ -76,7 +76,7 @@ def _inside(
 def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     mode = FunctionalizeMode(remove_views=remove_views)
     program = mode.program
-    inputs = [Input.of(handle) for handle in _handles((args, kwargs)) if storage_key(handle)]
+    inputs = [Input.of(handle) for handle in _handles((args, kwargs))]
     program.graph.expect([entry.handle for entry in inputs])
     with mode:
         outputs = func(*args, **kwargs)

@@ -62,18 +62,24 @@ class FunctionalizeMode(TorchDispatchMode):
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         source, graph = args[0], self.program.graph
         key = storage_key(source)
-        out = self.program.domain.on_handles(func, args, kwargs) if key else None
-        if isinstance(out, torch.Tensor) and storage_key(out) == key:
+        if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
+            return self._part_of_unstrided(func, args, kwargs)
+        out = self.program.domain.on_handles(func, args, kwargs)
+        if isinstance(out, torch.Tensor):
             view = graph.derive(graph.ensure(source), func, tuple(args[1:]), Geometry.of(out))
             graph.track(out, view)
-        elif isinstance(out, (list, tuple)):
+        else:
             places = [Geometry.of(piece) for piece in out]
             parent = graph.ensure(source)
             steps = view_rules.lower(func, parent.geometry, places, tuple(args[1:]))
             for piece, place, (op, op_args) in zip(out, places, steps, strict=True):
                 graph.track(piece, graph.derive(parent, op, op_args, place))
-        else:
-            return self._functional(func, args, kwargs)  # not strided: the result shares nothing that we track
+        return out
+
+    def _part_of_unstrided(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        out = self._functional(func, args, kwargs)
+        if isinstance(out, torch.Tensor) and func in view_rules.UNSUPPORTED_VIEWS:
+            self.program.protect(out, f"it is {func} of a tensor, and {view_rules.UNSUPPORTED_VIEWS[func]}")
         return out
 
     def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:

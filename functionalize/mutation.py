@@ -157,7 +157,7 @@ def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.T
 
 def overlaps_itself(handle: torch.Tensor) -> bool:
     """Whether several positions of a tensor surely share one element."""
-    return any(
+    return handle.layout is torch.strided and any(
         type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
         for size, stride in zip(handle.size(), handle.stride(), strict=True)
     )

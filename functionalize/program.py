@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from functionalize import tables
+from functionalize._torch import storage_key
 from functionalize.alias_graph import AliasGraph, View
 from functionalize.domains.tensors import TensorsDomain, same_strides
 from functionalize.errors import UnsupportedMutationError
@@ -29,6 +30,7 @@ class Program:
         self.domain = domain
         self.enter = enter  # has the ops inside dispatched to this program again
         self.graph = AliasGraph()
+        self._protected: dict[int, str] = {}
 
     def value(self, handle: torch.Tensor) -> Value:
         """What a handle is worth now."""
@@ -41,6 +43,13 @@ class Program:
 
     def write(self, handle: torch.Tensor, value: Value, *, borrowed: bool = False) -> None:
         """The program wrote ``value``, of the handle's shape and dtype, to a handle."""
+        reason = self._protected.get(storage_key(handle))
+        if reason is not None and self.domain.observed:
+            raise UnsupportedMutationError(
+                f"a write to a tensor of shape {tuple(handle.size())}",
+                why=reason,
+                hint="build a new sparse or nested tensor from the changed parts, or write to a .to_dense() copy",
+            )
         view = self.graph.ensure(handle)
         base = view.base
         root_handle = base.original and base.original()
@@ -63,6 +72,10 @@ class Program:
             )
         value = self.domain.call(aten.resize.default, self.read(before), list(handle.size()))
         self.graph.adopt(handle, value)
+
+    def protect(self, handle: torch.Tensor, reason: str) -> None:
+        """Refuse writes to a handle whose memory belongs to a tensor that would not see them."""
+        self._protected[storage_key(handle)] = reason
 
     def unshare(self, handle: torch.Tensor) -> None:
         """Part a handle whose metadata is about to change from the value that it may be."""
@@ -107,7 +120,7 @@ class Program:
 
 
 def _alike(value: Value, handle: torch.Tensor) -> bool:
-    return value.layout is not torch.strided or same_strides(value, handle)
+    return handle.layout is not torch.strided or same_strides(value, handle)
 
 
 def _tensors(out: Any) -> list[torch.Tensor]:

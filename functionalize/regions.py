@@ -41,6 +41,8 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
+        if tensor.layout is not torch.strided:
+            return cls(tuple(tensor.size()), (), 0, tensor.dtype)  # no storage to address, nothing to view
         return cls(
             tuple(map(_plain, tensor.size())),
             tuple(map(_plain, tensor.stride())),
