@@ -94,7 +94,8 @@ class Base:
         self.key = storage_key(handle)
         # Held, so that its identity is not used again.
         self.storage = handle.untyped_storage() if self.key > 0 else handle
-        self.capacity = self.storage.nbytes() if self.key > 0 else 0  # when the handle's value was right
+        # In bytes, when the handle's value was right.
+        self.capacity = regions.plain(self.storage.nbytes()) if self.key > 0 else 0
         self.root = self.top = View(self, None, None, Geometry.of(handle))
         self.root.value = value
         # The handle addresses all of its storage, also what lies between and around its elements.
@@ -179,7 +180,7 @@ class AliasGraph:
         base, place = self.bases.get(storage_key(handle)), Geometry.of(handle)
         if base is None:
             self.adopt(handle, handle)
-        elif place.static and base.top.geometry.static:
+        elif (place.static and base.top.geometry.static) or regions.reaches(base.top.geometry, place):
             self.track(handle, self.locate(base, place))
         else:
             return False
@@ -272,13 +273,14 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
     def seed(call: Call) -> Value:
         first = old_seed(call) if value is None and old_seed is not None else value
         handle = original and original()
+        inside = type(base.capacity) is int and place.span[1] <= base.capacity
 
         def around() -> Value:
-            if handle is not None and place.span[1] <= base.capacity:
+            if handle is not None and inside:
                 return call(aten.as_strided_copy.default, handle, [place.extent], [1], place.offset)
             return call(aten.new_zeros.default, first, [place.extent])
 
-        if empty or (first is handle and not rule.covers and place.span[1] <= base.capacity):
+        if empty or (first is handle and not rule.covers and inside):
             return around()
         return rule.inverse(call, around, first)
 

@@ -74,10 +74,11 @@ def emit(program: Program, backs: Sequence[WriteBack]) -> None:
     """Run the write-backs in the modes below, which record them."""
     for back in backs:
         handle = back.input.handle
-        node = program.domain.alias(handle)  # stands for the input; each write-back below is one to it
-        for op, args in _metadata(back.input):
-            op(handle, *args)
-            program.domain.point(handle, node)
+        if moved(back.input):
+            node = program.domain.alias(handle)  # stands for the input; each write-back below is one to it
+            for op, args in _metadata(back.input):
+                op(handle, *args)
+                program.domain.point(handle, node)
         if back.written:
             aten.copy_.default(handle, back.value)
         program.domain.point(handle, back.value)
@@ -85,8 +86,6 @@ def emit(program: Program, backs: Sequence[WriteBack]) -> None:
 
 def _metadata(entry: Input) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The ops that give an input its new metadata."""
-    if not moved(entry):
-        return
     handle = entry.handle
     size, stride = list(handle.size()), list(handle.stride())
     if Geometry.of(handle).elements != entry.place.elements:

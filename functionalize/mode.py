@@ -96,8 +96,10 @@ class FunctionalizeMode(TorchDispatchMode):
         op = tables.overload(variant) if variant else None
         if op in view_rules.VIEW_RULES and storage_key(handle) == view.base.key:
             program.graph.track(handle, program.graph.derive(view, op, tuple(args[1:]), Geometry.of(handle)))
-        elif not program.graph.moved(handle):
+        elif func in _RESIZES and not Geometry.of(handle).static:
             program.resized(handle, view)
+        elif not program.graph.moved(handle):
+            raise program.unaddressable(f"{func} of a tensor of size {tuple(handle.size())}")
         return handle
 
     def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -106,6 +108,8 @@ class FunctionalizeMode(TorchDispatchMode):
     def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return higher_order.run(self.program, func, args, kwargs)
 
+
+_RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 # Questions that a handle answers, whatever it is worth.
 _METADATA = frozenset(

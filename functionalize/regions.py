@@ -7,7 +7,7 @@ Limits: proofs need sizes known as plain integers; symbolic places compare equal
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,12 @@ def _hashable(number: Any) -> Any:
     return number if type(number) is int else number.node.expr
 
 
-def _plain(number: Any) -> Any:
+def _hint(number: Any) -> int:
+    """A number's size for ordering: of a symbol the one that it has in this trace, without a guard."""
+    return number if type(number) is int else number.node.hint or 0
+
+
+def plain(number: Any) -> Any:
     """An integer as int, also where it is a symbol that a guard has pinned."""
     if type(number) is int or not number.node.expr.is_number:
         return number
@@ -44,9 +49,9 @@ class Geometry:
         if tensor.layout is not torch.strided:
             return cls(tuple(tensor.size()), (), 0, tensor.dtype)  # no storage to address, nothing to view
         return cls(
-            tuple(map(_plain, tensor.size())),
-            tuple(map(_plain, tensor.stride())),
-            _plain(tensor.storage_offset()),
+            tuple(map(plain, tensor.size())),
+            tuple(map(plain, tensor.stride())),
+            plain(tensor.storage_offset()),
             tensor.dtype,
             tensor.is_conj(),
             tensor.is_neg(),
@@ -93,6 +98,13 @@ class Geometry:
     def dense(self) -> bool:
         """Each element between first and last is addressed exactly once."""
         return self.static and self.extent == math.prod(self.size) and _nested(self)
+
+    @cached_property
+    def order(self) -> tuple[int, ...] | None:
+        """The dimensions in the order of a contiguous storage, outermost first; None where there is no such order."""
+        dims = sorted(range(len(self.size)), key=lambda dim: (-_hint(self.stride[dim]), -_hint(self.size[dim])))
+        size, stride = tuple(self.size[dim] for dim in dims), tuple(self.stride[dim] for dim in dims)
+        return tuple(dims) if replace(self, size=size, stride=stride).contiguous else None
 
     @cached_property
     def contiguous(self) -> bool:
