@@ -1,11 +1,14 @@
 """One case: trace, run, compare. Invariant: the verdict depends on the case and on nothing that ran before.
 
-A case counts when plain `make_fx` traces its program and eager repeats itself. Limits: ops that return memory
-as they found it (`empty` and kin) are compared by dtype and shape.
+A case counts when eager repeats itself and plain `make_fx` traces the program into a graph that equals eager;
+cases where that graph is wrong are counted apart, whatever ours does. Limits: ops that return memory as they
+found it (`empty` and kin) are compared by dtype and shape; where values differ in the last digits, both are
+held against double precision.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import traceback
@@ -20,7 +23,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize.errors import NotFunctionalError
-from functionalize.observation import Observation, clone_inputs, differences, observe
+from functionalize.observation import Observation, clone_inputs, differences, leaf_differences, observe
 from functionalize.verify import assert_functional
 from tests.opinfo.cases import REMOVES, Case
 from tests.opinfo.programs import Program, build
@@ -28,6 +31,7 @@ from tests.opinfo.programs import Program, build
 PASSED, FAILED, NOT_COUNTED = "passed", "failed", "not counted"
 SEED = 42  # the seed that random entries of the database set for themselves
 DRAWS = 30  # seeds for a comparison in distribution
+ROUNDING = 4.0  # how many times eager's own distance from double precision ours may have
 
 # They hand out memory as it was, so nobody can repeat their values, eager neither.
 _UNINITIALIZED = frozenset(
@@ -91,6 +95,11 @@ def _check(case: Case, program: Program, impl: str) -> Verdict:
         plain = _trace(program.run, program, case.mode)
     except Exception as error:
         return Verdict(str(case), NOT_COUNTED, "make_fx", _line(error))
+    plain_is_right = shapes_only or not any(_compare(expected, _observe(program, plain)))
+    if not plain_is_right and not _is_random(plain):
+        return Verdict(
+            str(case), NOT_COUNTED, "wrong plain graph", "plain make_fx's graph differs from eager"
+        )
     remove = REMOVES[case.remove]
     try:
         graph = _trace(transform(impl, program.run, remove), program, case.mode)
@@ -100,16 +109,16 @@ def _check(case: Case, program: Program, impl: str) -> Verdict:
         assert_functional(graph, remove)
     except NotFunctionalError as error:
         return Verdict(str(case), FAILED, "purity", str(error))
-    return _check_values(case, program, expected, plain, graph, shapes_only)
+    return _check_values(case, program, expected, graph, shapes_only, plain_is_right)
 
 
 def _check_values(
     case: Case,
     program: Program,
     expected: Observation,
-    plain: GraphModule,
     graph: GraphModule,
     shapes_only: bool,
+    plain_is_right: bool,
 ) -> Verdict:
     actual = _observe(program, graph)
     if actual.error is not None:
@@ -118,12 +127,41 @@ def _check_values(
         found = [line for line in _compare(expected, actual) if "values" not in line]
     else:
         found = list(_compare(expected, actual))
-    if found and _is_random(graph) and any(_compare(expected, _observe(program, plain))):
+    if found and not plain_is_right:
         # Plain make_fx draws otherwise than eager as well, so no seed can make them meet.
         found = list(_compare_distributions(program, graph))
-    if not found:
+    if not found or _only_rounding(program, expected, actual):
         return Verdict(str(case), PASSED)
     return Verdict(str(case), FAILED, "values", "; ".join(found))
+
+
+def _only_rounding(program: Program, expected: Observation, actual: Observation) -> bool:
+    """Whether ours is as near to the result in double precision as eager itself is, leaf by leaf.
+
+    Values may have other strides than eager's tensors, and kernels add up in the order of memory.
+    """
+    exact = _observe(Program(program.run, tuple(map(_double, program.inputs))), program.run)
+    triples = [_numbers(seen) for seen in (expected, actual, exact)]
+    if exact.error is not None or len({len(leaves) for leaves in triples}) > 1:
+        return False
+    return all(itertools.starmap(_as_near, zip(*triples, strict=True)))
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _as_near(eager: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor) -> bool:
+    if (eager.dtype, eager.shape) != (ours.dtype, ours.shape) or exact.shape != eager.shape:
+        return False
+    if not eager.is_floating_point() or eager.dtype is torch.float64 or not eager.numel():
+        return not any(leaf_differences(eager, ours, strides=False))
+    far = (eager.double() - exact).abs().max() * ROUNDING
+    return bool((ours.double() - exact).abs().max() <= far) or not any(
+        leaf_differences(eager, ours, strides=False)
+    )
 
 
 def _trace(func: Callable[..., Any], program: Program, mode: Any) -> GraphModule:
