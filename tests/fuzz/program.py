@@ -1,0 +1,119 @@
+"""A random program as data: inputs, steps (one statement each), outputs. Prints as one Python function.
+
+Invariant: equal programs print and run alike, on any machine. Limits: straight-line code over a few small tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NAME = re.compile(r"\b[xv]\d+\b")  # x0, x1, ... are inputs, v0, v1, ... intermediates
+DTYPES = ("float32", "int64", "complex64", "bool", "int32", "int8")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Memory of inputs: so many elements of a dtype, with small numbers of either sign in it."""
+
+    name: str
+    dtype: str
+    numel: int
+
+    def source(self) -> str:
+        numbers = f"(torch.arange({self.numel}) * 7 % 11 - 5)"
+        if self.dtype == "bool":
+            return f"{self.name} = {numbers} > 0"
+        if self.dtype == "complex64":
+            return f"{self.name} = torch.complex({numbers}.float(), {numbers}.flip(0).float())"
+        return f"{self.name} = {numbers}.to(torch.{self.dtype})"
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input: a strided place in a storage, which it may share with other inputs, read as a dtype."""
+
+    name: str
+    storage: str
+    dtype: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def source(self) -> str:
+        return (
+            f"{self.name} = torch.empty(0, dtype=torch.{self.dtype})"
+            f".set_({self.storage}.untyped_storage(), {self.offset}, {self.size}, {self.stride})"
+        )
+
+    @property
+    def extent(self) -> int:
+        """Bytes from the start of the storage to the end of the last element."""
+        last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+        item: int = getattr(torch, self.dtype).itemsize
+        return (self.offset + last + 1) * item
+
+
+@dataclass(frozen=True)
+class Step:
+    """One statement; the names that it assigns."""
+
+    source: str
+    defines: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(NAME.findall(self.source)))
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self.defines)
+
+    def renamed(self, names: dict[str, str]) -> Step:
+        return Step(NAME.sub(lambda match: names.get(match[0], match[0]), self.source), self.defines)
+
+
+@dataclass(frozen=True)
+class Program:
+    """``steps`` over ``inputs``; ``outputs`` is the expression that is returned."""
+
+    storages: tuple[Storage, ...]
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    outputs: str
+
+    def body(self) -> str:
+        header = f"def f({', '.join(entry.name for entry in self.inputs)}):"
+        lines = [step.source for step in self.steps] + [f"return {self.outputs}"]
+        return "\n".join([header, *(f"    {line}" for line in lines)])
+
+    def arguments_source(self) -> str:
+        lines = [entry.source() for entry in (*self.storages, *self.inputs)]
+        names = ", ".join(entry.name for entry in self.inputs)
+        return "\n".join(["def arguments():", *(f"    {line}" for line in lines), f"    return [{names}]"])
+
+    def within_bounds(self) -> bool:
+        """Whether each input lies within its storage."""
+        room = {entry.name: entry.numel * getattr(torch, entry.dtype).itemsize for entry in self.storages}
+        return all(entry.extent <= room[entry.storage] for entry in self.inputs)
+
+    def __str__(self) -> str:
+        return f"import torch\n\n{self.body()}\n\n{self.arguments_source()}\n"
+
+    def function(self) -> Callable[..., Any]:
+        return _defined(self.body(), "f")
+
+    def arguments(self) -> list[torch.Tensor]:
+        made: list[torch.Tensor] = _defined(self.arguments_source(), "arguments")()
+        return made
+
+
+def _defined(source: str, name: str) -> Callable[..., Any]:
+    scope: dict[str, Any] = {"torch": torch}
+    exec(compile(source, f"<{name}>", "exec"), scope)
+    function: Callable[..., Any] = scope[name]
+    return function

@@ -1,0 +1,70 @@
+"""Random programs of fixed seeds against eager, in every mode; `scripts/fuzz` runs as many as one likes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.__main__ import modes_of
+from tests.fuzz.check import FAILED, MODES, PASSED, check
+from tests.fuzz.generate import generate
+from tests.fuzz.program import Program, Step
+from tests.fuzz.shrink import shrink
+
+SHARDS, FAST, SLOW = 10, 10, 40  # programs of a shard
+
+
+def _failures(seeds: range) -> list[str]:
+    failed, passed = [], 0
+    for seed in seeds:
+        program = generate(seed)
+        for mode in modes_of(seed, "rotate"):
+            verdict = check(program, mode)
+            passed += verdict.status == PASSED
+            if verdict.status == FAILED:
+                failed.append(
+                    f"{verdict.kind}: {verdict.reason[:300]}\n{program}"
+                    f"shrink it: scripts/fuzz --programs 1 --seed {seed} --mode {mode}"
+                )
+    assert passed
+    return failed
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_programs_equal_eager(shard: int) -> None:
+    failures = _failures(range(shard * FAST, (shard + 1) * FAST))
+    assert not failures, "\n\n".join(failures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_more_programs_equal_eager(shard: int) -> None:
+    begin = SHARDS * FAST
+    failures = _failures(range(begin + shard * SLOW, begin + (shard + 1) * SLOW))
+    assert not failures, "\n\n".join(failures)
+
+
+def test_programs_are_functions_of_their_seed() -> None:
+    assert [str(generate(seed)) for seed in range(20)] == [str(generate(seed)) for seed in range(20)]
+
+
+def test_program_prints_what_it_runs() -> None:
+    program, scope = generate(3), dict[str, object]()
+    exec(str(program), scope)
+    assert "f" in scope and "arguments" in scope
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_check_finds_a_wrong_transform(mode: str) -> None:
+    def wrong(function: object, *, remove: str) -> object:
+        return lambda *inputs: inputs[0] + 100
+
+    statuses = {check(generate(seed), mode, wrong).status for seed in range(5)}
+    assert FAILED in statuses
+
+
+def test_shrinks_to_what_matters() -> None:
+    program = generate(11)
+    program = Program(program.storages, program.inputs, (*program.steps, Step("x0.zero_()")), program.outputs)
+    small = shrink(program, lambda candidate: "x0.zero_()" in str(candidate))
+    assert [step.source for step in small.steps] == ["x0.zero_()"]
+    assert len(small.inputs) == 1
