@@ -211,7 +211,7 @@ def _compare_distributions(program: Program, graph: GraphModule) -> Iterator[str
 
 def _numbers(seen: Observation) -> list[torch.Tensor]:
     leaves = [leaf for leaf in (*seen.outputs, *seen.inputs) if isinstance(leaf, torch.Tensor)]
-    return [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves]
+    return [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in leaves]
 
 
 def _line(error: BaseException) -> str:
