@@ -33,31 +33,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m functionalize.codegen", description=_DESCRIPTION)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     source = argparse.ArgumentParser(add_help=False)
-    source.add_argument(
-        "--yaml", type=Path, help="native_functions.yaml; by default that of the installed torch"
-    )
-    source.add_argument(
-        "--tags", type=Path, help="tags.yaml; by default the one beside native_functions.yaml"
-    )
+    source.add_argument("--yaml", type=Path, help="native_functions.yaml; by default that of the installed torch")
+    source.add_argument("--tags", type=Path, help="tags.yaml; by default the one beside native_functions.yaml")
     folder = argparse.ArgumentParser(add_help=False)
-    folder.add_argument(
-        "--out", type=Path, default=emit.GENERATED, help="folder of the tables; default: %(default)s"
-    )
+    folder.add_argument("--out", type=Path, default=emit.GENERATED, help="folder of the tables; default: %(default)s")
 
     command = commands.add_parser("emit", parents=[source, folder], help="write the tables")
     command.set_defaults(run=_emit)
-    command = commands.add_parser(
-        "check", parents=[source, folder], help="fail where the tables have drifted"
-    )
+    command = commands.add_parser("check", parents=[source, folder], help="fail where the tables have drifted")
     command.set_defaults(run=_check)
     command = commands.add_parser("diff", help="what another version changes for us, in Markdown")
     command.add_argument("old", help="a native_functions.yaml, or `installed`")
     command.add_argument("new", help="a native_functions.yaml, or `installed`")
     command.add_argument("--tags", type=Path, help="tags.yaml for files that have none beside them")
     command.set_defaults(run=_diff)
-    command = commands.add_parser(
-        "explain", parents=[source], help="the row of an op, and where it comes from"
-    )
+    command = commands.add_parser("explain", parents=[source], help="the row of an op, and where it comes from")
     command.add_argument("op", help="for example add_.Tensor")
     command.set_defaults(run=_explain)
     command = commands.add_parser("source", help="where the installed torch keeps its native_functions.yaml")

@@ -32,9 +32,7 @@ def expand(spec: Spec) -> Spec:
             derived = _derive(entry, name)
             # Two entries of a group may name the same op, as long as they mean the same.
             if entries.setdefault(derived.name, derived).schema != derived.schema:
-                raise entry.error(
-                    f"an op stands once; another entry makes {derived.name} too", f"autogen: {name}"
-                )
+                raise entry.error(f"an op stands once; another entry makes {derived.name} too", f"autogen: {name}")
     return Spec(spec.source, entries)
 
 

@@ -45,9 +45,7 @@ def diff(old: Tables, new: Tables, rules: Mapping[str, str]) -> list[Section]:
         ),
         Section(
             "Exceptions that no longer apply",
-            tuple(
-                f"{_code(e.text)}: {e.rule}" for e in new.stale if e.text not in {s.text for s in old.stale}
-            ),
+            tuple(f"{_code(e.text)}: {e.rule}" for e in new.stale if e.text not in {s.text for s in old.stale}),
             "remove the entry from codegen/exceptions.yaml",
         ),
         Section("Kinds changed", _changed(old, new, kept, _kind), "see what the op writes now"),
@@ -116,9 +114,7 @@ def _nameless(tables: Tables, name: str) -> str:
 def _kind(row: Row) -> str:
     writes = ", ".join(name for name, *_ in row.written)
     view = "" if row.view == classify.NO_VIEW else f", {row.view} view"
-    return (
-        f"{row.kind}{f' (writes {writes})' if writes else ''}{view}{', composite' if row.composite else ''}"
-    )
+    return f"{row.kind}{f' (writes {writes})' if writes else ''}{view}{', composite' if row.composite else ''}"
 
 
 def _pair(row: Row) -> str:

@@ -63,9 +63,7 @@ def _frozen(key: str, value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def check_applies(
-    override: Override, entries: Mapping[str, Entry], partners: classify.Partners
-) -> SpecError | None:
+def check_applies(override: Override, entries: Mapping[str, Entry], partners: classify.Partners) -> SpecError | None:
     """Nothing, or why the exception says nothing about these entries."""
     entry = entries.get(override.op)
     if entry is None:

@@ -100,9 +100,7 @@ class Type:
     def parse(text: str) -> Type:
         match = _TYPE.fullmatch(text)
         if match is None:
-            raise SchemaError(
-                "a type is a name with an optional alias annotation, then `?`, `[]` or `[n]`", text
-            )
+            raise SchemaError("a type is a name with an optional alias annotation, then `?`, `[]` or `[n]`", text)
         if match["alias"] is None:
             return Type(match["base"], match["suffix"])
         if match["base"] != "Tensor":
@@ -201,9 +199,7 @@ class Schema:
         match = _SCHEMA.fullmatch(text)
         if match is None:
             raise SchemaError("a schema is `name(parameters) -> returns`", text)
-        schema = Schema(
-            OpName.parse(match["name"]), _parameters(match["parameters"]), _returns(match["returns"])
-        )
+        schema = Schema(OpName.parse(match["name"]), _parameters(match["parameters"]), _returns(match["returns"]))
         if str(schema) != text:
             raise SchemaError(f"a schema prints back to the letter, this one as {str(schema)!r}", text)
         return schema

@@ -39,9 +39,7 @@ def installed_source() -> Source:
     """
     found = importlib.util.find_spec("torchgen")
     if found is None or not found.submodule_search_locations:
-        raise FileNotFoundError(
-            "torchgen, which ships in the torch wheel with native_functions.yaml, is not installed"
-        )
+        raise FileNotFoundError("torchgen, which ships in the torch wheel with native_functions.yaml, is not installed")
     return source_at(Path(found.submodule_search_locations[0]) / _PACKAGED / "native_functions.yaml")
 
 

@@ -74,9 +74,7 @@ def _missing_partner(entry: Entry, row: Row) -> str | None:
     if entry.composite:
         return None
     if row.kind != classify.FUNCTIONAL and row.functional is None:
-        return (
-            "a mutating op has a functional variant, or an exception that names it or says why there is none"
-        )
+        return "a mutating op has a functional variant, or an exception that names it or says why there is none"
     if row.view in (classify.SINGLE, classify.MULTI) and row.copy is None:
         return "a primitive view has a copy op, or an exception"
     return None

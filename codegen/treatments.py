@@ -129,11 +129,11 @@ TREATMENTS: dict[str, Treatment] = {
     ),
     "conditional": Treatment(
         needs=frozenset({"when"}),
-        may=frozenset(),
+        may=frozenset({"quiet"}),
         applies=lambda override, entry, partner: bool(entry.schema.written),
         rule="a conditional write is of an argument that the schema declares as written",
         apply=lambda override, entry, row: replace(
-            row, written=tuple((*written[:4], override.when) for written in row.written)
+            row, written=tuple((*written[:4], override.when) for written in row.written), quiet=override.quiet
         ),
     ),
     "view": Treatment(

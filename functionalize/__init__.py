@@ -1,6 +1,21 @@
 """functionalize: turn any PyTorch program into one without mutation, and without views if asked for."""
 
-from functionalize.api import functionalize
-from functionalize.errors import NotEquivalentError, NotFunctionalError, UnsupportedMutationError
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from functionalize.api import functionalize as functionalize
+    from functionalize.errors import NotEquivalentError, NotFunctionalError, UnsupportedMutationError
 
 __all__ = ["NotEquivalentError", "NotFunctionalError", "UnsupportedMutationError", "functionalize"]
+
+_HOME = {name: "functionalize.errors" for name in __all__} | {"functionalize": "functionalize.api"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: ``python -m functionalize.codegen`` runs without torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -19,6 +19,7 @@ from torch._higher_order_ops.auto_functionalize import (  # the graph form of a 
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, _enable_thunkify
+from torch.utils import _pytree as pytree  # torch.utils.pytree is another implementation, without our leaf order
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
     TorchDispatchMode,
     _disable_current_modes,
@@ -42,6 +43,7 @@ __all__ = [
     "mode_stack",
     "on_handles",
     "point_proxy",
+    "pytree",
     "storage_key",
     "track_symbols",
     "uncached_fakes",

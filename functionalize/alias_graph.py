@@ -88,7 +88,20 @@ def disjoint(one: View, two: View) -> bool:
 class Base:
     """One storage that was viewed or written: its tree of views, its handles, and the log of its writes."""
 
-    __slots__ = ("_renamed", "_views", "capacity", "handles", "key", "log", "original", "pending", "root", "seed", "storage", "top")
+    __slots__ = (
+        "_renamed",
+        "_views",
+        "capacity",
+        "handles",
+        "key",
+        "log",
+        "original",
+        "pending",
+        "root",
+        "seed",
+        "storage",
+        "top",
+    )
 
     def __init__(self, handle: torch.Tensor, value: Value) -> None:
         self.key = storage_key(handle)

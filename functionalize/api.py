@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from functionalize import epilogue
-from functionalize._torch import below_autograd, mode_stack, unwrap_functorch
+from functionalize._torch import below_autograd, mode_stack, pytree, unwrap_functorch
 from functionalize.epilogue import Input
+from functionalize.kept_out import KeptOut
 from functionalize.mode import FunctionalizeMode
 
 _REMOVE = ("mutations", "mutations_and_views")
@@ -61,9 +61,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     return functionalized
 
 
-def _inside(
-    outer: FunctionalizeMode, remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any
-) -> Any:
+def _inside(outer: FunctionalizeMode, remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A call inside a functionalized one: the mode that is there does the work, removing views if either asks for it."""
     domain = outer.program.domain
     before, domain.remove_views = domain.remove_views, domain.remove_views or remove_views
@@ -74,11 +72,12 @@ def _inside(
 
 
 def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    mode = FunctionalizeMode(remove_views=remove_views)
+    remove = _REMOVE[remove_views]
+    mode = FunctionalizeMode(remove_views=remove_views, purify=functools.partial(functionalize, remove=remove))
     program = mode.program
     inputs = [Input.of(handle) for handle in _handles((args, kwargs))]
     program.graph.expect([entry.handle for entry in inputs])
-    with mode:
+    with KeptOut(), mode:
         outputs = func(*args, **kwargs)
     if program.graph.bases and program.domain.observed:
         with below_autograd():

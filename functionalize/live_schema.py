@@ -162,9 +162,7 @@ def view_kind(op: OpOverload) -> ViewKind:
 
 def returns(op: OpOverload) -> tuple[int, ...]:
     """For each return its index, or -(k+1) where it is the written argument k itself."""
-    written = [
-        a.alias_info.before_set for a in op._schema.arguments if a.alias_info and a.alias_info.is_write
-    ]
+    written = [a.alias_info.before_set for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
     found = []
     for index, returned in enumerate(op._schema.returns):
         alias = returned.alias_info

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from functionalize import higher_order, mutation, tables, view_rules
+from functionalize import higher_order, mutation, random_order, tables, view_rules
 from functionalize._torch import PLAIN_TYPES, HigherOrderOperator, TorchDispatchMode, on_handles, storage_key
 from functionalize.domains.tensors import TensorsDomain
 from functionalize.program import Program
@@ -27,8 +27,9 @@ class FunctionalizeMode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, *, remove_views: bool) -> None:
+    def __init__(self, *, remove_views: bool, purify: Callable[[Any], Any]) -> None:
         super().__init__()
+        self._purify = purify  # functionalizes the bodies of higher-order ops, programs of their own
         # Made outside of the mode: the domain looks at the modes that will run below it.
         self.program = Program(TensorsDomain(remove_views=remove_views), enter=lambda: self)
 
@@ -46,8 +47,11 @@ class FunctionalizeMode(TorchDispatchMode):
         if not program.graph.bases:
             return func(*args, **kwargs)
         call_args, call_kwargs, skewed = program.values(args, kwargs)
-        out = func(*call_args, **call_kwargs)
-        return program.rehandle(func, args, kwargs, out) if skewed else out
+        if not skewed:
+            return func(*call_args, **call_kwargs)
+        ordered = random_order.compute(program, func, args, kwargs) if tables.row(func).random else None
+        out = func(*call_args, **call_kwargs) if ordered is None else ordered
+        return program.rehandle(func, args, kwargs, out)
 
     def _metadata(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return on_handles(func, args, kwargs)
@@ -96,7 +100,7 @@ class FunctionalizeMode(TorchDispatchMode):
         op = tables.overload(variant) if variant else None
         if op in view_rules.VIEW_RULES and storage_key(handle) == view.base.key:
             program.graph.track(handle, program.graph.derive(view, op, tuple(args[1:]), Geometry.of(handle)))
-        elif func in _RESIZES and not Geometry.of(handle).static:
+        elif func in _RESIZES and not (view.geometry.static and Geometry.of(handle).static):
             program.resized(handle, view)
         elif not program.graph.moved(handle):
             raise program.unaddressable(f"{func} of a tensor of size {tuple(handle.size())}")
@@ -106,7 +110,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return mutation.mutate(self.program, func, tables.row(func), args, kwargs)
 
     def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        return higher_order.run(self.program, func, args, kwargs)
+        return higher_order.run(self.program, self._purify, func, args, kwargs)
 
 
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})

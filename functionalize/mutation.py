@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from functionalize import tables
+from functionalize import random_order, tables
 from functionalize._torch import auto_functionalized, can_auto_functionalize
 from functionalize.domains.tensors import same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
@@ -35,11 +35,16 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
         return _without_variant(program, func, row, args, kwargs)
     variant = tables.overload(row.functional)
     handles = _variant_arguments(program, func, row, variant, args, kwargs)
-    results = program.compute(variant, *handles)
+    results = random_order.compute(program, variant, *handles) if row.random else None
+    if results is None:
+        results = program.compute(variant, *handles)
     if len(variant._schema.returns) == 1:
         results = (results,)
+    fresh = results
+    if any(i >= 0 for i in row.returns) and program.values(*handles)[2]:
+        fresh = program.rehandle(variant, *handles, results)
     Admission(program, func, args, kwargs).settle_all(written, results)
-    returns = [results[i] if i >= 0 else argument(func, row.written[-i - 1], args, kwargs) for i in row.returns]
+    returns = [fresh[i] if i >= 0 else argument(func, row.written[-i - 1], args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
+
+from functionalize._torch import pytree
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from functionalize import tables
-from functionalize._torch import storage_key
+from functionalize._torch import pytree, storage_key
 from functionalize.alias_graph import AliasGraph, View
 from functionalize.domains.tensors import TensorsDomain, same_strides
 from functionalize.errors import UnsupportedMutationError
@@ -124,7 +123,7 @@ class Program:
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """Give results of an op on skewed values the strides that eager gives them: they are handles from now on."""
         handles = self.domain.expected(func, args, kwargs, out)
-        for handle, value in zip(_tensors(handles), _tensors(out), strict=True):
+        for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):
             if handle is not value:
                 self.graph.adopt(handle, value)
         return handles
@@ -132,9 +131,3 @@ class Program:
 
 def _alike(value: Value, handle: torch.Tensor) -> bool:
     return handle.layout is not torch.strided or same_strides(value, handle)
-
-
-def _tensors(out: Any) -> list[torch.Tensor]:
-    if isinstance(out, torch.Tensor):
-        return [out]
-    return [leaf for item in out for leaf in _tensors(item)] if isinstance(out, (list, tuple)) else []

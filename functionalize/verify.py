@@ -35,8 +35,7 @@ _WRITE_BACKS = frozenset(packet for packet in (_aten.copy_, _aten.resize_, _aten
 _SCALAR_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch.fx.experimental.sym_node"})
 _WRITING_BUILTINS = frozenset({operator.setitem, operator.delitem, setattr, delattr})
 _IN_PLACE_OPERATORS = frozenset({"iconcat", "imatmul", "ipow"}) | frozenset(
-    f"i{name}"
-    for name in ("add", "and", "floordiv", "lshift", "mod", "mul", "or", "rshift", "sub", "truediv", "xor")
+    f"i{name}" for name in ("add", "and", "floordiv", "lshift", "mod", "mul", "or", "rshift", "sub", "truediv", "xor")
 )
 _NO_LINE = "not recorded (make_fx records the lines of a `forward`, with record_stack_traces=True)"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)\n\s*(?P<code>[^\n]*)')

@@ -198,9 +198,7 @@ def slice_(
 ) -> ViewRule:
     return ViewRule(
         replay=lambda call, base: call(aten.slice.Tensor, base, dim, start, end, step),
-        inverse=lambda call, base, view: call(
-            aten.slice_scatter.default, base(), view, dim, start, end, step
-        ),
+        inverse=lambda call, base, view: call(aten.slice_scatter.default, base(), view, dim, start, end, step),
         part=_part(source, dim, 0 if start is None else start, out.size[dim], drops=False) if step == 1 else None,
     )
 
@@ -218,9 +216,7 @@ def _part(source: Geometry, dim: int, start: Any, count: Any, *, drops: bool) ->
 def diagonal(source: Geometry, out: Geometry, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewRule:
     return ViewRule(
         replay=lambda call, base: call(aten.diagonal.default, base, offset, dim1, dim2),
-        inverse=lambda call, base, view: call(
-            aten.diagonal_scatter.default, base(), view, offset, dim1, dim2
-        ),
+        inverse=lambda call, base, view: call(aten.diagonal_scatter.default, base(), view, offset, dim1, dim2),
     )
 
 
@@ -331,7 +327,15 @@ def lower(
     return pieces
 
 
-MULTI_OUTPUT_VIEWS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int})
+MULTI_OUTPUT_VIEWS = frozenset(
+    {
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.unbind.int,
+        aten.unsafe_split.Tensor,
+        aten.unsafe_split_with_sizes.default,
+    }
+)
 
 
 def tile_runs(parts: Sequence[tuple[Any, Progression | None]]) -> list[list[Any]]:

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from functionalize import tables
 from functionalize._torch import (
@@ -25,6 +24,7 @@ from functionalize._torch import (
     mode_stack,
     on_handles,
     point_proxy,
+    pytree,
     track_symbols,
     uncached_fakes,
 )
