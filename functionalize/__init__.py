@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NotEquivalentError", "NotFunctionalError", "UnsupportedMutationError", "functionalize"]
 
-_HOME = {name: "functionalize.errors" for name in __all__} | {"functionalize": "functionalize.api"}
+_HOME = dict.fromkeys(__all__, "functionalize.errors") | {"functionalize": "functionalize.api"}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,8 +30,12 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 __all__ = [
+    "PLAIN_TYPES",
     "FakeTensor",
     "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "ProxyTorchDispatchMode",
     "TorchDispatchMode",
     "auto_functionalized",
     "below_autograd",

@@ -1,8 +1,9 @@
 """Who shares a storage with whom: the records, found from any tensor.
 
-A `Base` stands for one storage. Its `View`s form a tree: the root is the first handle that was seen on the storage, each
-other view says by a rule how it is read from its source. Which view a handle has is derived from the handle's storage and
-geometry, so that metadata mutation, ``.data`` and copies of a tensor object made behind the dispatcher need no bookkeeping.
+A `Base` stands for one storage. Its `View`s form a tree: the root is the first handle that was seen on the storage,
+each other view says by a rule how it is read from its source. Which view a handle has is derived from the handle's
+storage and geometry, so that metadata mutation, ``.data`` and copies of a tensor object that are made behind the
+dispatcher need no bookkeeping.
 
 Invariant: replaying the rules from the top of the tree down to a view gives the view's geometry.
 Limits: strided layout; views of symbolic sizes that no rule reaches only of a contiguous root. What the views are
@@ -25,8 +26,8 @@ from functionalize.view_rules import Call, Value, ViewRule
 
 aten = torch.ops.aten
 
-# A user's `x.view(-1)` of a tensor that has one dimension already is kept as a step of its own, as in
-# torch.func.functionalize, whose documented graphs show it. Deeper in a chain, and for other ops, such a step is dropped.
+# A user's `x.view(-1)` of a tensor that has one dimension already is kept as a step of its own, as in the documented
+# graphs of torch.func.functionalize. Deeper in a chain, and for other ops, such a step is dropped.
 _RENAMINGS = frozenset({aten.view.default, aten._unsafe_view.default})
 _LONG_CHAIN = 3  # from here on a view looks for a shorter way from the root
 _UNKNOWN: Any = object()
@@ -249,8 +250,8 @@ class AliasGraph:
             return known
         if place.conj or place.neg:
             op = aten._conj.default if place.conj else aten._neg_view.default
-            flag = {"conj": False} if place.conj else {"neg": False}
-            plain = self.locate(base, dataclasses.replace(place, **flag))
+            neg = place.neg if place.conj else False
+            plain = self.locate(base, dataclasses.replace(place, conj=False, neg=neg))
             return base.add(plain, view_rules.VIEW_RULES[op](plain.geometry, place), place)
         top = base.top.geometry
         source = base.top if regions.reaches(top, place) else self._image(base, place)
@@ -285,7 +286,7 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
 
     def seed(call: Call) -> Value:
         first = old_seed(call) if value is None and old_seed is not None else value
-        handle = original and original()
+        handle = original() if original else None
         inside = type(base.capacity) is int and place.span[1] <= base.capacity
 
         def around() -> Value:

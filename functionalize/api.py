@@ -62,7 +62,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
 
 def _inside(outer: FunctionalizeMode, remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A call inside a functionalized one: the mode that is there does the work, removing views if either asks for it."""
+    """A call inside a functionalized one: the mode that is there does the work; views go if either asks for it."""
     domain = outer.program.domain
     before, domain.remove_views = domain.remove_views, domain.remove_views or remove_views
     try:

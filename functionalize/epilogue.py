@@ -105,9 +105,9 @@ def surface(program: Program, outputs: Sequence[torch.Tensor], inputs: Sequence[
     done = own | {id(handle) for handle in outputs}
     for base in list(program.graph.bases.values()):
         for ref, view in list(base.handles.values()):
-            handle = ref()
-            if handle is not None and id(handle) not in done:
-                _surface(program, handle, view)
+            other = ref()
+            if other is not None and id(other) not in done:
+                _surface(program, other, view)
 
 
 def _surface(program: Program, handle: torch.Tensor, view: View) -> None:

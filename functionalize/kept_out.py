@@ -1,7 +1,9 @@
 """Functions that lose ``out=`` as soon as any dispatch mode is active.
 
-Their kernels, seeing a mode, compute a new tensor in place of writing the one that was passed. No op tells the mode of it,
-so the call has to be caught before it is dispatched. Found by the sweep over torch's operator database.
+Their kernels, seeing a mode, compute a new tensor in place of writing the one that was passed. No op tells the mode of
+it, so the call has to be caught before it is dispatched. Found by the sweep over torch's operator database.
+
+Invariant: what is passed as ``out=`` is written and returned. Limits: calls by the function's public name.
 """
 
 from __future__ import annotations

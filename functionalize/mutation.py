@@ -88,7 +88,7 @@ def _variant_arguments(
         by_name = {name: _named(func, name, args, kwargs) for name in row.functional_args}
         call_args, call_kwargs = [], {}
         for declared, (name, arg) in zip(variant._schema.arguments, by_name.items(), strict=False):
-            if declared.kwarg_only or declared.name != name and declared.name in by_name:
+            if declared.kwarg_only or (declared.name != name and declared.name in by_name):
                 call_kwargs[declared.name] = arg
             else:
                 call_args.append(arg)

@@ -52,7 +52,7 @@ class Program:
             )
         view = self.graph.ensure(handle)
         base = view.base
-        root_handle = base.original and base.original()
+        root_handle = base.original() if base.original else None
         if not base.log and root_handle is not None:
             self.graph.track(root_handle, base.root)
         self.graph.track(handle, view)

@@ -1,10 +1,11 @@
 """What each view is worth now: reading what was written, writing without mutation.
 
-A view's ``value`` was right at its ``stamp``, a position in its base's log of writes. It still is, as long as each later
-write lies elsewhere. A write only notes the written view and its value. When someone reads a place that pending
+A view's ``value`` was right at its ``stamp``, a position in its base's log of writes. It still is, as long as each
+later write lies elsewhere. A write only notes the written view and its value. When someone reads a place that pending
 writes meet in part, they are folded into the top of the tree: deepest first, siblings that lie apart together.
 
-Invariant: a value is only used at a position where it is right. Limits: ops run through ``call``, nothing here dispatches.
+Invariant: a value is only used at a position where it is right. Limits: nothing here dispatches; ops run through
+``call``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One rule for each primitive view: how to read a view from its source, and how a written view changes the source.
 
-Invariant: ``inverse(base, replay(base))`` is ``base``; where the view is injective, ``replay(inverse(base, v))`` is ``v``.
+Invariant: ``inverse(base, replay(base))`` is ``base``; where the view is injective, ``replay(inverse(base, v))`` is
+``v``.
 Rules name view ops; the domain that executes them calls the ``*_copy`` op instead where views are to be removed.
 Limits: strided layout. A strided view without a rule of its own is addressed by :func:`strided`.
 """

@@ -1,0 +1,1 @@
+"""Where values live: the tensors domain computes them, other domains record them."""

@@ -119,7 +119,9 @@ class TensorsDomain:
             results = tensor_leaves([on_handles(func, args, kwargs)], {})
         return next((result.dtype for result in results), None)
 
-    def rehearse(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], written: Sequence[Any]) -> list[Any]:
+    def rehearse(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], written: Sequence[Any]
+    ) -> list[torch.Tensor]:
         """Run a mutating op on twins of the handles that it writes: raises what eager raises, else returns the twins.
 
         ``written`` holds tensors and lists of tensors; the result holds their twins, flat.
