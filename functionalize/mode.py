@@ -33,6 +33,11 @@ class FunctionalizeMode(TorchDispatchMode):
         # Made outside of the mode: the domain looks at the modes that will run below it.
         self.program = Program(TensorsDomain(remove_views=remove_views), enter=lambda: self)
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo compile the bodies of higher-order ops as without a mode, and see what the compiled code runs."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         if not PLAIN_TYPES.issuperset(types):
