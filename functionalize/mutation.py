@@ -16,6 +16,7 @@ from functionalize._torch import auto_functionalized, can_auto_functionalize
 from functionalize.domains.tensors import same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
+from functionalize.regions import Geometry
 from functionalize.tables import OpRow, Written
 from functionalize.view_rules import Value
 
@@ -33,6 +34,8 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
         return _quietly(program, func, row, args, kwargs)
     if row.functional is None:
         return _without_variant(program, func, row, args, kwargs)
+    for w in written:
+        _refuse_repeated(func, argument(func, w, args, kwargs))
     variant = tables.overload(row.functional)
     handles = _variant_arguments(program, func, row, variant, args, kwargs)
     results = random_order.compute(program, variant, *handles) if row.random else None
@@ -46,6 +49,29 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     Admission(program, func, args, kwargs).settle_all(written, results)
     returns = [fresh[i] if i >= 0 else argument(func, row.written[-i - 1], args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
+
+
+# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
+_IDEMPOTENT = frozenset(
+    getattr(aten, name)
+    for name in ("abs_", "ceil_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "fill_", "floor_", "nan_to_num_")
+    + ("relu_", "round_", "sgn_", "sign_", "trunc_", "zero_")
+)
+
+
+def _refuse_repeated(func: Any, target: Any) -> None:
+    """Eager writes an element once for each position that shares it, reading what it wrote before."""
+    if not isinstance(target, torch.Tensor) or target.layout is not torch.strided or target.is_contiguous():
+        return
+    if func.overloadpacket in _IDEMPOTENT:
+        return
+    place = Geometry.of(target)
+    if place.static and place.overlapping:
+        raise UnsupportedMutationError(
+            f"{func} on a tensor of size {place.size} and strides {place.stride}, whose positions share elements",
+            why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
+            hint="write to a copy (`.clone()`) whose elements are all its own",
+        )
 
 
 def argument(func: Any, written: Written, args: Sequence[Any], kwargs: Kwargs) -> Any:

@@ -100,6 +100,16 @@ class Geometry:
         return self.static and self.extent == math.prod(self.size) and _nested(self)
 
     @cached_property
+    def overlapping(self) -> bool:
+        """Whether two positions surely share an element, stride by stride apart from zero. Needs ``static``."""
+        if _nested(self) or 0 in self.stride or 0 in self.size:
+            return False
+        places = [0]
+        for size, stride in zip(self.size, self.stride, strict=True):
+            places = [place + step * stride for place in places for step in range(size)]
+        return len(set(places)) < len(places)
+
+    @cached_property
     def order(self) -> tuple[int, ...] | None:
         """The dimensions in the order of a contiguous storage, outermost first; None where there is no such order."""
         dims = sorted(range(len(self.size)), key=lambda dim: (-_hint(self.stride[dim]), -_hint(self.size[dim])))
