@@ -1,0 +1,227 @@
+"""Where tensors lie, against an oracle that lists the address of each element.
+
+"Disjoint" and "is a box" are only said when true: the oracle holds the claims. That the claims are not empty is
+held by the cases that must be recognised.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from functionalize.regions import (
+    Box,
+    Geometry,
+    as_dtype,
+    box,
+    boxes_disjoint,
+    image,
+    reaches,
+    spans_disjoint,
+)
+from functionalize.view_rules import steps
+from tests.addresses import addresses, distinct
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+thorough = settings(max_examples=150, deadline=None, derandomize=True)
+
+
+@st.composite
+def roots(draw: Draw) -> Geometry:
+    """A tensor that somebody allocated: dense or with gaps, its dimensions in any order."""
+    size = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    stride, step = [0] * len(size), 1
+    for dim in draw(st.permutations(range(len(size)))):
+        step *= draw(st.sampled_from([1, 1, 2]))
+        stride[dim] = step
+        step *= size[dim]
+    return Geometry(tuple(size), tuple(stride), draw(st.integers(0, 3)), torch.float32)
+
+
+@st.composite
+def views(draw: Draw, root: Geometry) -> Geometry:
+    """A view that a program might make: selects, slices, transposes, new and widened dimensions."""
+    tensor = tensor_at(root)
+    for _ in range(draw(st.integers(0, 4))):
+        tensor = one_step(draw, tensor)
+    return Geometry.of(tensor)
+
+
+def one_step(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() == 0:
+        return tensor.unsqueeze(0)
+    dim = draw(st.integers(0, tensor.dim() - 1))
+    kind = draw(st.sampled_from(["select", "slice", "permute", "unsqueeze", "expand"]))
+    if kind == "select":
+        return tensor.select(dim, draw(st.integers(0, tensor.size(dim) - 1)))
+    if kind == "slice":
+        start = draw(st.integers(0, tensor.size(dim) - 1))
+        piece = [slice(None)] * dim + [slice(start, draw(st.integers(start + 1, 5)), draw(st.integers(1, 2)))]
+        return tensor[tuple(piece)]
+    if kind == "permute":
+        return tensor.permute(draw(st.permutations(range(tensor.dim()))))
+    return tensor.unsqueeze(dim) if kind == "unsqueeze" else tensor.unsqueeze(0).expand(2, *tensor.size())
+
+
+@st.composite
+def places(draw: Draw) -> Geometry:
+    """Any place, with overlaps and empty ones among them."""
+    size = draw(st.lists(st.integers(0, 3), max_size=3))
+    stride = [draw(st.integers(0, 6)) for _ in size]
+    return Geometry(tuple(size), tuple(stride), draw(st.integers(0, 8)), torch.float32)
+
+
+def tensor_at(place: Geometry) -> torch.Tensor:
+    """A tensor at a place, whose elements say their addresses."""
+    return torch.arange(600).to(place.dtype).as_strided(place.size, place.stride, place.offset)
+
+
+def elements_of(root: Geometry, found: Box) -> list[int]:
+    """The addresses in a box, each once."""
+    indices = itertools.product(*(range(start, start + n * step, step) for start, step, n in found.axes))
+    return [root.offset + sum(i * stride for i, stride in zip(index, root.stride, strict=True)) for index in indices]
+
+
+@thorough
+@given(places())
+def test_span_and_extent(place: Geometry) -> None:
+    found = addresses(place)
+    item = place.dtype.itemsize
+    expected = (min(found) * item, (max(found) + 1) * item) if found else (0, 0)
+    assert place.span == expected
+    assert place.extent == (expected[1] - expected[0]) // item
+    assert place.elements == len(found)
+
+
+@thorough
+@given(places() | roots())
+def test_dense_is_each_element_once(place: Geometry) -> None:
+    found = addresses(place)
+    if place.dense:
+        assert sorted(found) == list(range(place.offset, place.offset + len(found)))
+
+
+@thorough
+@given(places() | roots())
+def test_contiguous_is_what_torch_says(place: Geometry) -> None:
+    assume(0 not in place.size)  # torch calls every empty tensor contiguous
+    assert place.contiguous == tensor_at(place).is_contiguous()
+
+
+@thorough
+@given(st.data())
+def test_a_box_has_the_elements_of_its_view(data: st.DataObject) -> None:
+    root = data.draw(roots())
+    view = data.draw(views(root) | places())
+    found = box(root, view)
+    if found is not None:
+        assert sorted(elements_of(root, found)) == sorted(set(addresses(view)))
+
+
+@thorough
+@given(st.data())
+def test_disjoint_places_share_no_element(data: st.DataObject) -> None:
+    root = data.draw(roots())
+    one, two = data.draw(views(root)), data.draw(views(root))
+    meet = bool(set(addresses(one)) & set(addresses(two)))
+    if spans_disjoint(one, two):
+        assert not meet
+    box_1, box_2 = box(root, one), box(root, two)
+    if box_1 is not None and box_2 is not None and boxes_disjoint(box_1, box_2):
+        assert not meet
+
+
+@thorough
+@given(places(), places())
+def test_disjoint_spans_of_two_dtypes(one: Geometry, other: Geometry) -> None:
+    two = Geometry(other.size, other.stride, other.offset, torch.float64)
+    bytes_1 = {4 * address + byte for address in addresses(one) for byte in range(4)}
+    bytes_2 = {8 * address + byte for address in addresses(two) for byte in range(8)}
+    if spans_disjoint(one, two):
+        assert not bytes_1 & bytes_2
+
+
+@thorough
+@given(st.data())
+def test_steps_reach_the_view(data: st.DataObject) -> None:
+    root = data.draw(roots())
+    view = data.draw(views(root))
+    found = box(root, view)
+    assume(found is not None)
+    assert found is not None
+    tensor = tensor_at(root)
+    way = steps(root, found, view)
+    for op, args, place in way:
+        tensor = op(tensor, *args)
+        assert tuple(tensor.size()) == place.size
+        assert [int(number) for number in tensor.flatten()] == addresses(place), "a step reaches what it says"
+    assert [int(number) for number in tensor.flatten()] == addresses(view)
+    assert not way or way[-1][2] is view, "the last step's place is the view's, to the stride"
+
+
+@thorough
+@given(st.data())
+def test_what_reaches_a_place_has_its_elements(data: st.DataObject) -> None:
+    size = data.draw(st.lists(st.integers(1, 4), max_size=2))
+    source = Geometry.of(torch.zeros(size))
+    place = data.draw(places())
+    if reaches(source, place):
+        assert set(addresses(place)) <= set(addresses(source))
+
+
+@thorough
+@given(st.data())
+def test_an_image_has_the_elements_of_both(data: st.DataObject) -> None:
+    old, place = data.draw(roots()), data.draw(places())
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.int16]))
+    place = Geometry(place.size, place.stride, place.offset, dtype)
+    whole = image(old, place)
+    assert whole.dtype == old.dtype and whole.contiguous
+    for part in (old, place):
+        assert part.span == (0, 0) or (whole.span[0] <= part.span[0] and part.span[1] <= whole.span[1])
+    assert reaches(whole, place)
+    assert as_dtype(whole, dtype).span == whole.span
+
+
+SQUARE = Geometry.of(torch.zeros(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ((slice(0, 1),), (slice(1, 2),)),
+        ((slice(None), 0), (slice(None), 3)),
+        ((slice(0, 2), slice(0, 2)), (slice(0, 2), slice(2, 4))),
+        ((slice(0, None, 2),), (slice(1, None, 2),)),
+        ((slice(None), slice(0, None, 2)), (slice(None), slice(1, None, 2))),
+        ((1, 2), (2, 1)),
+    ],
+    ids=["rows", "columns", "blocks", "odd and even rows", "odd and even columns", "elements"],
+)
+def test_regions_that_must_be_told_apart(one: Any, two: Any) -> None:
+    square = torch.zeros(4, 4)
+    boxes = [box(SQUARE, Geometry.of(square[index])) for index in (one, two)]
+    assert boxes[0] is not None and boxes[1] is not None
+    assert boxes_disjoint(boxes[0], boxes[1])
+
+
+@pytest.mark.parametrize("root", [torch.zeros(4, 4), torch.zeros(4, 4).t(), torch.zeros(4, 8)[:, ::2]])
+def test_views_that_must_be_boxes(root: torch.Tensor) -> None:
+    made = [root, root.t(), root[1], root[:, 1:3], root[::2].t(), root[3, 3], root[0].expand(3, 4), root[None, :1]]
+    for view in made:
+        assert box(Geometry.of(root), Geometry.of(view)) is not None
+
+
+def test_the_oracle_sees_overlap() -> None:
+    assert distinct(SQUARE)
+    assert not distinct(Geometry.of(torch.zeros(1).expand(2)))
+
+
+def test_a_diagonal_is_no_box() -> None:
+    assert box(SQUARE, Geometry.of(torch.zeros(4, 4).diagonal())) is None
