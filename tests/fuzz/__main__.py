@@ -9,6 +9,7 @@ import argparse
 import collections
 import logging
 import multiprocessing
+import re
 import signal
 import sys
 import time
@@ -17,12 +18,13 @@ from typing import Any
 import torch
 
 from tests.fuzz.check import FAILED, MODES, Verdict, check
-from tests.fuzz.generate import generate
+from tests.fuzz.generate import generate, well_defined
 from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
 
 SECONDS = 60  # for one program
 Result = tuple[int, str, Verdict]
+_CALL = re.compile(r"\.\w+\(|[-+*]=|\w\[")
 
 
 def modes_of(seed: int, mode: str) -> tuple[str, ...]:
@@ -61,10 +63,15 @@ def shrunk(seed: int, mode: str, length: int, verdict: Verdict) -> Program:
 
 
 def _fails_alike(program: Program, mode: str, verdict: Verdict) -> bool:
-    try:
-        return program.within_bounds() and check(program, mode).signature == verdict.signature
-    except Exception:
-        return False  # a step was left out that others need
+    return well_defined(program) and check(program, mode).signature == verdict.signature
+
+
+def shrink_job(job: tuple[Result, int]) -> tuple[Result, str, str]:
+    """A failure, its program made smaller, and the group of failures that it looks like: what its steps do."""
+    (seed, mode, verdict), length = job
+    small = shrunk(seed, mode, length, verdict)
+    calls = sorted({call for step in small.steps for call in _CALL.findall(step.source)})
+    return (seed, mode, verdict), str(small), f"{verdict.kind}: {', '.join(calls)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,32 +81,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mode", default="rotate", choices=("rotate", "all", *MODES))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--length", type=int, default=8, help="steps of a program at most")
-    parser.add_argument("--show", type=int, default=1, help="failures of a signature to shrink and print")
+    parser.add_argument("--show", type=int, default=4, help="failures of one look to shrink and print")
     given = parser.parse_args(arguments)
     jobs = [(seed, given.mode, given.length) for seed in range(given.seed, given.seed + given.programs)]
     begin, results = time.monotonic(), list[Result]()
     with multiprocessing.get_context("fork").Pool(given.jobs, _start) as pool:
         for found in pool.imap_unordered(run, jobs, chunksize=4):
             results += found
-    _start()
-    _report(results, given)
-    print(f"{given.programs} programs in {time.monotonic() - begin:.0f} s")
-    return int(any(verdict.status == FAILED for _, _, verdict in results))
-
-
-def _report(results: list[Result], given: argparse.Namespace) -> None:
-    groups: dict[str, list[Result]] = collections.defaultdict(list)
-    for result in sorted(results, key=lambda result: result[:2]):
-        if result[2].status == FAILED:
-            groups[result[2].signature].append(result)
-    for signature, group in sorted(groups.items(), key=lambda item: -len(item[1])):
-        print(f"\n==== {len(group)} x {signature}")
-        for seed, mode, verdict in group[: given.show]:
-            print(f"# seed {seed}, {mode}: {verdict.reason[:600]}")
-            print(shrunk(seed, mode, given.length, verdict), flush=True)
+        failed = sorted((r for r in results if r[2].status == FAILED), key=lambda r: r[:2])
+        by_look: dict[str, list[Result]] = collections.defaultdict(list)
+        for result in failed:
+            by_look[f"{result[1].split('/')[0]} {result[2].signature}"].append(result)
+        chosen = [result for look in by_look.values() for result in look[: given.show]]
+        _print_groups(list(pool.imap(shrink_job, [(result, given.length) for result in chosen])))
     tally = collections.Counter((mode, verdict.status) for _, mode, verdict in results)
     for (mode, status), count in sorted(tally.items()):
         print(f"{mode:20} {status:12} {count}")
+    print(f"{given.programs} programs in {time.monotonic() - begin:.0f} s")
+    return int(bool(failed))
+
+
+def _print_groups(small: list[tuple[Result, str, str]]) -> None:
+    groups: dict[str, list[tuple[Result, str, str]]] = collections.defaultdict(list)
+    for entry in small:
+        groups[entry[2]].append(entry)
+    for name, entries in sorted(groups.items(), key=lambda item: -len(item[1])):
+        seeds = ", ".join(f"{seed} {mode}" for (seed, mode, _), _, _ in entries)
+        (seed, mode, verdict), source, _ = min(entries, key=lambda entry: len(entry[1]))
+        print(f"\n==== {name}  [{seeds}]\n# seed {seed}, {mode}: {verdict.kind}: {verdict.reason[:600]}\n{source}")
 
 
 if __name__ == "__main__":

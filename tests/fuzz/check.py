@@ -1,7 +1,7 @@
 """One program in one configuration, held against eager. Invariant: the verdict depends on these two alone.
 
-Direct use is compared in everything a caller can see. A traced case counts when plain `make_fx` traces the program and
-its graph does what eager does; then ours must trace, be functional, and do the same.
+Direct use is compared in everything a caller can see. A traced case counts when plain `make_fx` traces the
+program and its graph does what eager does; then ours must trace, be functional, and do the same.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def _direct(program: Program, transformed: Any, eager: Observation) -> Verdict:
     found = list(_compare(eager, actual, direct=True))
     if eager.error is not None and actual.error is not None and not found:
         for index, (want, got) in enumerate(zip(eager.inputs, actual.inputs, strict=True)):
-            found += [
-                f"input {index} after the error: {line}" for line in leaf_differences(want, got, strides=True)
-            ]
+            found += [f"input {index} after the error: {line}" for line in leaf_differences(want, got, strides=True)]
     return _verdict(found, actual)
 
 
@@ -73,9 +71,7 @@ def _verdict(found: list[str], actual: Observation) -> Verdict:
     return Verdict(FAILED, "raises" if actual.error is not None else "differs", "; ".join(found))
 
 
-def _traced(
-    program: Program, function: Any, transformed: Any, eager: Observation, way: str, remove: str
-) -> Verdict:
+def _traced(program: Program, function: Any, transformed: Any, eager: Observation, way: str, remove: str) -> Verdict:
     plain, plain_error = _trace(function, program, way)
     if plain is None:
         if eager.error is None or type(plain_error) is not type(eager.error):

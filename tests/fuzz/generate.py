@@ -1,4 +1,4 @@
-"""Random programs, each a function of its seed. A program is grown with eager: a step that fails is mostly left out.
+"""Random programs, each a function of its seed. They grow with eager: a step that fails is mostly left out.
 
 Invariant: what a program does is defined: no write depends on the order of eager's loops.
 Limits: values are small numbers, so that two ways to compute them round alike.
@@ -22,6 +22,8 @@ LARGEST = 120  # elements of a tensor
 KEPT_ERRORS = 0.02  # share of the failing steps that end their program
 _TABLES = ("view", "view", "view", "multi", "write", "write", "write", "in_place", "read")
 _WRITTEN = re.compile(r"(?<!_foreach)_\(|\] [*+-]?= |out=|foreach_\w+_\(| [*+-]= ")
+# Their `out=` may not be their input.
+_REARRANGES = re.compile(r"torch\.(sum|cumsum|cat|stack|amax|max|min|sort|flip|tril)\(.*out=")
 _ANY_OVERLAP = re.compile(r"\.(zero_|fill_|clamp_|clamp_min_|relu_|abs_)\(")
 
 
@@ -78,17 +80,37 @@ class _Grown:
                 return  # the last step, which is meant to fail
 
     def _run(self, step: Step) -> None:
-        scope: dict[str, Any] = {**self.pool.tensors, "torch": torch}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            exec(compile(step.source, "<step>", "exec"), scope)
-        for name in step.defines:
-            if not isinstance(scope[name], torch.Tensor):
-                raise Unfit
-            self.pool.tensors[name] = scope[name]
+        _execute(step, self.pool.tensors)
 
     def _small(self) -> bool:
         return all(t.numel() <= LARGEST and t.dim() <= 5 for t in self.pool.tensors.values())
+
+
+def _execute(step: Step, tensors: dict[str, torch.Tensor]) -> None:
+    scope: dict[str, Any] = {**tensors, "torch": torch}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(step.source, "<step>", "exec"), scope)
+    for name in step.defines:
+        if not isinstance(scope[name], torch.Tensor):
+            raise Unfit
+        tensors[name] = scope[name]
+
+
+def well_defined(program: Program) -> bool:
+    """Whether each step of a program is :func:`defined` and reads only what is there."""
+    if not program.within_bounds():
+        return False
+    tensors = dict(zip((entry.name for entry in program.inputs), program.arguments(), strict=True))
+    torch.manual_seed(0)
+    for step in program.steps:
+        if not set(step.uses) <= set(tensors) or not defined(step, tensors):
+            return False
+        try:
+            _execute(step, tensors)
+        except Exception:
+            break  # an error ends the program
+    return set(NAME.findall(program.outputs)) <= set(tensors)
 
 
 def _statement(pool: Pool) -> Step:
@@ -121,19 +143,22 @@ def defined(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
     """Whether eager's result does not rest on the order in which it walks through elements that overlap."""
     if not _WRITTEN.search(step.source):
         return True
-    operands = [tensors[name] for name in step.uses if name in tensors]
-    written = written_names(step)
+    used = {name: tensors[name] for name in step.uses if name in tensors}
+    written = [name for name in written_names(step) if name in tensors]
+    in_turn = "foreach" in step.source  # on the CPU one tensor after another
+    if not in_turn and len(set(written)) < len(written):
+        return False
     for name in written:
-        handle = tensors.get(name)
-        if handle is None:
-            continue
+        handle = tensors[name]
         if overlaps_itself(handle) and not _ANY_OVERLAP.search(step.source) and not _refused(handle):
             return False
-        if "foreach" in step.source:
-            continue
-        for other in operands:
-            if other is not handle and meet(handle, other) and not same_place(handle, other):
-                return False
+        others = [used[other] for other in used if other != name]
+        if _REARRANGES.search(step.source):
+            others += [handle] * (step.source.count(name) > 1)
+        elif not in_turn:
+            others = [other for other in others if not same_place(handle, other)]
+        if not in_turn and any(meet(handle, other) for other in others):
+            return False
     return True
 
 

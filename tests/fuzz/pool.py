@@ -1,6 +1,7 @@
 """The tensors that a program under construction has so far, and random choices among them.
 
-Invariant: the tensors are what eager has after the steps so far. Limits: `Unfit` says that a choice cannot be made.
+Invariant: the tensors are what eager has after the steps so far.
+Limits: `Unfit` says that a choice cannot be made.
 """
 
 from __future__ import annotations
@@ -58,11 +59,7 @@ class Pool:
     def number(self, dtype: torch.dtype) -> str:
         if dtype is torch.bool:
             return self.one_of("True", "False", "1", "0")
-        return (
-            self.one_of("1", "2", "-1", "3", "0")
-            if dtype is not torch.float32
-            else self.one_of("1", "0.5", "-2")
-        )
+        return self.one_of("1", "2", "-1", "3", "0") if dtype is not torch.float32 else self.one_of("1", "0.5", "-2")
 
     def factors(self, numel: int) -> tuple[int, ...]:
         """A shape of so many elements."""
@@ -116,9 +113,7 @@ def meet(one: Tensor, two: Tensor) -> bool:
     """Whether two tensors have bytes in common."""
     if one.untyped_storage().data_ptr() != two.untyped_storage().data_ptr():
         return False
-    first, second = (
-        {place + byte for place in addresses(t) for byte in range(t.itemsize)} for t in (one, two)
-    )
+    first, second = ({place + byte for place in addresses(t) for byte in range(t.itemsize)} for t in (one, two))
     return not first.isdisjoint(second)
 
 

@@ -1,6 +1,7 @@
 """A random program as data: inputs, steps (one statement each), outputs. Prints as one Python function.
 
-Invariant: equal programs print and run alike, on any machine. Limits: straight-line code over a few small tensors.
+Invariant: equal programs print and run alike, on any machine.
+Limits: straight-line code over a few small tensors.
 """
 
 from __future__ import annotations

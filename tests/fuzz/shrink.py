@@ -1,6 +1,7 @@
 """A smaller program that fails in the same way: fewer steps, outputs and inputs, simpler inputs.
 
-Invariant: each change is kept only if the failure keeps its signature. Limits: greedy, so not the smallest there is.
+Invariant: each change is kept only if the failure keeps its signature.
+Limits: greedy, so not the smallest there is.
 """
 
 from __future__ import annotations
@@ -33,11 +34,20 @@ def _simpler(program: Program) -> Iterator[Program]:
     for index in reversed(range(len(program.steps))):
         yield from _without_step(program, index)
     yield from _fewer_outputs(program)
+    yield from _shorter_chains(program)
+    yield from _simpler_inputs(program)
+
+
+def _shorter_chains(program: Program) -> Iterator[Program]:
+    """Let steps and outputs read an earlier tensor in place of a later one."""
     for index, step in enumerate(program.steps):
-        for name in step.uses:  # read an earlier tensor in place of a later one
+        for name in step.uses:
             for earlier in _known_before(program, index):
-                if earlier != name and _age(earlier) < _age(name):
+                if _age(earlier) < _age(name):
                     yield _with_step(program, index, step.renamed({name: earlier}))
+
+
+def _simpler_inputs(program: Program) -> Iterator[Program]:
     for entry in program.inputs:
         if not _used(program, entry.name):
             yield _with_inputs(program, tuple(other for other in program.inputs if other is not entry))
@@ -46,9 +56,7 @@ def _simpler(program: Program) -> Iterator[Program]:
             yield _with_inputs(program, (*program.inputs[:index], simpler, *program.inputs[index + 1 :]))
     for index, storage in enumerate(program.storages):
         for other in _simpler_storage(storage):
-            yield replace(
-                program, storages=(*program.storages[:index], other, *program.storages[index + 1 :])
-            )
+            yield replace(program, storages=(*program.storages[:index], other, *program.storages[index + 1 :]))
 
 
 def _age(name: str) -> tuple[bool, int]:

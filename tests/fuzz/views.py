@@ -30,9 +30,7 @@ view, multi, in_place = register(VIEWS), register(MULTI), register(IN_PLACE)
 
 def bounds(p: Pool, length: int) -> tuple[int, int]:
     start = p.rng.randrange(length + 1)
-    return start, p.rng.randrange(start, length + 1) if p.chance(0.1) else p.rng.randint(
-        min(start + 1, length), length
-    )
+    return start, p.rng.randrange(start, length + 1) if p.chance(0.1) else p.rng.randint(min(start + 1, length), length)
 
 
 @view
@@ -166,9 +164,9 @@ def conj(p: Pool, t: Tensor) -> str:
 
 @view
 def same(p: Pool, t: Tensor) -> str:
-    return p.one_of(
-        "detach()", "view_as({x})", "__getitem__(...)", "data", "alias()", "expand_as({x})"
-    ).format(x="_same_")
+    return p.one_of("detach()", "view_as({x})", "__getitem__(...)", "data", "alias()", "expand_as({x})").format(
+        x="_same_"
+    )
 
 
 @view

@@ -1,7 +1,7 @@
 """Steps that write data: in-place ops, item assignment, ``out=``, foreach; and steps that only read.
 
-A maker returns a whole statement; a new name is taken from the pool. Limits: no write whose result eager leaves to
-the order of its loops (see :func:`tests.fuzz.generate.defined`).
+A maker returns a whole statement; a new name is taken from the pool. Limits: what eager leaves to the order of
+its loops is sorted out later, see :func:`tests.fuzz.generate.defined`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.fuzz.pool import Pool, Tensor, broadcasts, need, overlaps_itself
+from tests.fuzz.pool import Pool, Tensor, broadcasts, meet, need, overlaps_itself
 
 Maker = Callable[[Pool], str]
 WRITES: dict[str, Maker] = {}
@@ -71,12 +71,13 @@ def fill(p: Pool) -> str:
 @write
 def unary(p: Pool) -> str:
     x = target(p, _real)
-    return f"{x}.{p.one_of('relu_()', 'clamp_(-1, 2)', 'neg_()', 'abs_()', 'clamp_min_(0)', 'sign_()', 'square_()')}"
+    calls = ("relu_()", "clamp_(-1, 2)", "neg_()", "abs_()", "clamp_min_(0)", "sign_()", "square_()")
+    return f"{x}.{p.one_of(*calls)}"
 
 
 @write
 def flips(p: Pool) -> str:
-    x = target(p, lambda t: t.dtype is torch.bool or not t.is_floating_point() and not t.is_complex())
+    x = target(p, lambda t: t.dtype is torch.bool or not (t.is_floating_point() or t.is_complex()))
     return f"{x}.{p.one_of('logical_not_()', 'bitwise_not_()', 'bitwise_and_(1)')}"
 
 
@@ -102,9 +103,7 @@ def along(p: Pool) -> str:
 def pointwise(p: Pool) -> str:
     x = target(p, lambda t: t.is_floating_point())
     one, two = p.other(p[x]), p.other(p[x])
-    return p.one_of(
-        f"{x}.addcmul_({one}, {two})", f"{x}.lerp_({x}.sign(), 0.5)", f"{x}.pow_(2)", f"{x}.div_(2)"
-    )
+    return p.one_of(f"{x}.addcmul_({one}, {two})", f"{x}.lerp_({x}.sign(), 0.5)", f"{x}.pow_(2)", f"{x}.div_(2)")
 
 
 @write
@@ -135,9 +134,7 @@ def item(p: Pool) -> str:
         "...",
     )
     value = p.number(p[x].dtype)
-    return p.one_of(
-        f"{x}[{index}] = {value}", f"{x}[{index}] = torch.tensor({value})", f"{x}[{index}] *= {value}"
-    )
+    return p.one_of(f"{x}[{index}] = {value}", f"{x}[{index}] = torch.tensor({value})", f"{x}[{index}] *= {value}")
 
 
 @write
@@ -211,6 +208,8 @@ def out_fresh(p: Pool) -> str:
 @write
 def foreach(p: Pool) -> str:
     names = [target(p, _number) for _ in range(p.rng.randint(1, 3))]
+    apart = not any(meet(p[a], p[b]) for i, a in enumerate(names) for b in names[:i])
+    need(apart or p.chance(0.02))
     listed = ", ".join(names)
     others = ", ".join(p.pick(lambda t, n=n: t.shape == p[n].shape) for n in names)  # type: ignore[misc]
     return p.one_of(
