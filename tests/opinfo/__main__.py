@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from tests.opinfo.cases import CI, DTYPES, FIRST, FULL, MODES, REMOVES, Case, Selection, op_names
-from tests.opinfo.check import FAILED, NOT_COUNTED, PASSED, Verdict, check, print_graphs
+from tests.opinfo.check import FAILED, NOT_COUNTED, PASSED, WRONG_PLAIN, Verdict, check, print_graphs
 from tests.opinfo.runner import Job, Runner
 
 _KINDS = {
@@ -67,9 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _selection(options: argparse.Namespace) -> Selection:
     base = FULL if options.full else FIRST if options.first else CI
-    return replace(
-        base, dtype=options.dtype, mode=options.mode, template=options.template, remove=options.remove
-    )
+    return replace(base, dtype=options.dtype, mode=options.mode, template=options.template, remove=options.remove)
 
 
 def _chosen_ops(pattern: str, shard: str | None) -> list[str]:
@@ -90,6 +88,7 @@ class _Progress:
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.failures: list[Verdict] = []
+        self.wrong_plain: Counter[str] = Counter()
         self.started = self._told = time.monotonic()
 
     def verdict(self, verdict: Verdict) -> None:
@@ -98,6 +97,8 @@ class _Progress:
             self.failures.append(verdict)
         if verdict.status == NOT_COUNTED:
             self.reasons[verdict.kind] += 1
+        if verdict.kind == WRONG_PLAIN:
+            self.wrong_plain[Case.parse(verdict.case).op] += 1
         self._tell()
 
     def op_done(self) -> None:
@@ -130,6 +131,9 @@ def _summary(progress: _Progress, impl: str, show: int) -> None:
     if kinds:
         print("failures: " + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
     print(f"not counted: {progress.counts[NOT_COUNTED]} (by what cannot do it: {skipped or 'none'})")
+    if progress.wrong_plain:
+        ops = ", ".join(f"{op} {count}" for op, count in sorted(progress.wrong_plain.items()))
+        print(f"plain make_fx's own graph differs from eager, so not counted: {ops}")
 
 
 def _single(case: Case, impl: str) -> int:

@@ -29,14 +29,13 @@ from tests.opinfo.cases import REMOVES, Case
 from tests.opinfo.programs import Program, build
 
 PASSED, FAILED, NOT_COUNTED = "passed", "failed", "not counted"
+WRONG_PLAIN = "wrong plain graph"
 SEED = 42  # the seed that random entries of the database set for themselves
 DRAWS = 30  # seeds for a comparison in distribution
 ROUNDING = 4.0  # how many times eager's own distance from double precision ours may have
 
 # They hand out memory as it was, so nobody can repeat their values, eager neither.
-_UNINITIALIZED = frozenset(
-    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
-)
+_UNINITIALIZED = frozenset(("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"))
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,7 @@ def _check(case: Case, program: Program, impl: str) -> Verdict:
         return Verdict(str(case), NOT_COUNTED, "make_fx", _line(error))
     plain_is_right = shapes_only or not any(_compare(expected, _observe(program, plain)))
     if not plain_is_right and not _is_random(plain):
-        return Verdict(
-            str(case), NOT_COUNTED, "wrong plain graph", "plain make_fx's graph differs from eager"
-        )
+        return Verdict(str(case), NOT_COUNTED, WRONG_PLAIN, "plain make_fx's graph differs from eager")
     remove = REMOVES[case.remove]
     try:
         graph = _trace(transform(impl, program.run, remove), program, case.mode)
@@ -159,9 +156,7 @@ def _as_near(eager: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor) -> bo
     if not eager.is_floating_point() or eager.dtype is torch.float64 or not eager.numel():
         return not any(leaf_differences(eager, ours, strides=False))
     far = (eager.double() - exact).abs().max() * ROUNDING
-    return bool((ours.double() - exact).abs().max() <= far) or not any(
-        leaf_differences(eager, ours, strides=False)
-    )
+    return bool((ours.double() - exact).abs().max() <= far) or not any(leaf_differences(eager, ours, strides=False))
 
 
 def _trace(func: Callable[..., Any], program: Program, mode: Any) -> GraphModule:
@@ -186,9 +181,7 @@ def _flat(seen: Observation) -> Observation:
 
 
 def _is_random(graph: GraphModule) -> bool:
-    return any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes
-    )
+    return any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
 
 
 def _compare_distributions(program: Program, graph: GraphModule) -> Iterator[str]:

@@ -82,9 +82,7 @@ class Runner:
         for worker in self._workers:
             _stop(worker)
 
-    def run(
-        self, jobs: Sequence[Job], report: Callable[[Verdict], None], op_done: Callable[[], None]
-    ) -> None:
+    def run(self, jobs: Sequence[Job], report: Callable[[Verdict], None], op_done: Callable[[], None]) -> None:
         """Run all jobs; `report` gets each verdict as it comes, `op_done` is called after each op."""
         queue = list(reversed(jobs))
         while True:
