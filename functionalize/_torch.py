@@ -18,7 +18,12 @@ from torch._higher_order_ops.auto_functionalize import (  # the graph form of a 
     can_auto_functionalize,
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, _enable_thunkify
+from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tensors by no public call
+    ProxyTorchDispatchMode,
+    _enable_thunkify,
+    set_original_aten_op,
+    track_tensor_tree,
+)
 from torch.utils import _pytree as pytree  # torch.utils.pytree is another implementation, without our leaf order
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
     TorchDispatchMode,
@@ -48,6 +53,7 @@ __all__ = [
     "on_handles",
     "point_proxy",
     "pytree",
+    "record_view",
     "storage_key",
     "track_symbols",
     "uncached_fakes",
@@ -149,6 +155,24 @@ def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch
     proxy = tracker.get(value)
     if proxy is not None:
         tracker[handle] = proxy
+
+
+def record_view(
+    mode: ProxyTorchDispatchMode, op: Any, value: torch.Tensor, args: tuple[Any, ...], result: torch.Tensor
+) -> bool:
+    """Add the node ``op(value, *args)``, whose result is known already, to the graph. False: the tracer cannot."""
+    source = mode.tracer.tensor_tracker.get(value)
+    if source is None or source.constant is not None or op in _LOOKS_AT_STRIDES:
+        return False
+    with set_original_aten_op(op):
+        name = mode.tracer.graph._target_to_str(op.overloadpacket.__name__)
+        proxy = mode.tracer.create_proxy("call_function", op, (source.proxy, *args), {}, name=name)
+        track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+    return True
+
+
+# What these mean depends on where in its storage the value lies.
+_LOOKS_AT_STRIDES = frozenset({torch.ops.aten.as_strided.default})
 
 
 def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:

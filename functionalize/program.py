@@ -35,7 +35,9 @@ class Program:
     def value(self, handle: torch.Tensor) -> Value:
         """What a handle is worth now."""
         view = self.graph.find(handle)
-        return handle if view is None else self.read(view)
+        if view is None:
+            return handle
+        return regenerate(self.domain.call, view, handle, self.domain.recorder(handle))
 
     def read(self, view: View) -> Value:
         """What a view is worth now."""
@@ -89,10 +91,11 @@ class Program:
 
     def unshare(self, handle: torch.Tensor) -> None:
         """Part a handle whose metadata is about to change from the value that it may be."""
-        root = self.graph.ensure(handle).base.root
-        if root.value is handle:
-            root.value = self.domain.alias(handle)
-            self.graph.track(handle, root)
+        view = self.graph.ensure(handle)
+        for place in {view, view.base.root}:
+            if place.value is handle:
+                place.value = self.domain.alias(handle)
+                self.graph.track(handle, place)
 
     def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results, as values, of a functional op on handles."""

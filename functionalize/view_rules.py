@@ -37,18 +37,33 @@ class Progression:
     drops: bool
 
 
+Action = tuple[Any, tuple[Any, ...]]  # a view op and its arguments after ``self``
+
+
 @dataclass(frozen=True)
 class ViewRule:
     """One view of a known source, in both directions.
 
+    ``path``: the view ops that lead from the source to the view; nearly always one.
     ``covers``: a write through the view leaves nothing of the source's old value.
     ``part``: set for the views of which several can tile their source, see :func:`tile_runs`.
     """
 
-    replay: Callable[[Call, Value], Value]
+    path: tuple[Action, ...]
     inverse: Callable[[Call, Base, Value], Value]
     covers: bool = False
     part: Progression | None = None
+
+    def replay(self, call: Call, base: Value) -> Value:
+        """The view's value, of the source's."""
+        for op, args in self.path:
+            base = call(op, base, *args)
+        return base
+
+
+def along(op: Any, *args: Any) -> tuple[Action, ...]:
+    """A path of one view op."""
+    return ((op, args),)
 
 
 Builder = Callable[..., ViewRule]
@@ -99,7 +114,7 @@ def view_rule(*ops: Any) -> Callable[[Builder], Builder]:
 def _reshaping(op: Any, args: tuple[Any, ...], source: Geometry) -> ViewRule:
     """A view which renames positions: its inverse is a view back to the source's size."""
     return ViewRule(
-        replay=lambda call, base: call(op, base, *args),
+        path=along(op, *args),
         inverse=lambda call, base, view: call(aten.view.default, view, list(source.size)),
         covers=True,
     )
@@ -118,7 +133,7 @@ def squeeze(source: Geometry, out: Geometry) -> ViewRule:
 @view_rule(aten.squeeze.dim)
 def squeeze_dim(source: Geometry, out: Geometry, dim: int) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.squeeze.dim, base, dim),
+        path=along(aten.squeeze.dim, dim),
         inverse=lambda call, base, view: call(aten.unsqueeze.default, view, dim),
         covers=True,
     )
@@ -132,7 +147,7 @@ def squeeze_dims(source: Geometry, out: Geometry, dims: Sequence[int]) -> ViewRu
 @view_rule(aten.unsqueeze.default)
 def unsqueeze(source: Geometry, out: Geometry, dim: int) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.unsqueeze.default, base, dim),
+        path=along(aten.unsqueeze.default, dim),
         inverse=lambda call, base, view: call(aten.squeeze.dim, view, dim),
         covers=True,
     )
@@ -143,7 +158,7 @@ def permute(source: Geometry, out: Geometry, dims: Sequence[int]) -> ViewRule:
     rank = len(dims)
     back = sorted(range(rank), key=lambda position: dims[position] % rank)
     return ViewRule(
-        replay=lambda call, base: call(aten.permute.default, base, list(dims)),
+        path=along(aten.permute.default, list(dims)),
         inverse=lambda call, base, view: call(aten.permute.default, view, back),
         covers=True,
     )
@@ -152,7 +167,7 @@ def permute(source: Geometry, out: Geometry, dims: Sequence[int]) -> ViewRule:
 @view_rule(aten.transpose.int)
 def transpose(source: Geometry, out: Geometry, dim0: int, dim1: int) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.transpose.int, base, dim0, dim1),
+        path=along(aten.transpose.int, dim0, dim1),
         inverse=lambda call, base, view: call(aten.transpose.int, view, dim0, dim1),
         covers=True,
     )
@@ -161,7 +176,7 @@ def transpose(source: Geometry, out: Geometry, dim0: int, dim1: int) -> ViewRule
 @view_rule(aten.t.default)
 def t(source: Geometry, out: Geometry) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.t.default, base),
+        path=along(aten.t.default),
         inverse=lambda call, base, view: call(aten.t.default, view),
         covers=True,
     )
@@ -177,7 +192,7 @@ def expand(source: Geometry, out: Geometry, size: Sequence[Any], *_: Any) -> Vie
                 view = call(aten.slice.Tensor, view, dim, 0, 1)
         return call(aten.view.default, view, list(source.size))
 
-    return ViewRule(lambda call, base: call(aten.expand.default, base, list(size)), inverse, covers=True)
+    return ViewRule(along(aten.expand.default, list(size)), inverse, covers=True)
 
 
 def _is_one(number: Any) -> bool:
@@ -187,7 +202,7 @@ def _is_one(number: Any) -> bool:
 @view_rule(aten.select.int)
 def select(source: Geometry, out: Geometry, dim: int, index: Any) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.select.int, base, dim, index),
+        path=along(aten.select.int, dim, index),
         inverse=lambda call, base, view: call(aten.select_scatter.default, base(), view, dim, index),
         part=_part(source, dim, index, None, drops=True),
     )
@@ -198,7 +213,7 @@ def slice_(
     source: Geometry, out: Geometry, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.slice.Tensor, base, dim, start, end, step),
+        path=along(aten.slice.Tensor, dim, start, end, step),
         inverse=lambda call, base, view: call(aten.slice_scatter.default, base(), view, dim, start, end, step),
         part=_part(source, dim, 0 if start is None else start, out.size[dim], drops=False) if step == 1 else None,
     )
@@ -216,7 +231,7 @@ def _part(source: Geometry, dim: int, start: Any, count: Any, *, drops: bool) ->
 @view_rule(aten.diagonal.default)
 def diagonal(source: Geometry, out: Geometry, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.diagonal.default, base, offset, dim1, dim2),
+        path=along(aten.diagonal.default, offset, dim1, dim2),
         inverse=lambda call, base, view: call(aten.diagonal_scatter.default, base(), view, offset, dim1, dim2),
     )
 
@@ -224,7 +239,7 @@ def diagonal(source: Geometry, out: Geometry, offset: int = 0, dim1: int = 0, di
 @view_rule(aten.view.dtype)
 def view_dtype(source: Geometry, out: Geometry, dtype: torch.dtype) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.view.dtype, base, dtype),
+        path=along(aten.view.dtype, dtype),
         inverse=lambda call, base, view: call(aten.view.dtype, view, source.dtype),
         covers=True,
     )
@@ -233,7 +248,7 @@ def view_dtype(source: Geometry, out: Geometry, dtype: torch.dtype) -> ViewRule:
 @view_rule(aten.view_as_real.default)
 def view_as_real(source: Geometry, out: Geometry) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.view_as_real.default, base),
+        path=along(aten.view_as_real.default),
         inverse=lambda call, base, view: call(aten.view_as_complex.default, view),
         covers=True,
     )
@@ -242,7 +257,7 @@ def view_as_real(source: Geometry, out: Geometry) -> ViewRule:
 @view_rule(aten.view_as_complex.default)
 def view_as_complex(source: Geometry, out: Geometry) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten.view_as_complex.default, base),
+        path=along(aten.view_as_complex.default),
         inverse=lambda call, base, view: call(aten.view_as_real.default, view),
         covers=True,
     )
@@ -252,7 +267,7 @@ def view_as_complex(source: Geometry, out: Geometry) -> ViewRule:
 def conj(source: Geometry, out: Geometry) -> ViewRule:
     # The inverse is physical in either mode: the source's handle has no conjugate bit, so its value gets none.
     return ViewRule(
-        replay=lambda call, base: call(aten._conj.default, base),
+        path=along(aten._conj.default),
         inverse=lambda call, base, view: call(aten._conj_copy.default, view),
         covers=True,
     )
@@ -261,7 +276,7 @@ def conj(source: Geometry, out: Geometry) -> ViewRule:
 @view_rule(aten._neg_view.default)
 def neg(source: Geometry, out: Geometry) -> ViewRule:
     return ViewRule(
-        replay=lambda call, base: call(aten._neg_view.default, base),
+        path=along(aten._neg_view.default),
         inverse=lambda call, base, view: call(aten._neg_view_copy.default, view),
         covers=True,
     )
@@ -280,7 +295,7 @@ def unfold(source: Geometry, out: Geometry, dim: int, size: int, step: int) -> V
             result = call(aten.slice_scatter.default, result, column, axis, offset, offset + stop, step)
         return result
 
-    return ViewRule(lambda call, base: call(aten.unfold.default, base, dim, size, step), inverse)
+    return ViewRule(along(aten.unfold.default, dim, size, step), inverse)
 
 
 def strided(source: Geometry, out: Geometry) -> ViewRule:
@@ -290,7 +305,7 @@ def strided(source: Geometry, out: Geometry) -> ViewRule:
     """
     place = (list(out.size), list(out.stride), out.offset - source.offset)
     return ViewRule(
-        replay=lambda call, base: call(aten.as_strided.default, base, *place),
+        path=along(aten.as_strided.default, *place),
         inverse=lambda call, base, view: call(aten.as_strided_scatter.default, base(), view, *place),
     )
 
@@ -300,16 +315,13 @@ def permuted_dense(out: Geometry) -> ViewRule:
     order = list(out.by_stride)
     back = sorted(range(len(order)), key=order.__getitem__)
     sizes, in_order = [out.size[dim] for dim in order], order == sorted(order)
-
-    def replay(call: Call, base: Value) -> Value:
-        value = call(aten.view.default, base, sizes)
-        return value if in_order else call(aten.permute.default, value, back)
+    path = along(aten.view.default, sizes) + (() if in_order else along(aten.permute.default, back))
 
     def inverse(call: Call, base: Base, view: Value) -> Value:
         value = view if in_order else call(aten.permute.default, view, order)
         return call(aten.view.default, value, [-1])
 
-    return ViewRule(replay, inverse, covers=True)
+    return ViewRule(path, inverse, covers=True)
 
 
 def lower(

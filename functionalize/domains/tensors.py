@@ -7,7 +7,7 @@ Limits: one domain serves one call of a functionalized function, in one thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -25,12 +25,14 @@ from functionalize._torch import (
     on_handles,
     point_proxy,
     pytree,
+    record_view,
     track_symbols,
     uncached_fakes,
 )
 
 aten = torch.ops.aten
 Value = torch.Tensor
+Record = Callable[[Any, Value, tuple[Any, ...]], bool]
 
 # Note [Values may have other strides than their handles]: a `*_copy` is contiguous, a functional variant keeps what
 # strides it likes. So ops whose legality or meaning rests on strides run on a value only after this check.
@@ -76,6 +78,13 @@ class TensorsDomain:
         twin: Value = on_handles(op, (value,), {})
         self.point(twin, value)
         return twin
+
+    def recorder(self, handle: torch.Tensor) -> Record | None:
+        """How to note in the graph that a view op on a value gives this fake handle, without running the op again."""
+        proxies = self.proxies
+        if proxies is None or self.remove_views or self.symbolic or not isinstance(handle, FakeTensor):
+            return None
+        return lambda op, value, args: record_view(proxies, op, value, args, handle)
 
     # Handles
 
