@@ -56,7 +56,7 @@ def views(draw: Draw, root: Geometry) -> Geometry:
 def one_step(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() == 0:
         return tensor.unsqueeze(0)
-    dim = draw(st.integers(0, tensor.dim() - 1))
+    dim: int = draw(st.integers(0, tensor.dim() - 1))
     kind = draw(st.sampled_from(["select", "slice", "permute", "unsqueeze", "expand"]))
     if kind == "select":
         return tensor.select(dim, draw(st.integers(0, tensor.size(dim) - 1)))
