@@ -93,7 +93,7 @@ def _traced(program: Program, function: Any, transformed: Any, eager: Observatio
     return _verdict(list(_compare(eager, actual, direct=False)), actual)
 
 
-def _trace(function: Any, program: Program, way: str) -> tuple[Any, Exception | None]:
+def _trace(function: Any, program: Program, way: Any) -> tuple[Any, Exception | None]:
     torch.manual_seed(0)
     try:
         return make_fx(function, tracing_mode=way)(*program.arguments()), None

@@ -213,7 +213,8 @@ def _input(rng: random.Random, name: str, storage: Storage, *, whole: bool) -> I
     step = 1 if whole or rng.random() < 0.6 else 2
     count = (count - 1) // step + 1
     rows = rng.choice([n for n in range(1, count + 1) if count % n == 0])
-    size, stride = (rows, count // rows), (count // rows * step, step)
+    size: tuple[int, ...] = (rows, count // rows)
+    stride: tuple[int, ...] = (count // rows * step, step)
     if rng.random() < 0.3:
         size, stride = size[::-1], stride[::-1]
     if rng.random() < 0.3:

@@ -91,14 +91,14 @@ def need(condition: bool) -> None:
 
 def broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     try:
-        return torch.broadcast_shapes(shape, to) == to
+        return bool(torch.broadcast_shapes(shape, to) == to)
     except RuntimeError:
         return False
 
 
 def addresses(tensor: Tensor) -> list[int]:
     """The bytes at which a tensor's elements begin."""
-    places = [tensor.storage_offset()]
+    places = [int(tensor.storage_offset())]
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         places = [place + index * stride for place in places for index in range(size)]
     return [place * tensor.itemsize for place in places]

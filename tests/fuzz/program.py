@@ -75,7 +75,7 @@ class Step:
         return tuple(name for name in self.names if name not in self.defines)
 
     def renamed(self, names: dict[str, str]) -> Step:
-        return Step(NAME.sub(lambda match: names.get(match[0], match[0]), self.source), self.defines)
+        return Step(renamed(self.source, names), self.defines)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Program:
         return "\n".join([header, *(f"    {line}" for line in lines)])
 
     def arguments_source(self) -> str:
-        lines = [entry.source() for entry in (*self.storages, *self.inputs)]
+        lines = [entry.source() for entry in self.storages] + [entry.source() for entry in self.inputs]
         names = ", ".join(entry.name for entry in self.inputs)
         return "\n".join(["def arguments():", *(f"    {line}" for line in lines), f"    return [{names}]"])
 
@@ -111,6 +111,11 @@ class Program:
     def arguments(self) -> list[torch.Tensor]:
         made: list[torch.Tensor] = _defined(self.arguments_source(), "arguments")()
         return made
+
+
+def renamed(source: str, names: dict[str, str]) -> str:
+    """Source text with variables renamed."""
+    return NAME.sub(lambda match: names.get(match[0], match[0]), source)
 
 
 def _defined(source: str, name: str) -> Callable[..., Any]:

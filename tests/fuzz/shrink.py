@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tests.fuzz.program import NAME, Input, Program, Step, Storage
+from tests.fuzz.program import NAME, Input, Program, Step, Storage, renamed
 
 TRIALS = 400
 
@@ -85,7 +85,7 @@ def _without_step(program: Program, index: int) -> Iterator[Program]:
         return
     for source in step.uses[:2]:
         names = dict.fromkeys(step.defines, source)
-        outputs = NAME.sub(lambda match, names=names: names.get(match[0], match[0]), program.outputs)
+        outputs = renamed(program.outputs, names)
         yield replace(program, steps=tuple(other.renamed(names) for other in rest), outputs=outputs)
     gone, kept = set(step.defines), []
     for other in rest:
