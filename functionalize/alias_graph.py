@@ -144,6 +144,12 @@ class Base:
         for view in sorted(views, key=lambda view: view.depth):
             view.hang(view.parent, view.rule)
 
+    def drop_stale(self) -> None:
+        """Forget values that no read would use."""
+        for view in self._views.values():
+            if view is not self.top and not self.untouched(view, since=view.stamp):
+                view.value = None
+
     def untouched(self, view: View, since: int) -> bool:
         """Whether each write since that position lies apart from the view."""
         return all(disjoint(write, view) for write in self.log[since:])

@@ -97,6 +97,7 @@ def _metadata(entry: Input) -> Iterator[tuple[Any, tuple[Any, ...]]]:
 
 def surface(program: Program, outputs: Sequence[torch.Tensor], inputs: Sequence[Input]) -> None:
     """Let every handle that lives on stand for its current value: outputs first, then what others hold."""
+    program.release()
     own = {id(entry.handle) for entry in inputs}
     for handle in outputs:
         view = program.graph.find(handle)
@@ -106,7 +107,7 @@ def surface(program: Program, outputs: Sequence[torch.Tensor], inputs: Sequence[
     for base in list(program.graph.bases.values()):
         for ref, view in list(base.handles.values()):
             other = ref()
-            if other is not None and id(other) not in done:
+            if other is not None and id(other) not in done and view.value is not other:
                 _surface(program, other, view)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from functionalize import higher_order, mutation, random_order, tables, view_rules
-from functionalize._torch import PLAIN_TYPES, HigherOrderOperator, TorchDispatchMode, on_handles, storage_key
+from functionalize._torch import PLAIN_TYPES, FakeTensor, HigherOrderOperator, TorchDispatchMode, on_handles, storage_key
 from functionalize.domains.tensors import TensorsDomain
 from functionalize.program import Program
 from functionalize.regions import Geometry
@@ -59,6 +59,8 @@ class FunctionalizeMode(TorchDispatchMode):
         return program.rehandle(func, args, kwargs, out)
 
     def _metadata(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         return on_handles(func, args, kwargs)
 
     def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -75,14 +77,13 @@ class FunctionalizeMode(TorchDispatchMode):
             return self._part_of_unstrided(func, args, kwargs)
         out = self.program.domain.on_handles(func, args, kwargs)
         if isinstance(out, torch.Tensor):
-            view = graph.derive(graph.ensure(source), func, tuple(args[1:]), Geometry.of(out))
-            graph.track(out, view)
+            self.program.made(out, graph.derive(graph.ensure(source), func, tuple(args[1:]), Geometry.of(out)))
         else:
             places = [Geometry.of(piece) for piece in out]
             parent = graph.ensure(source)
             steps = view_rules.lower(func, parent.geometry, places, tuple(args[1:]))
             for piece, place, (op, op_args) in zip(out, places, steps, strict=True):
-                graph.track(piece, graph.derive(parent, op, op_args, place))
+                self.program.made(piece, graph.derive(parent, op, op_args, place))
         return out
 
     def _part_of_unstrided(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:

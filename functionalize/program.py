@@ -31,17 +31,38 @@ class Program:
         self.enter = enter  # has the ops inside dispatched to this program again
         self.graph = AliasGraph()
         self._protected: dict[int, str] = {}
+        self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
     def value(self, handle: torch.Tensor) -> Value:
         """What a handle is worth now."""
         view = self.graph.find(handle)
-        if view is None:
-            return handle
-        return regenerate(self.domain.call, view, handle, self.domain.recorder(handle))
+        return handle if view is None else self.read(view)
 
     def read(self, view: View) -> Value:
         """What a view is worth now."""
-        return regenerate(self.domain.call, view)
+        return regenerate(self.domain.call, view, self._recorded)
+
+    def _recorded(self, view: View, source_value: Value) -> Value | None:
+        """A view's handle as its value, if running the op would give just that again: the graph gets the node alone."""
+        handle = self._carriers.get(view)
+        if handle is None or view.rule is None or view.parent is None or len(view.rule.path) != 1:
+            return None
+        place, (op, args) = view.parent.geometry, view.rule.path[0]
+        if source_value.stride() != place.stride or source_value.storage_offset() != place.offset:
+            return None
+        return handle if self.domain.record(op, source_value, args, handle) else None
+
+    def made(self, handle: torch.Tensor, view: View) -> None:
+        """The program got a handle from a view op."""
+        self.graph.track(handle, view)
+        if self.domain.records and view.parent is not None and view.geometry.static and view.parent.geometry.static:
+            self._carriers.setdefault(view, handle)
+
+    def release(self) -> None:
+        """Let go of handles that only we hold, so that those which live on are those that others hold."""
+        self._carriers.clear()
+        for base in self.graph.bases.values():
+            base.drop_stale()
 
     def write(self, handle: torch.Tensor, value: Value, *, borrowed: bool = False) -> None:
         """The program wrote ``value``, of the handle's shape and dtype, to a handle."""
@@ -92,6 +113,7 @@ class Program:
     def unshare(self, handle: torch.Tensor) -> None:
         """Part a handle whose metadata is about to change from the value that it may be."""
         view = self.graph.ensure(handle)
+        self._carriers.pop(view, None)
         for place in {view, view.base.root}:
             if place.value is handle:
                 place.value = self.domain.alias(handle)

@@ -16,21 +16,18 @@ from typing import Any
 import torch
 
 from functionalize.alias_graph import Base, View, disjoint
-from functionalize.view_rules import Call, Value, ViewRule, tile_runs
+from functionalize.view_rules import Call, Value, tile_runs
 
 aten = torch.ops.aten
 Entry = tuple[View, Value, int]  # a pending write: the view, its new value, its position in the log
 Before = Callable[[], Value]
 
 
-Record = Callable[[Any, Value, tuple[Any, ...]], bool]  # takes note of `op(value, *args)` without running it
+Record = Callable[[View, Value], "Value | None"]  # a view's value of its source's without running an op, if known
 
 
-def regenerate(call: Call, view: View, handle: torch.Tensor | None = None, record: Record | None = None) -> Value:
-    """The view's current value.
-
-    Where ``handle`` has that view and is all that ``op(value)`` would give, ``record`` may name it as the result.
-    """
+def regenerate(call: Call, view: View, record: Record) -> Value:
+    """The view's current value."""
     base, path = view.base, []
     for source in view.lineage():
         if source.value is not None and base.untouched(view, since=source.stamp):
@@ -38,22 +35,14 @@ def regenerate(call: Call, view: View, handle: torch.Tensor | None = None, recor
         path.append(source)
     else:
         _fold_pending(call, base)
-        return regenerate(call, view, handle, record)
+        return regenerate(call, view, record)
     value = source.value
     for node in reversed(path):
-        assert node.rule is not None and node.parent is not None
-        if node is view and record is not None and _record(record, node.parent, node.rule, value):
-            value = handle
-        else:
-            value = node.rule.replay(call, value)
+        assert node.rule is not None
+        known = record(node, value)
+        value = node.rule.replay(call, value) if known is None else known
         node.settle(value, source.stamp)
     return value
-
-
-def _record(record: Record, source: View, rule: ViewRule, value: Value) -> bool:
-    place = source.geometry
-    alike = place.static and value.stride() == place.stride and value.storage_offset() == place.offset
-    return alike and len(rule.path) == 1 and record(rule.path[0][0], value, rule.path[0][1])
 
 
 def commit(view: View, value: Value, *, borrowed: bool = False) -> None:

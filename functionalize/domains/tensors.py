@@ -7,7 +7,7 @@ Limits: one domain serves one call of a functionalized function, in one thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -32,7 +32,6 @@ from functionalize._torch import (
 
 aten = torch.ops.aten
 Value = torch.Tensor
-Record = Callable[[Any, Value, tuple[Any, ...]], bool]
 
 # Note [Values may have other strides than their handles]: a `*_copy` is contiguous, a functional variant keeps what
 # strides it likes. So ops whose legality or meaning rests on strides run on a value only after this check.
@@ -79,12 +78,16 @@ class TensorsDomain:
         self.point(twin, value)
         return twin
 
-    def recorder(self, handle: torch.Tensor) -> Record | None:
-        """How to note in the graph that a view op on a value gives this fake handle, without running the op again."""
-        proxies = self.proxies
-        if proxies is None or self.remove_views or self.symbolic or not isinstance(handle, FakeTensor):
-            return None
-        return lambda op, value, args: record_view(proxies, op, value, args, handle)
+    @property
+    def records(self) -> bool:
+        """Whether a node can be added for a view that a fake handle shows already, without running the op again."""
+        return self.proxies is not None and not self.remove_views
+
+    def record(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> bool:
+        """Add the node ``op(value, *args)`` with the handle as its result, if that can be."""
+        if self.proxies is None or self.remove_views or not isinstance(handle, FakeTensor):
+            return False
+        return record_view(self.proxies, op, value, args, handle)
 
     # Handles
 
