@@ -165,9 +165,7 @@ def main() -> None:
         ours_by_name.append((name, ours))
         rows.append(row(name, ours, theirs))
         failures += [
-            f"{name}, {who}: {graph.failure}"
-            for who, graph in (("ours", ours), (THEIRS, theirs))
-            if graph.failure
+            f"{name}, {who}: {graph.failure}" for who, graph in (("ours", ours), (THEIRS, theirs)) if graph.failure
         ]
     print(table(HEADER, rows))
     print()
