@@ -21,6 +21,7 @@ import torch
 
 from functionalize import regions, view_rules
 from functionalize._torch import storage_key
+from functionalize.errors import UnsupportedMutationError
 from functionalize.regions import Box, Geometry
 from functionalize.view_rules import Call, Value, ViewRule
 
@@ -144,6 +145,14 @@ class Base:
         for view in sorted(views, key=lambda view: view.depth):
             view.hang(view.parent, view.rule)
 
+    def simplify(self) -> None:
+        """Write the views' places in the symbols that are left: guards pin some while the program runs."""
+        if all(view.geometry.static for view in self._views.values()):
+            return
+        for view in self._views.values():
+            view.geometry = view.geometry.simplified()
+        self._views = {view.geometry.key: view for view in reversed(self._views.values())}
+
     def drop_stale(self) -> None:
         """Forget values that no read would use."""
         for view in self._views.values():
@@ -177,6 +186,8 @@ class AliasGraph:
         known = base.handles.get(id(handle))
         if known is not None and known[1].geometry.key == place.key:
             return known[1]
+        if base.at(place) is None:
+            base.simplify()
         return self.locate(base, place)
 
     def ensure(self, handle: torch.Tensor) -> View:
@@ -185,15 +196,17 @@ class AliasGraph:
 
     def adopt(self, handle: torch.Tensor, value: Value) -> View:
         """Make a base for the handle's storage whose root is worth ``value``."""
-        base = Base(handle, value)
+        group = self._together.pop(storage_key(handle), ())
+        first = max(group, key=lambda member: Geometry.of(member).reach) if group else handle
+        base = Base(first, value if first is handle else first)
         self.bases[base.key] = base
         if value is not handle:
             self.track(handle, base.root)
-        for other in self._together.pop(base.key, ()):
+        for other in group:
             view = self.locate(base, Geometry.of(other))
             if view.value is None:
                 view.settle(other, 0)
-        return base.root
+        return base.root if first is handle else self.locate(base, Geometry.of(handle))
 
     def moved(self, handle: torch.Tensor) -> bool:
         """A handle's metadata was changed by an op that no rule describes. False: its new place cannot be addressed."""
@@ -239,7 +252,7 @@ class AliasGraph:
         base, view = source.base, source.base.root
         length = source.depth - view.depth
         box = regions.box(view.geometry, place)
-        if box is None:
+        if box is None or (place.conj, place.neg) != (view.geometry.conj, view.geometry.neg):
             return self.locate(base, place) if length >= 2 * _LONG_CHAIN and place.static else None
         steps = view_rules.steps(view.geometry, box, place)
         if len(steps) > length:
@@ -263,7 +276,12 @@ class AliasGraph:
         source = base.top if regions.reaches(top, place) else self._image(base, place)
         if source.geometry.dtype != place.dtype:
             source = self._as_dtype(source, place.dtype)
-        if place.dense and place.span == source.geometry.span and len(source.geometry.size) == 1:
+        whole = (
+            place.order is not None
+            and place.elements == source.geometry.elements
+            and place.dtype == source.geometry.dtype
+        )
+        if whole and len(source.geometry.size) == 1:
             return base.add(source, view_rules.permuted_dense(place), place)
         return base.add(source, view_rules.strided(source.geometry, place), place)
 
@@ -275,8 +293,15 @@ class AliasGraph:
     def _image(self, base: Base, place: Geometry) -> View:
         """A new top: the elements of the storage in order, from the first to the last that any view addresses."""
         old = base.top
-        image = View(base, None, None, regions.image(old.geometry, place))
-        if old.geometry.dense and old.geometry.span == image.geometry.span:
+        around = regions.image(old.geometry, place)
+        if around is None:
+            raise UnsupportedMutationError(
+                f"a tensor of size {tuple(place.size)} at {place.offset} of a storage seen through {old.geometry.size}",
+                why="where the two meet depends on sizes that are not known while tracing",
+                hint="trace with static shapes (tracing_mode='fake'), or pass tensors that do not share a storage",
+            )
+        image = View(base, None, None, around)
+        if old.geometry.order is not None and old.geometry.elements == around.elements:
             rule = view_rules.permuted_dense(old.geometry)
         else:
             rule = view_rules.strided(image.geometry, old.geometry)
@@ -293,12 +318,12 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
     def seed(call: Call) -> Value:
         first = old_seed(call) if value is None and old_seed is not None else value
         handle = original() if original else None
-        inside = type(base.capacity) is int and place.span[1] <= base.capacity
+        inside = place.static and type(base.capacity) is int and place.span[1] <= base.capacity
 
         def around() -> Value:
             if handle is not None and inside:
-                return call(aten.as_strided_copy.default, handle, [place.extent], [1], place.offset)
-            return call(aten.new_zeros.default, first, [place.extent])
+                return call(aten.as_strided_copy.default, handle, list(place.size), [1], place.offset)
+            return call(aten.new_zeros.default, first, list(place.size))
 
         if empty or (first is handle and not rule.covers and inside):
             return around()

@@ -82,7 +82,7 @@ def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: 
     if program.graph.bases and program.domain.observed:
         with below_autograd():
             epilogue.surface(program, _handles(outputs), inputs)
-            epilogue.emit(program, epilogue.plan(program, inputs))
+            epilogue.emit(program, epilogue.plan(program, inputs), inputs)
     return outputs
 
 

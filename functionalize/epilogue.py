@@ -15,7 +15,7 @@ import torch
 from functionalize._torch import storage_key
 from functionalize.alias_graph import View
 from functionalize.program import Program
-from functionalize.regions import Geometry
+from functionalize.regions import Geometry, hint
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten
@@ -28,10 +28,13 @@ class Input:
     handle: torch.Tensor
     place: Geometry
     storage: int
+    capacity: int  # elements that its storage can hold, for the sizes of this trace
 
     @classmethod
     def of(cls, handle: torch.Tensor) -> Input:
-        return cls(handle, Geometry.of(handle), storage_key(handle))
+        key, place = storage_key(handle), Geometry.of(handle)
+        capacity = hint(handle.untyped_storage().nbytes()) // max(handle.dtype.itemsize, 1) if key > 0 else 0
+        return cls(handle, place, key, capacity)
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,13 @@ def moved(entry: Input) -> bool:
     return Geometry.of(entry.handle).key != entry.place.key or storage_key(entry.handle) != entry.storage
 
 
-def emit(program: Program, backs: Sequence[WriteBack]) -> None:
+def emit(program: Program, backs: Sequence[WriteBack], inputs: Sequence[Input]) -> None:
     """Run the write-backs in the modes below, which record them."""
     for back in backs:
         handle = back.input.handle
         if moved(back.input):
             node = program.domain.alias(handle)  # stands for the input; each write-back below is one to it
-            for op, args in _metadata(back.input):
+            for op, args in _metadata(back.input, inputs):
                 op(handle, *args)
                 program.domain.point(handle, node)
         if back.written:
@@ -84,14 +87,15 @@ def emit(program: Program, backs: Sequence[WriteBack]) -> None:
         program.domain.point(handle, back.value)
 
 
-def _metadata(entry: Input) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+def _metadata(entry: Input, inputs: Sequence[Input]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The ops that give an input its new metadata."""
     handle = entry.handle
-    size, stride = list(handle.size()), list(handle.stride())
-    if Geometry.of(handle).elements != entry.place.elements:
+    size, stride, place = list(handle.size()), list(handle.stride()), Geometry.of(handle)
+    if storage_key(handle) != entry.storage:  # `set_` or `.data =`
+        source = next((other for other in inputs if other.storage == storage_key(handle)), None)
+        yield (aten.resize_.default, (size,)) if source is None else (aten.set_.source_Tensor, (source.handle,))
+    elif place.reach[2] > entry.capacity:
         yield aten.resize_.default, (size,)
-        if Geometry.of(handle).contiguous and entry.place.offset == 0:
-            return
     yield aten.as_strided_.default, (size, stride, handle.storage_offset())
 
 

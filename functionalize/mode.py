@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 from functionalize import higher_order, mutation, random_order, tables, view_rules
-from functionalize._torch import PLAIN_TYPES, FakeTensor, HigherOrderOperator, TorchDispatchMode, on_handles, storage_key
+from functionalize._torch import (
+    PLAIN_TYPES,
+    FakeTensor,
+    HigherOrderOperator,
+    TorchDispatchMode,
+    on_handles,
+    storage_key,
+)
 from functionalize.domains.tensors import TensorsDomain
 from functionalize.program import Program
 from functionalize.regions import Geometry

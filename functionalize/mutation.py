@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from functionalize import random_order, tables
-from functionalize._torch import auto_functionalized, can_auto_functionalize
+from functionalize._torch import auto_functionalized, can_auto_functionalize, storage_key
 from functionalize.domains.tensors import same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
-from functionalize.regions import Geometry
+from functionalize.regions import Geometry, spans_disjoint
 from functionalize.tables import OpRow, Written
 from functionalize.view_rules import Value
 
@@ -36,6 +36,8 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
         return _without_variant(program, func, row, args, kwargs)
     for w in written:
         _refuse_repeated(func, argument(func, w, args, kwargs))
+    if any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs):
+        return _entry_by_entry(program, func, row, args, kwargs)
     variant = tables.overload(row.functional)
     handles = _variant_arguments(program, func, row, variant, args, kwargs)
     results = random_order.compute(program, variant, *handles) if row.random else None
@@ -49,6 +51,33 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     Admission(program, func, args, kwargs).settle_all(written, results)
     returns = [fresh[i] if i >= 0 else argument(func, row.written[-i - 1], args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
+
+
+def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
+    """Whether an entry that a foreach op writes lies where it reads or writes another entry."""
+    targets = list(tensor_leaves([argument(func, w, args, kwargs) for w in written], {}))
+    keys = [storage_key(leaf) for leaf in tensor_leaves(args, kwargs)]
+    if len(set(keys)) == len(keys):
+        return False
+    places = [(storage_key(leaf), Geometry.of(leaf)) for leaf in tensor_leaves(args, kwargs)]
+    return any(
+        key == storage_key(target) and place.key != Geometry.of(target).key and not spans_disjoint(place, own)
+        for target in targets
+        for own in (Geometry.of(target),)
+        for key, place in places
+    ) or len({(storage_key(target), Geometry.of(target).key) for target in targets}) < len(targets)
+
+
+def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> None:
+    """Eager's kernels go through the entries in order, so that one sees what another before it wrote."""
+    count = len(args[0])
+
+    def entry(arg: Any, index: int) -> Any:
+        return arg[index : index + 1] if isinstance(arg, (list, tuple)) and len(arg) == count else arg
+
+    for index in range(count):
+        named = {name: entry(arg, index) for name, arg in kwargs.items()}
+        mutate(program, func, row, [entry(arg, index) for arg in args], named)
 
 
 # Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
@@ -162,7 +191,8 @@ class Admission:
         if value.size() != handle.size() or value.dtype != handle.dtype or overlaps_itself(handle):
             twin = self._twin(handle, value)
             if twin.size() != handle.size():
-                resize(self.program, handle, twin)
+                # FakeTensor gives an `out=` that it resizes contiguous strides; the kernel gives it those of the result.
+                resize(self.program, handle, value if value.size() == twin.size() else twin)
             if value.dtype != handle.dtype:
                 value = self.program.domain.call(aten._to_copy.default, value, dtype=handle.dtype)
         if value.device != handle.device:
@@ -196,7 +226,7 @@ def overlaps_itself(handle: torch.Tensor) -> bool:
 
 def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     """Give an ``out=`` handle the geometry that eager gives it; all of its elements are about to be written."""
-    program.graph.ensure(handle)
+    program.unshare(handle)
     run = program.domain.on_handles
     run(aten.resize_.default, (handle, list(like.size())), {})
     if not same_strides(handle, like):

@@ -21,7 +21,7 @@ def _hashable(number: Any) -> Any:
     return number if type(number) is int else number.node.expr
 
 
-def _hint(number: Any) -> int:
+def hint(number: Any) -> int:
     """A number's size for ordering: of a symbol the one that it has in this trace, without a guard."""
     return number if type(number) is int else number.node.hint or 0
 
@@ -69,6 +69,17 @@ class Geometry:
     def static(self) -> bool:
         return all(type(n) is int for n in (*self.size, *self.stride, self.offset))
 
+    def simplified(self) -> Geometry:
+        """The same place, written in the symbols that guards have left."""
+        size, stride = tuple(map(plain, self.size)), tuple(map(plain, self.stride))
+        return replace(self, size=size, stride=stride, offset=plain(self.offset))
+
+    @cached_property
+    def reach(self) -> tuple[bool, int, int]:
+        """Sorts the place that others are addressed through last: contiguous, starting early, reaching far."""
+        low, high = hinted_span(self)
+        return (self.contiguous, -low, high)
+
     @cached_property
     def elements(self) -> Any:
         """How many elements, as a number or an expression of symbols."""
@@ -112,7 +123,7 @@ class Geometry:
     @cached_property
     def order(self) -> tuple[int, ...] | None:
         """The dimensions in the order of a contiguous storage, outermost first; None where there is no such order."""
-        dims = sorted(range(len(self.size)), key=lambda dim: (-_hint(self.stride[dim]), -_hint(self.size[dim])))
+        dims = sorted(range(len(self.size)), key=lambda dim: (-hint(self.stride[dim]), -hint(self.size[dim])))
         size, stride = tuple(self.size[dim] for dim in dims), tuple(self.stride[dim] for dim in dims)
         return tuple(dims) if replace(self, size=size, stride=stride).contiguous else None
 
@@ -224,11 +235,18 @@ def reaches(source: Geometry, place: Geometry) -> bool:
     if not source.contiguous:
         return False
     if not (source.static and place.static):
-        return source.dtype == place.dtype  # Sizes are the program's own business: torch checks them when it runs.
+        (low, high), (first, last) = hinted_span(source), hinted_span(place)
+        return source.dtype == place.dtype and low <= first and last <= high
     if source.dtype != place.dtype and (len(source.size) != 1 or not _aligned(source, place.dtype)):
         return False
     low, high = place.span
     return low == high or (source.span[0] <= low and high <= source.span[1])
+
+
+def hinted_span(place: Geometry) -> tuple[int, int]:
+    """First element and one past the last, for the sizes of this trace."""
+    steps = zip(map(hint, place.size), map(hint, place.stride), strict=True)
+    return hint(place.offset), hint(place.offset) + sum((size - 1) * stride for size, stride in steps) + 1
 
 
 def _aligned(source: Geometry, dtype: torch.dtype) -> bool:
@@ -242,8 +260,16 @@ def as_dtype(source: Geometry, dtype: torch.dtype) -> Geometry:
     return Geometry(((high - low) // item,), (1,), low // item, dtype)
 
 
-def image(old: Geometry, place: Geometry) -> Geometry:
-    """The elements of a storage in order, of the old top's dtype, from the first to the last that either addresses."""
+def image(old: Geometry, place: Geometry) -> Geometry | None:
+    """The elements of a storage in order, of the old top's dtype, from the first to the last that either addresses.
+
+    None where that depends on symbols.
+    """
+    if not (old.static and place.static):
+        (low, high), (first, last) = hinted_span(old), hinted_span(place)
+        if old.order is None or old.dtype != place.dtype or first < low or last > high:
+            return None
+        return Geometry((math.prod(old.size),), (1,), old.offset, old.dtype)
     spans = [geometry.span for geometry in (old, place) if geometry.span[0] != geometry.span[1]]
     low, high = min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=0)
     item = max(old.dtype.itemsize, place.dtype.itemsize)

@@ -124,11 +124,12 @@ def _offences_below(gm: GraphModule, node: Node, name: str, remove: str) -> Iter
 
 
 def _epilogue(gm: GraphModule, remove: str) -> list[Node]:
-    """The trailing nodes that are write-backs; between them views (re-aliased outputs), if views may stay."""
+    """The trailing nodes that are write-backs; between them sizes, and views (re-aliased outputs) if they may stay."""
     tail: list[Node] = []
     for node in reversed(list(gm.graph.nodes)[:-1]):
         re_aliases = remove == "mutations" and node.op == "call_function" and _is_view(node)
-        if not (_is_write_back(node) or re_aliases):
+        is_size = isinstance(node.meta.get("val"), (torch.SymInt, int))
+        if not (_is_write_back(node) or re_aliases or is_size):
             break
         tail.append(node)
     return tail[::-1]

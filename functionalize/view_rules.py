@@ -312,7 +312,7 @@ def strided(source: Geometry, out: Geometry) -> ViewRule:
 
 def permuted_dense(out: Geometry) -> ViewRule:
     """A dense tensor as a view of its own elements in storage order: the source is one-dimensional."""
-    order = list(out.by_stride)
+    order = list(out.order or ())
     back = sorted(range(len(order)), key=order.__getitem__)
     sizes, in_order = [out.size[dim] for dim in order], order == sorted(order)
     path = along(aten.view.default, sizes) + (() if in_order else along(aten.permute.default, back))
