@@ -43,7 +43,7 @@ def render(graph: GraphModule) -> str:
 
 def _lines(graph: GraphModule) -> Iterator[str]:
     for node in graph.graph.nodes:
-        args = [_text(arg) for arg in node.args]
+        args = [_text(arg) for arg in _given(node)]
         if node.op == "output":
             yield f"return {args[0]}"
         elif _is_getitem(node):
@@ -57,6 +57,19 @@ def _lines(graph: GraphModule) -> Iterator[str]:
 
 def _is_getitem(node: Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def _given(node: Node) -> list[Any]:
+    """A node's arguments less those at the end that only say the default."""
+    args = list(node.args)
+    if isinstance(node.target, torch._ops.OpOverload):
+        declared = node.target._schema.arguments
+        while args and declared[len(args) - 1].has_default_value():
+            default = declared[len(args) - 1].default_value
+            if type(default) is not type(args[-1]) or default != args[-1]:
+                break
+            args.pop()
+    return args
 
 
 def _text(arg: Any) -> str:
@@ -81,8 +94,7 @@ def skeleton(graph: GraphModule) -> list[Any]:
         return pytree.tree_map_only(Node, lambda node: names[node.name], arg)
 
     return [
-        (node.op, _as_copy(node.target), rename(list(node.args)), rename(dict(node.kwargs)))
-        for node in graph.graph.nodes
+        (node.op, _as_copy(node.target), rename(_given(node)), rename(dict(node.kwargs))) for node in graph.graph.nodes
     ]
 
 

@@ -365,14 +365,6 @@ def observer(x: Tensor, scale: Tensor) -> Any:
     return tuple(torch._fused_moving_avg_obs_fq_helper(*arguments))
 
 
-@program(torch.ones(3, 2, 4))
-def elementwise_with_an_assigned_row(x: Tensor) -> Any:
-    y = x * 2
-    y[0] = y[1] + y[2]
-    y[:, 0, 1:3] = 7
-    return y.sum(0)
-
-
 @EITHER
 @pytest.mark.parametrize("mode", [None, "real", "fake"], ids=str)
 @pytest.mark.parametrize(("func", "inputs"), PROGRAMS)

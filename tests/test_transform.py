@@ -1,0 +1,512 @@
+"""How ``functionalize`` behaves: arguments and results, reads in the middle, aliases, autograd, nesting, errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as mode_stack
+
+from functionalize import functionalize
+from functionalize.verify import assert_equivalent
+from tests.graphs import MODES, REMOVES, operators, trace
+
+aten = torch.ops.aten
+EITHER = pytest.mark.parametrize("remove", REMOVES)
+WHILE = pytest.mark.parametrize("mode", [None, *MODES], ids=str)
+
+
+def bump(x: Tensor) -> Tensor:
+    y = x * 2
+    y[0].add_(1)
+    return y
+
+
+# The call
+
+
+def test_remove_must_be_one_of_two() -> None:
+    with pytest.raises(ValueError, match=re.escape("'mutations' or 'mutations_and_views'")):
+        functionalize(bump, remove="views")
+
+
+def test_keeps_name_and_documentation() -> None:
+    assert functionalize(bump).__name__ == "bump"
+    assert functionalize(nn.Linear(2, 2))(torch.ones(2)).shape == (2,)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@WHILE
+@EITHER
+def test_pytrees_in_and_out(mode: Any, remove: str) -> None:
+    def f(tree: dict[str, Any], pair: Pair, factor: int) -> Any:
+        tree["a"][0].add_(factor)
+        pair.second.mul_(2)
+        return {"out": [tree["a"][0], (pair.first,)], "n": factor, "none": None, "text": "kept"}
+
+    inputs = {"a": [torch.zeros(3), torch.ones(2)], "b": None}, Pair(torch.ones(2), torch.ones(2, 2)), 3
+    if mode is None:
+        assert_equivalent(f, *inputs, remove=remove)
+    else:
+        assert_equivalent(lambda tree, pair: f(tree, pair, 3), *inputs[:2], remove=remove, tracing_mode=mode)
+
+
+def test_keywords() -> None:
+    def f(x: Tensor, *, out: Tensor, scale: float = 2.0) -> Tensor:
+        return torch.mul(x, scale, out=out)
+
+    out = torch.empty(2)
+    returned = functionalize(f)(torch.ones(2), out=out, scale=3.0)
+    assert returned is out and torch.equal(out, torch.full((2,), 3.0))
+
+
+def test_outputs_that_are_no_tensors() -> None:
+    marker = object()
+
+    def f(x: Tensor) -> Any:
+        x.add_(1)
+        return marker, x.sum().item(), x.size(), x.tolist()
+
+    assert functionalize(f)(torch.zeros(2)) == (marker, 2.0, (2,), [1.0, 1.0])
+
+
+@WHILE
+def test_module(mode: Any) -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner(x)
+            y.relu_()[0].zero_()
+            return y
+
+    module = Counter().requires_grad_(False)
+
+    def f(state: dict[str, Tensor], x: Tensor) -> Any:
+        return torch.func.functional_call(module, state, (x,))
+
+    assert_equivalent(f, dict(module.named_parameters()), torch.randn(3, 2), tracing_mode=mode)
+    if mode in (None, "real"):
+        assert_equivalent(module, torch.randn(3, 2), tracing_mode=mode)
+
+
+@EITHER
+def test_buffers_of_a_module_are_written(remove: str) -> None:
+    ours, eager = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    batch = torch.randn(4, 3)
+    torch.testing.assert_close(functionalize(ours, remove=remove)(batch), eager(batch))
+    for name, buffer in eager.named_buffers():
+        torch.testing.assert_close(ours.get_buffer(name), buffer)
+
+
+@WHILE
+def test_graph_module(mode: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x + 1
+        y.view(-1).add_(1)
+        x.mul_(2)
+        return y
+
+    impure = make_fx(f)(torch.zeros(2, 3))
+    assert aten.add_.Tensor in {node.target for node in impure.graph.nodes}
+    assert_equivalent(impure, torch.zeros(2, 3), tracing_mode=mode)
+
+
+@WHILE
+@pytest.mark.parametrize("inner", REMOVES)
+@pytest.mark.parametrize("outer", REMOVES)
+def test_nested(inner: str, outer: str, mode: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        y: Tensor = functionalize(bump, remove=inner)(x)
+        y.t()[0].mul_(3)
+        return y
+
+    assert_equivalent(f, torch.ones(2, 3), remove=outer, tracing_mode=mode)
+
+
+def test_nested_keeps_views_where_only_the_inner_one_removes_them() -> None:
+    def f(x: Tensor) -> Tensor:
+        y: Tensor = functionalize(bump, remove="mutations_and_views")(x)
+        return y.t()
+
+    assert operators(trace(f, torch.ones(2, 3)))[-1] == "t.default"
+
+
+@EITHER
+def test_an_exception_leaves_no_mode(remove: str) -> None:
+    before = list(mode_stack())
+
+    def f(x: Tensor) -> None:
+        x[0].add_(1)
+        raise KeyError("mine")
+
+    x = torch.zeros(2)
+    with pytest.raises(KeyError, match="mine"):
+        functionalize(f, remove=remove)(x)
+    assert list(mode_stack()) == before
+    assert x.tolist() == [1.0, 0.0]  # as eager leaves it
+    assert functionalize(bump, remove=remove)(torch.ones(2)).tolist() == [3.0, 2.0]
+
+
+@WHILE
+def test_errors_are_those_of_eager(mode: Any) -> None:
+    def shapes(x: Tensor) -> Tensor:
+        return x.clone().add_(torch.ones(5, 2))
+
+    def overlap(x: Tensor) -> Tensor:
+        return x[0].expand(3, 2).add_(1)
+
+    def cast(x: Tensor) -> Tensor:
+        return x.long().add_(0.5)
+
+    def leaf(x: Tensor) -> Tensor:
+        return torch.ones(2, requires_grad=True).add_(1)
+
+    refused_by_fakes = [] if mode in ("fake", "symbolic") else [overlap]  # FakeTensor lets aten.add_ write to it
+    for func in (shapes, cast, leaf, *refused_by_fakes):
+        x = torch.ones(2, 2)
+        with pytest.raises(RuntimeError) as eager:
+            func(x)
+        with pytest.raises(RuntimeError) as ours:
+            call = functionalize(func) if mode is None else make_fx(functionalize(func), tracing_mode=mode)
+            call(x)
+        assert type(ours.value) is type(eager.value)
+
+
+# Reads in the middle
+
+
+@WHILE
+def test_python_reads_current_values(mode: Any) -> None:
+    def f(x: Tensor) -> Any:
+        y = torch.zeros(3)
+        y[1:].add_(2)
+        if bool(y[2] > 1):
+            y.mul_(int(y[1].item()))
+        return y, [float(v) for v in y.tolist()]
+
+    if mode is None:
+        assert_equivalent(f, torch.zeros(3))
+    else:
+        with pytest.raises((RuntimeError, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode)):
+            make_fx(f, tracing_mode="fake")(torch.zeros(3))
+
+
+@pytest.mark.parametrize("mode", [None, "real", "symbolic"], ids=str)
+def test_shapes_that_depend_on_current_values(mode: Any) -> None:
+    def f(x: Tensor) -> Any:
+        x.view(-1)[0].fill_(4)
+        x[x > 3] = 0.5
+        return x[x > 0.2], x.nonzero()
+
+    if mode == "symbolic":  # nonzero gives unbacked sizes, which make_fx has no values for
+        operators(trace(f, torch.tensor([0.1, 0.3]), mode="symbolic"))
+    else:
+        assert_equivalent(f, torch.tensor([0.1, 0.3]), tracing_mode=mode)
+
+
+def test_numpy_reads_current_memory() -> None:
+    def f(x: Tensor) -> Any:
+        y, z = x + 1, x.clone()
+        row = y[0]
+        z.t().mul_(2)
+        y.view(-1).add_(1)
+        before = row.numpy().copy()
+        y.zero_()
+        return torch.from_numpy(before), row.tolist(), z.numpy().sum().item(), repr(row), y.data_ptr() == row.data_ptr()
+
+    for remove in REMOVES:
+        assert_equivalent(f, torch.ones(2, 2), remove=remove)
+
+
+@WHILE
+@EITHER
+def test_random_numbers_in_order(mode: Any, remove: str) -> None:
+    def f(x: Tensor) -> Any:
+        y, unused = x.clone(), x.clone()
+        y[0].normal_()
+        unused.uniform_()
+        y.view(-1)[2:].bernoulli_(0.5)
+        noise = torch.rand(2)
+        return y.exponential_(), noise, torch.nn.functional.dropout(x, 0.5, True, inplace=True)
+
+    assert_equivalent(f, torch.ones(2, 3), remove=remove, tracing_mode=mode)
+
+
+# Aliases
+
+
+def write_and_read(x: Tensor, y: Tensor) -> Any:
+    x.add_(1)
+    seen = y * 2
+    y[0].mul_(3)
+    return seen, x.sum()
+
+
+def aliased() -> list[Any]:
+    whole = torch.arange(8.0)
+    square = torch.arange(16.0).view(4, 4)
+    pairs = {
+        "one tensor twice": (whole, whole),
+        "overlapping slices": (whole[:5], whole[3:]),
+        "disjoint slices": (whole[:4], whole[4:]),
+        "base and view": (whole, whole[2:]),
+        "view and base": (whole[2:], whole),
+        "interleaved": (whole[::2], whole[1::2]),
+        "rows and columns": (square[1], square[:, 1]),
+        "transposed": (square, square.t()),
+        "two dtypes": (whole, whole.view(torch.float64)),
+        "alias of all": (whole.view(2, 4), whole),
+    }
+    return [pytest.param(pair, id=name) for name, pair in pairs.items()]
+
+
+@EITHER
+@pytest.mark.parametrize("mode", [None, "real", "fake"], ids=str)
+@pytest.mark.parametrize("pair", aliased())
+def test_aliased_inputs(pair: tuple[Tensor, Tensor], mode: Any, remove: str) -> None:
+    assert_equivalent(write_and_read, *pair, remove=remove, tracing_mode=mode)
+
+
+def test_closed_over_tensors() -> None:
+    state = torch.zeros(3)
+    part = state[1:]
+
+    def f(x: Tensor) -> Tensor:
+        state.add_(x)
+        part.mul_(2)
+        return state + 0
+
+    assert functionalize(f)(torch.ones(3)).tolist() == [1.0, 2.0, 2.0]
+    assert state.tolist() == [1.0, 2.0, 2.0] and part.tolist() == [2.0, 2.0]
+
+
+@EITHER
+def test_outputs_alias_as_in_eager(remove: str) -> None:
+    def f(x: Tensor, y: Tensor) -> Any:
+        x.add_(1)
+        fresh = y + 1
+        return x, x[1:], y.t(), fresh, fresh.view(-1), fresh[0], y.clone()
+
+    assert_equivalent(f, torch.ones(3), torch.ones(2, 2), remove=remove, strides=True)
+
+
+def test_an_output_that_is_an_input_is_that_object() -> None:
+    x = torch.ones(2)
+    assert functionalize(lambda x: x.add_(1))(x) is x
+
+
+def test_writes_after_the_call_reach_aliases() -> None:
+    x = torch.zeros(2, 2)
+    view, whole = functionalize(lambda x: (x.t()[0], x.mul_(1)))(x)
+    view.add_(1)
+    assert torch.equal(whole, x) and x[:, 0].tolist() == [1.0, 1.0]
+
+
+# Autograd and functorch
+
+
+@pytest.mark.parametrize("mode", [None, "fake", "symbolic"], ids=str)
+@EITHER
+def test_autograd_inside(mode: Any, remove: str) -> None:
+    def by_grad(x: Tensor, weight: Tensor) -> Any:
+        weight = weight.detach().requires_grad_()
+        y = x * weight
+        y[0].mul_(weight[0])
+        (gradient,) = torch.autograd.grad(y.sum(), weight)
+        return gradient.mul_(2)
+
+    def by_backward(x: Tensor, weight: Tensor) -> Any:
+        leaf = weight.detach().clone().requires_grad_(True)
+        for _ in range(2):
+            y = (x * leaf).relu_()
+            y.view(-1)[1:].mul_(3)
+            y.sum().backward()
+        with torch.no_grad():
+            assert leaf.grad is not None
+            leaf.sub_(leaf.grad, alpha=0.1)
+            leaf.grad.zero_()
+        return leaf.detach(), leaf.grad
+
+    for func in (by_grad, by_backward):
+        assert_equivalent(func, torch.randn(2, 3), torch.randn(2, 3), remove=remove, tracing_mode=mode)
+
+
+@EITHER
+def test_autograd_outside(remove: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        y[0].mul_(x[1])
+        y.t().exp_()
+        return y
+
+    ours, eager = (torch.ones(2, 2, requires_grad=True) for _ in range(2))
+    functionalize(f, remove=remove)(ours).sum().backward()
+    f(eager).sum().backward()
+    torch.testing.assert_close(ours.grad, eager.grad)
+
+
+def cube(x: Tensor) -> Tensor:
+    y = x * x
+    y[0].mul_(x[0])
+    y[1:].mul_(x[1:])
+    return y.sum()
+
+
+def tangent_of(func: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: Tensor) -> Any:
+        return torch.func.jvp(func, (x,), (torch.ones_like(x),))
+
+    return run
+
+
+def pullback_of(func: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: Tensor) -> Any:
+        return torch.func.vjp(func, x)[1](torch.ones_like(x))[0]
+
+    return run
+
+
+def second_cube(x: Tensor) -> Any:
+    return torch.func.grad(cube)(x).mul_(2).sum()
+
+
+def batched_sum(x: Tensor) -> Any:
+    return torch.func.vmap(bump)(x).sum()
+
+
+COMPOSED: dict[str, Callable[..., Any]] = {
+    "grad": torch.func.grad(cube),
+    "grad of grad": torch.func.grad(second_cube),
+    "vmap": torch.func.vmap(bump),
+    "jvp": tangent_of(cube),
+    "vmap of grad": torch.func.vmap(torch.func.grad(cube)),
+    "grad of vmap": torch.func.grad(batched_sum),
+    "jacrev": torch.func.jacrev(bump),
+    "vjp": pullback_of(bump),
+}
+
+
+@pytest.mark.parametrize("mode", [None, "fake", "symbolic"], ids=str)
+@EITHER
+@pytest.mark.parametrize("name", COMPOSED)
+def test_functorch_inside(name: str, mode: Any, remove: str) -> None:
+    if name == "jacrev" and mode == "symbolic":
+        pytest.skip(BATCHED_BACKWARD)
+    assert_equivalent(COMPOSED[name], torch.rand(3, 2), remove=remove, tracing_mode=mode)
+
+
+def gradient_of(func: Callable[..., Any]) -> Callable[..., Any]:
+    def loss(x: Tensor) -> Any:
+        return func(x).sum()
+
+    return torch.func.grad(loss)
+
+
+def gradients_of(func: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.func.vmap(gradient_of(func))
+
+
+OUTSIDE = {
+    "grad": gradient_of,
+    "vmap": torch.func.vmap,
+    "vmap of grad": gradients_of,
+    "jvp": tangent_of,
+    "vjp": pullback_of,
+}
+# Why plain make_fx cannot trace these either.
+BATCHED_BACKWARD = "torch.func.vmap of aten.select_backward refuses symbolic sizes"
+
+
+@WHILE
+@EITHER
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # by torch, in jvp
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_functorch_outside(name: str, mode: Any, remove: str) -> None:
+    if name == "vmap of grad" and mode == "symbolic":
+        pytest.skip(BATCHED_BACKWARD)
+    ours, eager = OUTSIDE[name](functionalize(bump, remove=remove)), OUTSIDE[name](bump)
+    example = torch.rand(3, 2)
+    call = ours if mode is None else make_fx(ours, tracing_mode=mode)(example)
+    torch.testing.assert_close(call(example.clone()), eager(example.clone()))
+
+
+@WHILE
+@EITHER
+def test_inference_mode(mode: Any, remove: str) -> None:
+    def f(x: Tensor, weight: Tensor) -> Tensor:
+        with torch.inference_mode():
+            y = torch.nn.functional.linear(x, weight)
+            y.reshape(-1)[0].add_(1)
+            return y.relu_().t()
+
+    assert_equivalent(f, torch.randn(2, 3), torch.randn(4, 3), remove=remove, tracing_mode=mode)
+
+
+# Custom and higher-order operators
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    with torch.library._scoped_library("functionalize_tests", "FRAGMENT") as library:
+        library.define("accumulate(Tensor x, Tensor(a!) total) -> Tensor")
+        library.define("clear(Tensor(a!) x, Tensor(b!)? y=None) -> ()")
+
+        def accumulate(x: Tensor, total: Tensor) -> Tensor:
+            total.add_(x)
+            return x * 2
+
+        def clear(x: Tensor, y: Tensor | None = None) -> None:
+            for tensor in (x, y):
+                if tensor is not None:
+                    tensor.zero_()
+
+        library.impl("accumulate", accumulate, "CompositeExplicitAutograd")
+        library.impl("clear", clear, "CompositeExplicitAutograd")
+        yield torch.ops.functionalize_tests
+
+
+@WHILE
+@EITHER
+def test_custom_operators_that_write(library: Any, mode: Any, remove: str) -> None:
+    def f(x: Tensor, total: Tensor) -> Any:
+        rows = torch.ones(2, 3)
+        first = library.accumulate(x, total)
+        library.accumulate(x, rows[1])
+        library.clear(rows[0], first[2:])
+        return first, rows, total + 1
+
+    assert_equivalent(f, torch.ones(3), torch.zeros(3), remove=remove, tracing_mode=mode)
+
+
+@WHILE
+@EITHER
+def test_cond_with_writes_to_intermediates(mode: Any, remove: str) -> None:
+    def yes(x: Tensor) -> Tensor:
+        y = x + 1
+        y[0].add_(1)
+        return y
+
+    def no(x: Tensor) -> Tensor:
+        y = x.sin()
+        return y.mul_(2)
+
+    def f(x: Tensor) -> Any:
+        x = x.clone()
+        x.add_(1)
+        z = torch.cond(x.sum() > 3, yes, no, (x,))
+        return z.add_(1)
+
+    for example in (torch.ones(3), torch.zeros(3)):
+        assert_equivalent(f, example, remove=remove, tracing_mode=mode)
