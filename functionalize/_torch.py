@@ -54,6 +54,7 @@ __all__ = [
     "point_proxy",
     "pytree",
     "record_view",
+    "same_node",
     "storage_key",
     "track_symbols",
     "uncached_fakes",
@@ -155,6 +156,13 @@ def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch
     proxy = tracker.get(value)
     if proxy is not None:
         tracker[handle] = proxy
+
+
+def same_node(mode: ProxyTorchDispatchMode, one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors stand for the same node."""
+    tracker = mode.tracer.tensor_tracker
+    a, b = tracker.get(one), tracker.get(two)
+    return a is not None and b is not None and a.proxy.node is b.proxy.node
 
 
 def record_view(

@@ -106,18 +106,21 @@ def surface(program: Program, outputs: Sequence[torch.Tensor], inputs: Sequence[
     for handle in outputs:
         view = program.graph.find(handle)
         if view is not None and id(handle) not in own:
-            _surface(program, handle, view)
+            _surface(program, handle, view, inputs)
     done = own | {id(handle) for handle in outputs}
     for base in list(program.graph.bases.values()):
         for ref, view in list(base.handles.values()):
             other = ref()
             if other is not None and id(other) not in done and view.value is not other:
-                _surface(program, other, view)
+                _surface(program, other, view, inputs)
 
 
-def _surface(program: Program, handle: torch.Tensor, view: View) -> None:
-    value = program.read(view)
+def _surface(program: Program, handle: torch.Tensor, view: View, inputs: Sequence[Input]) -> None:
+    value, call = program.read(view), program.domain.call
     if view.borrowed:  # the same node stands for another tensor, which the caller may write to
-        value = program.domain.call(aten.clone.default, value)
+        value = call(aten.clone.default, value)
         view.settle(value, view.stamp)
+    elif any(moved(entry) and program.domain.same_node(entry.handle, value) for entry in inputs):
+        # The input's node is about to take on other metadata.
+        value = call(aten.clone.default if program.domain.remove_views else aten.alias.default, value)
     program.domain.point(handle, value)

@@ -107,6 +107,7 @@ class FunctionalizeMode(TorchDispatchMode):
         view = program.graph.ensure(handle)
         program.domain.on_handles(func, args, kwargs)
         program.domain.know_symbols(handle)
+        view.base.simplify()
         if Geometry.of(handle).key == view.geometry.key and storage_key(handle) == view.base.key:
             return handle
         variant = tables.row(func).functional

@@ -38,7 +38,8 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
         _refuse_repeated(func, argument(func, w, args, kwargs))
     if any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs):
         return _entry_by_entry(program, func, row, args, kwargs)
-    variant = tables.overload(row.functional)
+    hidden = any(w.when for w in written) or row.quiet is None
+    variant = tables.overload(row.functional if hidden else row.quiet or row.functional)
     handles = _variant_arguments(program, func, row, variant, args, kwargs)
     results = random_order.compute(program, variant, *handles) if row.random else None
     if results is None:

@@ -26,6 +26,7 @@ from functionalize._torch import (
     point_proxy,
     pytree,
     record_view,
+    same_node,
     track_symbols,
     uncached_fakes,
 )
@@ -115,6 +116,10 @@ class TensorsDomain:
             numbers = (*handle.size(), *handle.stride(), handle.storage_offset())
             track_symbols(self.proxies, [n for n in numbers if isinstance(n, torch.SymInt)])
 
+    def same_node(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+        """Whether two tensors stand for the same node of the graph that is traced."""
+        return self.proxies is not None and same_node(self.proxies, one, two)
+
     def expected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """``out``, or fresh handles where eager, from the handles ``args``, would have given other strides."""
         if not _DATA_DEPENDENT.isdisjoint(func.tags):
@@ -187,7 +192,10 @@ def _uninitialized_like(tensor: torch.Tensor) -> torch.Tensor:
 def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """``as_strided`` counts from the start of the value's storage, a rule from the value's first element."""
     base, rest, offset = args[0], args[1:-1], args[-1]
-    if not base.is_contiguous():
+    start = base.storage_offset()
+    # A scatter copies its base, and its meta kernel forgets that the copy starts where the base did.
+    shifted = op is aten.as_strided_scatter.default and not (type(start) is int and start == 0)
+    if shifted or not base.is_contiguous():
         base = aten.clone.default(base, memory_format=torch.contiguous_format)
     return (base, *rest, offset + base.storage_offset())
 
