@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from tests.opinfo.cases import CI, DTYPES, FIRST, FULL, MODES, REMOVES, Case, Selection, op_names
-from tests.opinfo.check import FAILED, NOT_COUNTED, PASSED, WRONG_PLAIN, Verdict, check, print_graphs
+from tests.opinfo.check import FAILED, NOT_COUNTED, PASSED, Verdict, check, print_graphs
 from tests.opinfo.runner import Job, Runner
 
 _KINDS = {
@@ -88,7 +88,7 @@ class _Progress:
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.failures: list[Verdict] = []
-        self.wrong_plain: Counter[str] = Counter()
+        self.weaker: dict[str, Counter[str]] = {}
         self.started = self._told = time.monotonic()
 
     def verdict(self, verdict: Verdict) -> None:
@@ -97,8 +97,8 @@ class _Progress:
             self.failures.append(verdict)
         if verdict.status == NOT_COUNTED:
             self.reasons[verdict.kind] += 1
-        if verdict.kind == WRONG_PLAIN:
-            self.wrong_plain[Case.parse(verdict.case).op] += 1
+        if verdict.status == PASSED and verdict.kind:
+            self.weaker.setdefault(verdict.kind, Counter())[Case.parse(verdict.case).op] += 1
         self._tell()
 
     def op_done(self) -> None:
@@ -131,9 +131,9 @@ def _summary(progress: _Progress, impl: str, show: int) -> None:
     if kinds:
         print("failures: " + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
     print(f"not counted: {progress.counts[NOT_COUNTED]} (by what cannot do it: {skipped or 'none'})")
-    if progress.wrong_plain:
-        ops = ", ".join(f"{op} {count}" for op, count in sorted(progress.wrong_plain.items()))
-        print(f"plain make_fx's own graph differs from eager, so not counted: {ops}")
+    for kind, ops in sorted(progress.weaker.items()):
+        named = ", ".join(f"{op} {count}" for op, count in ops.most_common())
+        print(f"passed by {kind} alone: {ops.total()} ({named})")
 
 
 def _single(case: Case, impl: str) -> int:

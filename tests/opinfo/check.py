@@ -1,9 +1,9 @@
 """One case: trace, run, compare. Invariant: the verdict depends on the case and on nothing that ran before.
 
-A case counts when eager repeats itself and plain `make_fx` traces the program into a graph that equals eager;
-cases where that graph is wrong are counted apart, whatever ours does. Limits: ops that return memory as they
-found it (`empty` and kin) are compared by dtype and shape; where values differ in the last digits, both are
-held against double precision.
+A case counts when plain `make_fx` traces its program and eager repeats itself. Limits: ops that return memory
+as they found it (`empty` and kin) are compared by dtype and shape; where values differ in the last digits, both
+are held against double precision; where not even plain `make_fx` draws eager's random numbers, distributions
+are compared. The verdict names each of these weaker comparisons.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from tests.opinfo.cases import REMOVES, Case
 from tests.opinfo.programs import Program, build
 
 PASSED, FAILED, NOT_COUNTED = "passed", "failed", "not counted"
-WRONG_PLAIN = "wrong plain graph"
 SEED = 42  # the seed that random entries of the database set for themselves
 DRAWS = 30  # seeds for a comparison in distribution
 ROUNDING = 4.0  # how many times eager's own distance from double precision ours may have
@@ -40,7 +39,7 @@ _UNINITIALIZED = frozenset(("empty", "empty_like", "empty_permuted", "empty_stri
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case. `kind` groups failures: trace, purity, run, values."""
+    """What became of a case. `kind`: how it failed, what could not do it, or the weaker comparison it passed."""
 
     case: str
     status: str
@@ -94,9 +93,6 @@ def _check(case: Case, program: Program, impl: str) -> Verdict:
         plain = _trace(program.run, program, case.mode)
     except Exception as error:
         return Verdict(str(case), NOT_COUNTED, "make_fx", _line(error))
-    plain_is_right = shapes_only or not any(_compare(expected, _observe(program, plain)))
-    if not plain_is_right and not _is_random(plain):
-        return Verdict(str(case), NOT_COUNTED, WRONG_PLAIN, "plain make_fx's graph differs from eager")
     remove = REMOVES[case.remove]
     try:
         graph = _trace(transform(impl, program.run, remove), program, case.mode)
@@ -106,30 +102,32 @@ def _check(case: Case, program: Program, impl: str) -> Verdict:
         assert_functional(graph, remove)
     except NotFunctionalError as error:
         return Verdict(str(case), FAILED, "purity", str(error))
-    return _check_values(case, program, expected, graph, shapes_only, plain_is_right)
+    return _check_values(case, program, expected, plain, graph, shapes_only)
 
 
 def _check_values(
     case: Case,
     program: Program,
     expected: Observation,
+    plain: GraphModule,
     graph: GraphModule,
     shapes_only: bool,
-    plain_is_right: bool,
 ) -> Verdict:
     actual = _observe(program, graph)
     if actual.error is not None:
         return Verdict(str(case), FAILED, "run", _line(actual.error))
+    found = list(_compare(expected, actual))
+    weaker = ""
     if shapes_only:
-        found = [line for line in _compare(expected, actual) if "values" not in line]
-    else:
-        found = list(_compare(expected, actual))
-    if found and not plain_is_right:
+        weaker, found = "shapes", [line for line in found if "values" not in line]
+    elif found and _is_random(graph) and any(_compare(expected, _observe(program, plain))):
         # Plain make_fx draws otherwise than eager as well, so no seed can make them meet.
-        found = list(_compare_distributions(program, graph))
-    if not found or _only_rounding(program, expected, actual):
-        return Verdict(str(case), PASSED)
-    return Verdict(str(case), FAILED, "values", "; ".join(found))
+        weaker, found = "distribution", list(_compare_distributions(program, graph))
+    elif found and _only_rounding(program, expected, actual):
+        weaker, found = "rounding", []
+    if found:
+        return Verdict(str(case), FAILED, "values", "; ".join(found))
+    return Verdict(str(case), PASSED, weaker)
 
 
 def _only_rounding(program: Program, expected: Observation, actual: Observation) -> bool:
