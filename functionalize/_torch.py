@@ -45,6 +45,7 @@ __all__ = [
     "auto_functionalized",
     "below_autograd",
     "can_auto_functionalize",
+    "copy_of_memory",
     "current_proxy_mode",
     "has_symbols",
     "is_traceable_wrapper_subclass",
@@ -148,6 +149,15 @@ def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
     """Copy ``value`` into ``handle``'s memory, seen by no mode and no version counter. Same shape and dtype."""
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         handle.copy_(value)
+
+
+def copy_of_memory(value: torch.Tensor) -> torch.Tensor:
+    """A real tensor of the same strides in memory of its own; `clone` makes what is not dense contiguous."""
+    twin = torch.empty(0, dtype=value.dtype, device=value.device)
+    twin.set_(value.untyped_storage().clone(), value.storage_offset(), value.size(), value.stride())
+    if value.is_conj():
+        twin = twin.conj()
+    return torch._neg_view(twin) if value.is_neg() else twin
 
 
 def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch.Tensor) -> None:

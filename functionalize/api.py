@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from functionalize import epilogue
 from functionalize._torch import below_autograd, mode_stack, pytree, unwrap_functorch
-from functionalize.epilogue import Input
+from functionalize.epilogue import Epilogue, Input
 from functionalize.kept_out import KeptOut
 from functionalize.mode import FunctionalizeMode
 
@@ -81,8 +80,7 @@ def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: 
         outputs = func(*args, **kwargs)
     if program.graph.bases and program.domain.observed:
         with below_autograd():
-            epilogue.surface(program, _handles(outputs), inputs)
-            epilogue.emit(program, epilogue.plan(program, inputs), inputs)
+            Epilogue(program, inputs, _handles(outputs)).run()
     return outputs
 
 

@@ -14,6 +14,7 @@ import torch
 
 from functionalize._torch import storage_key
 from functionalize.alias_graph import View
+from functionalize.domains.tensors import repeats
 from functionalize.program import Program
 from functionalize.regions import Geometry, hint
 from functionalize.view_rules import Value
@@ -39,52 +40,92 @@ class Input:
 
 @dataclass(frozen=True)
 class WriteBack:
-    """An input that changed, its new value, and whether data was written or only the metadata changed."""
+    """An input that changed: what to copy to it, and what it stands for from then on, each if there is need."""
 
     input: Input
-    value: Value
-    written: bool
+    data: Value | None
+    shown: Value | None
 
 
-def plan(program: Program, inputs: Sequence[Input]) -> list[WriteBack]:
-    """The write-backs, in input order. Each value is computed here, before the first write-back runs."""
-    changed: list[tuple[Input, View]] = []
-    for entry in inputs:
-        view = program.graph.find(entry.handle)
-        if view is not None and (not view.base.untouched(view, since=0) or moved(entry)):
-            changed.append((entry, view))
-    written = {entry.storage for entry, _ in changed}
-    values = [program.read(view) for _, view in changed]
-    return [
-        WriteBack(entry, _own(program, value, written), written=not view.base.untouched(view, since=0))
-        for (entry, view), value in zip(changed, values, strict=True)
-    ]
+class Epilogue:
+    """Ends one call: reads what escapes, then writes back."""
 
+    def __init__(self, program: Program, inputs: Sequence[Input], outputs: Sequence[torch.Tensor]) -> None:
+        self.program, self.inputs, self.outputs = program, inputs, outputs
+        self._returned = {id(handle) for handle in outputs}
+        self._moved = [entry for entry in inputs if moved(entry)]
 
-def _own(program: Program, value: Value, written: set[int]) -> Value:
-    """A value that is the memory of an input which is about to be written must be saved before."""
-    if storage_key(value) in written:
-        return program.domain.call(aten.clone.default, value)
-    return value
+    def run(self) -> None:
+        """Every value is computed before the first write-back runs."""
+        own = {id(entry.handle) for entry in self.inputs}
+        for handle in self.outputs:
+            view = self.program.graph.find(handle)
+            if view is not None and id(handle) not in own:
+                self.program.domain.point(handle, self._presentable(handle, view))
+        backs = self._plan()
+        self.program.release()
+        self._surface_others(own | self._returned)
+        for back in backs:
+            self._emit(back)
+
+    def _presentable(self, handle: torch.Tensor, view: View) -> Value:
+        """A handle's value as a node that is the handle's alone."""
+        program = self.program
+        value, call = program.read(view), program.domain.call
+        if view.borrowed or (repeats(value) and not repeats(handle)):
+            # Another tensor, or another position, has the same memory, and the caller may write to it.
+            value = call(aten.clone.default, value)
+            view.settle(value, view.stamp)
+        elif any(program.domain.same_node(entry.handle, value) for entry in self._moved):
+            # The input's node is about to take on other metadata.
+            value = call(aten.clone.default if program.domain.remove_views else aten.alias.default, value)
+        return value
+
+    def _surface_others(self, done: set[int]) -> None:
+        """Let each handle that somebody else holds (autograd, a closure) stand for its current value."""
+        for base in list(self.program.graph.bases.values()):
+            for ref, view in list(base.handles.values()):
+                handle = ref()
+                if handle is not None and id(handle) not in done and view.value is not handle:
+                    self.program.domain.point(handle, self._presentable(handle, view))
+
+    def _plan(self) -> list[WriteBack]:
+        """The write-backs, in input order."""
+        changed: list[tuple[Input, View, bool]] = []
+        for entry in self.inputs:
+            view = self.program.graph.find(entry.handle)
+            written = view is not None and not view.base.untouched(view, since=0)
+            if view is not None and (written or entry in self._moved):
+                changed.append((entry, view, written))
+        storages = {entry.storage for entry, _, _ in changed}
+        return [self._write_back(*change, storages) for change in changed]
+
+    def _write_back(self, entry: Input, view: View, written: bool, storages: set[int]) -> WriteBack:
+        program = self.program
+        data = program.read(view) if written else None
+        if data is not None and storage_key(data) in storages:
+            # The memory of an input that is about to be written, perhaps before this one.
+            data = program.domain.call(aten.clone.default, data)
+        shown = self._presentable(entry.handle, view) if id(entry.handle) in self._returned else data
+        return WriteBack(entry, data, shown)
+
+    def _emit(self, back: WriteBack) -> None:
+        """Run a write-back in the modes below, which record it."""
+        handle, domain = back.input.handle, self.program.domain
+        if back.input in self._moved:
+            node = domain.alias(handle)  # stands for the input; each op below is one on it
+            for op, args in _metadata(back.input, self.inputs):
+                op(handle, *args)
+                domain.point(handle, node)
+        if back.data is not None:
+            aten.copy_.default(handle, back.data)
+        if back.shown is not None:
+            domain.point(handle, back.shown)
 
 
 def moved(entry: Input) -> bool:
     """Whether the function changed an input's metadata."""
     return Geometry.of(entry.handle).key != entry.place.key or storage_key(entry.handle) != entry.storage
-
-
-def emit(program: Program, backs: Sequence[WriteBack], inputs: Sequence[Input]) -> None:
-    """Run the write-backs in the modes below, which record them."""
-    for back in backs:
-        handle = back.input.handle
-        if moved(back.input):
-            node = program.domain.alias(handle)  # stands for the input; each write-back below is one to it
-            for op, args in _metadata(back.input, inputs):
-                op(handle, *args)
-                program.domain.point(handle, node)
-        if back.written:
-            aten.copy_.default(handle, back.value)
-        program.domain.point(handle, back.value)
 
 
 def _metadata(entry: Input, inputs: Sequence[Input]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -97,30 +138,3 @@ def _metadata(entry: Input, inputs: Sequence[Input]) -> Iterator[tuple[Any, tupl
     elif place.reach[2] > entry.capacity:
         yield aten.resize_.default, (size,)
     yield aten.as_strided_.default, (size, stride, handle.storage_offset())
-
-
-def surface(program: Program, outputs: Sequence[torch.Tensor], inputs: Sequence[Input]) -> None:
-    """Let every handle that lives on stand for its current value: outputs first, then what others hold."""
-    program.release()
-    own = {id(entry.handle) for entry in inputs}
-    for handle in outputs:
-        view = program.graph.find(handle)
-        if view is not None and id(handle) not in own:
-            _surface(program, handle, view, inputs)
-    done = own | {id(handle) for handle in outputs}
-    for base in list(program.graph.bases.values()):
-        for ref, view in list(base.handles.values()):
-            other = ref()
-            if other is not None and id(other) not in done and view.value is not other:
-                _surface(program, other, view, inputs)
-
-
-def _surface(program: Program, handle: torch.Tensor, view: View, inputs: Sequence[Input]) -> None:
-    value, call = program.read(view), program.domain.call
-    if view.borrowed:  # the same node stands for another tensor, which the caller may write to
-        value = call(aten.clone.default, value)
-        view.settle(value, view.stamp)
-    elif any(moved(entry) and program.domain.same_node(entry.handle, value) for entry in inputs):
-        # The input's node is about to take on other metadata.
-        value = call(aten.clone.default if program.domain.remove_views else aten.alias.default, value)
-    program.domain.point(handle, value)

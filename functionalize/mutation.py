@@ -13,7 +13,7 @@ import torch
 
 from functionalize import random_order, tables
 from functionalize._torch import auto_functionalized, can_auto_functionalize, storage_key
-from functionalize.domains.tensors import same_strides, tensor_leaves
+from functionalize.domains.tensors import repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, spans_disjoint
@@ -83,9 +83,24 @@ def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any]
 
 # Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
 _IDEMPOTENT = frozenset(
-    getattr(aten, name)
-    for name in ("abs_", "ceil_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "fill_", "floor_", "nan_to_num_")
-    + ("relu_", "round_", "sgn_", "sign_", "trunc_", "zero_")
+    getattr(aten, f"{name}_")
+    for name in [
+        "abs",
+        "ceil",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "copy",
+        "fill",
+        "floor",
+        "nan_to_num",
+        "relu",
+        "round",
+        "sgn",
+        "sign",
+        "trunc",
+        "zero",
+    ]
 )
 
 
@@ -189,10 +204,10 @@ class Admission:
             self.program.write(handle, value)
 
     def _admitted(self, handle: torch.Tensor, value: Value) -> Value:
-        if value.size() != handle.size() or value.dtype != handle.dtype or overlaps_itself(handle):
+        if value.size() != handle.size() or value.dtype != handle.dtype or repeats(handle):
             twin = self._twin(handle, value)
             if twin.size() != handle.size():
-                # FakeTensor gives an `out=` that it resizes contiguous strides; the kernel gives it those of the result.
+                # A fake `out=` is resized to contiguous strides, a real one to those of the result.
                 resize(self.program, handle, value if value.size() == twin.size() else twin)
             if value.dtype != handle.dtype:
                 value = self.program.domain.call(aten._to_copy.default, value, dtype=handle.dtype)
@@ -217,14 +232,6 @@ def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.T
             yield handle, value
 
 
-def overlaps_itself(handle: torch.Tensor) -> bool:
-    """Whether several positions of a tensor surely share one element."""
-    return handle.layout is torch.strided and any(
-        type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
-        for size, stride in zip(handle.size(), handle.stride(), strict=True)
-    )
-
-
 def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     """Give an ``out=`` handle the geometry that eager gives it; all of its elements are about to be written."""
     program.unshare(handle)
@@ -245,8 +252,10 @@ def _without_variant(program: Program, func: Any, row: OpRow, args: Sequence[Any
             hint="compute the result out of place and copy_ it into the argument",
         )
     call_args, call_kwargs, _ = program.values(args, kwargs)
-    named = {declared.name: arg for declared, arg in zip(func._schema.arguments, call_args, strict=False)}
-    results = auto_functionalized(func, **named, **call_kwargs)
+    declared = func._schema.arguments
+    named = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
+    named |= {argument.name: arg for argument, arg in zip(declared, call_args, strict=False)} | call_kwargs
+    results = auto_functionalized(func, **named)
     own = len(func._schema.returns) or 1  # a None stands for no return at all
     for w, result in zip(row.written, results[own:], strict=True):
         for handle, value in _pairs(w, argument(func, w, args, kwargs), result):
@@ -259,7 +268,7 @@ def _without_variant(program: Program, func: Any, row: OpRow, args: Sequence[Any
 
 def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     target, source = args[0], args[1]
-    if target.layout is not torch.strided or source.layout is not torch.strided or overlaps_itself(target):
+    if target.layout is not torch.strided or source.layout is not torch.strided or repeats(target):
         return False
     if target.is_quantized or source.is_quantized:
         return False
@@ -278,7 +287,7 @@ def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> b
 
 def _fill(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     target, number = args[0], args[1] if len(args) > 1 else 0
-    if target.layout is not torch.strided or target.is_quantized or overlaps_itself(target):
+    if target.layout is not torch.strided or target.is_quantized or repeats(target):
         return False
     options = {"dtype": target.dtype, "layout": target.layout, "device": target.device, "pin_memory": False}
     program.write(target, program.domain.call(aten.full.default, list(target.size()), number, **options))

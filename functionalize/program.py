@@ -40,9 +40,18 @@ class Program:
 
     def read(self, view: View) -> Value:
         """What a view is worth now."""
-        return regenerate(self.domain.call, view, self._recorded)
+        return regenerate(self, view)
 
-    def _recorded(self, view: View, source_value: Value) -> Value | None:
+    def call(self, op: Any, *args: Any) -> Value:
+        """Execute one op on values."""
+        return self.domain.call(op, *args)
+
+    @property
+    def views_alias(self) -> bool:
+        """Whether the value of a view shares memory with its source's value."""
+        return not self.domain.remove_views
+
+    def recorded(self, view: View, source_value: Value) -> Value | None:
         """A view's handle as its value, if running the op would give just that again: the graph gets the node alone."""
         handle = self._carriers.get(view)
         if handle is None or view.rule is None or view.parent is None or len(view.rule.path) != 1:
@@ -61,7 +70,7 @@ class Program:
     def release(self) -> None:
         """Let go of handles that only we hold, so that those which live on are those that others hold."""
         self._carriers.clear()
-        for base in self.graph.bases.values():
+        for base in list(self.graph.bases.values()):
             base.drop_stale()
 
     def write(self, handle: torch.Tensor, value: Value, *, borrowed: bool = False) -> None:

@@ -11,22 +11,33 @@ Invariant: a value is only used at a position where it is right. Limits: nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from functionalize.alias_graph import Base, View, disjoint
-from functionalize.view_rules import Call, Value, tile_runs
+from functionalize.view_rules import Value, tile_runs
 
 aten = torch.ops.aten
 Entry = tuple[View, Value, int]  # a pending write: the view, its new value, its position in the log
 Before = Callable[[], Value]
 
 
-Record = Callable[[View, Value], "Value | None"]  # a view's value of its source's without running an op, if known
+class Execution(Protocol):
+    """What carries out the ops that values need."""
+
+    def call(self, op: Any, *args: Any) -> Value:
+        """Execute one op on values."""
+
+    def recorded(self, view: View, source_value: Value) -> Value | None:
+        """A view's value, given its source's, where it is known without executing an op."""
+
+    @property
+    def views_alias(self) -> bool:
+        """Whether the value of a view shares memory with its source's value."""
 
 
-def regenerate(call: Call, view: View, record: Record) -> Value:
+def regenerate(run: Execution, view: View) -> Value:
     """The view's current value."""
     base, path = view.base, []
     for source in view.lineage():
@@ -34,14 +45,14 @@ def regenerate(call: Call, view: View, record: Record) -> Value:
             break
         path.append(source)
     else:
-        _fold_pending(call, base)
-        return regenerate(call, view, record)
+        _fold_pending(run, base)
+        return regenerate(run, view)
     value = source.value
     for node in reversed(path):
         assert node.rule is not None
-        known = record(node, value)
-        value = node.rule.replay(call, value) if known is None else known
-        node.settle(value, source.stamp)
+        known = run.recorded(node, value)
+        value = node.rule.replay(run.call, value) if known is None else known
+        node.settle(value, source.stamp, borrowed=source.borrowed and run.views_alias)
     return value
 
 
@@ -59,20 +70,26 @@ def commit(view: View, value: Value, *, borrowed: bool = False) -> None:
         base.pending[view] = (value, len(base.log))
 
 
-def _fold_pending(call: Call, base: Base) -> None:
+def _fold_pending(run: Execution, base: Base) -> None:
     entries = [(view, value, stamp) for view, (value, stamp) in base.pending.items()]
     base.pending.clear()
-    base.top.settle(_fold(call, base.top, entries, lambda: _top_value(call, base)), len(base.log))
+    value = _fold(run, base.top, entries, lambda: _top_value(run, base))
+    base.top.settle(value, len(base.log), borrowed=_still_borrowed(run, entries))
 
 
-def _top_value(call: Call, base: Base) -> Value:
+def _still_borrowed(run: Execution, entries: list[Entry]) -> bool:
+    """Whether folding may have carried a borrowed value along by views alone: a scatter makes a value of its own."""
+    return run.views_alias and any(view.borrowed and view.covers for view, _, _ in entries)
+
+
+def _top_value(run: Execution, base: Base) -> Value:
     if base.top.value is None:
         assert base.seed is not None
-        base.top.value = base.seed(call)
+        base.top.value = base.seed(run.call)
     return base.top.value
 
 
-def _fold(call: Call, node: View, entries: list[Entry], before: Before) -> Value:
+def _fold(run: Execution, node: View, entries: list[Entry], before: Before) -> Value:
     """The value of ``node`` after writes at or below it, in order; ``before`` computes the one before them."""
     batch: dict[View, Value] = {}  # new values of children that lie apart, not part of `before` yet
     for child, group in _by_child(node, entries):
@@ -80,11 +97,12 @@ def _fold(call: Call, node: View, entries: list[Entry], before: Before) -> Value
             batch, before = {}, _constant(group[-1][1])
             continue
         if not all(other is child or disjoint(other, child) for other in batch):
-            batch, before = {}, _constant(_scatter(call, batch, before))
-        prior = _constant(batch[child]) if child in batch else _prior(call, child, group, before)
-        batch[child] = value = _fold(call, child, group, prior)
-        child.settle(value, group[-1][2], borrowed=child.borrowed and value is child.value)
-    return _scatter(call, batch, before)
+            batch, before = {}, _constant(_scatter(run, batch, before))
+        prior = _constant(batch[child]) if child in batch else _prior(run, child, group, before)
+        batch[child] = value = _fold(run, child, group, prior)
+        borrowed = any(view.borrowed for view, _, _ in group) and (value is child.value or run.views_alias)
+        child.settle(value, group[-1][2], borrowed=borrowed)
+    return _scatter(run, batch, before)
 
 
 def _by_child(node: View, entries: list[Entry]) -> Iterator[tuple[View | None, list[Entry]]]:
@@ -111,7 +129,7 @@ def _child_towards(node: View, view: View) -> View | None:
     raise AssertionError("a pending write lies outside of its base's tree")
 
 
-def _prior(call: Call, child: View, group: list[Entry], before: Before) -> Before:
+def _prior(run: Execution, child: View, group: list[Entry], before: Before) -> Before:
     """How to compute a child's value before a group of writes below it."""
     rule = child.rule
     assert rule is not None
@@ -119,31 +137,31 @@ def _prior(call: Call, child: View, group: list[Entry], before: Before) -> Befor
     others = (write for write in child.base.log[child.stamp :] if write not in inside)
     if child.value is not None and all(disjoint(write, child) for write in others):
         return _constant(child.value)
-    return lambda: rule.replay(call, before())
+    return lambda: rule.replay(run.call, before())
 
 
-def _scatter(call: Call, batch: dict[View, Value], before: Before) -> Value:
+def _scatter(run: Execution, batch: dict[View, Value], before: Before) -> Value:
     """Carry the values of children that lie apart back to their common source."""
-    for run in tile_runs([(child, child.rule.part) for child in batch if child.rule is not None]):
-        before = _constant(_tile(call, run, batch, before))
-        batch = {child: value for child, value in batch.items() if child not in run}
+    for tiles in tile_runs([(child, child.rule.part) for child in batch if child.rule is not None]):
+        before = _constant(_tile(run, tiles, batch, before))
+        batch = {child: value for child, value in batch.items() if child not in tiles}
     for child, value in batch.items():
         assert child.rule is not None
-        before = _constant(child.rule.inverse(call, before, value))
+        before = _constant(child.rule.inverse(run.call, before, value))
     return before()
 
 
-def _tile(call: Call, run: list[View], batch: dict[View, Value], before: Before) -> Value:
+def _tile(run: Execution, tiles: list[View], batch: dict[View, Value], before: Before) -> Value:
     """Adjacent parts of one source as a single piece: one write in place of one for each part."""
-    first, last = run[0].rule, run[-1].rule
-    assert first is not None and last is not None and run[0].parent is not None
+    first, last = tiles[0].rule, tiles[-1].rule
+    assert first is not None and last is not None and tiles[0].parent is not None
     assert first.part is not None and last.part is not None
     dim, start, stop = first.part.dim, first.part.start, last.part.stop
     join = aten.stack.default if first.part.drops else aten.cat.default
-    piece = call(join, [batch[child] for child in run], dim)
-    if start == 0 and stop == run[0].parent.geometry.size[dim]:
+    piece = run.call(join, [batch[child] for child in tiles], dim)
+    if start == 0 and stop == tiles[0].parent.geometry.size[dim]:
         return piece
-    return call(aten.slice_scatter.default, before(), piece, dim, start, stop)
+    return run.call(aten.slice_scatter.default, before(), piece, dim, start, stop)
 
 
 def _constant(value: Any) -> Before:

@@ -18,6 +18,7 @@ from functionalize._torch import (
     FakeTensor,
     FakeTensorMode,
     ProxyTorchDispatchMode,
+    copy_of_memory,
     current_proxy_mode,
     has_symbols,
     memory_write,
@@ -71,7 +72,7 @@ class TensorsDomain:
 
     def freeze(self, value: Value) -> Value:
         """The value as a tensor object which no later write to a handle can change, for the same graph node."""
-        return self.alias(value, aten.alias.default if _is_fake(value) else aten.clone.default)
+        return self.alias(value, aten.alias.default if _is_fake(value) else copy_of_memory)
 
     def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
         """Another tensor object for the same graph node."""
@@ -163,6 +164,14 @@ def _same_random_numbers(func: Any) -> Iterator[None]:
         yield
 
 
+def repeats(tensor: torch.Tensor) -> bool:
+    """Whether several positions of a tensor share one element."""
+    return tensor.layout is torch.strided and any(
+        type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
+        for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
+    )
+
+
 def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors of one shape address alike, without asking anything of a symbol."""
     return all(
@@ -202,7 +211,7 @@ def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> Value:
     base: Value = args[0]
-    if base.is_contiguous():
+    if op is aten.view.default and base.is_contiguous():
         return base
     try:
         on_handles(op, args, {})
