@@ -75,9 +75,7 @@ def llama_decode() -> Program:
         for _ in range(config.num_hidden_layers)
     ]
     weights = {**dict(model.named_buffers()), **{n: w.detach() for n, w in model.named_parameters()}}
-    return Program(
-        "Llama, one decoding step with a static KV cache", step, (weights, torch.tensor([[7]]), caches)
-    )
+    return Program("Llama, one decoding step with a static KV cache", step, (weights, torch.tensor([[7]]), caches))
 
 
 def resnet_training() -> Program:
@@ -141,9 +139,7 @@ def is_view(node: Node) -> bool:
 def count(graph: Graph) -> str:
     nodes = list(filter(is_op, graph.nodes))
     views, back = sum(map(is_view, nodes)), sum(map(is_write_back, nodes))
-    return (
-        f"{len(nodes)} nodes: {sum(map(mutates, nodes)) - back} write, {views} are views, {back} write back"
-    )
+    return f"{len(nodes)} nodes: {sum(map(mutates, nodes)) - back} write, {views} are views, {back} write back"
 
 
 def show(graph: Graph, keep: Callable[[Node], bool], ends: int = 4) -> None:
@@ -158,9 +154,7 @@ def show(graph: Graph, keep: Callable[[Node], bool], ends: int = 4) -> None:
             continue
         if skipped:
             print(f"    ... {skipped} more")
-        arguments = [str(value) for value in node.args] + [
-            f"{key}={value}" for key, value in node.kwargs.items()
-        ]
+        arguments = [str(value) for value in node.args] + [f"{key}={value}" for key, value in node.kwargs.items()]
         line = f"    {node.name} = {node.target}({', '.join(arguments)})"
         print(line if len(line) <= 110 else line[:107] + "...")
         skipped = 0

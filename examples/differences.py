@@ -50,9 +50,7 @@ def training_step(weight: Tensor, x: Tensor) -> Tensor:
 def fused_adamw(weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, steps: Tensor) -> Tensor:
     """Without amsgrad one of the lists that the op writes is empty."""
     rates: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
-    torch._fused_adamw_(
-        [weight], [gradient], [mean], [square], [], [steps], **rates, amsgrad=False, maximize=False
-    )
+    torch._fused_adamw_([weight], [gradient], [mean], [square], [], [steps], **rates, amsgrad=False, maximize=False)
     return weight.sum()
 
 
@@ -72,12 +70,8 @@ def programs() -> list[Program]:
     adamw = (r(3), r(3), r(3), r(3).abs(), torch.tensor(1.0))
     return [
         Program("`x.t().contiguous().add_(1)`", write_into_copy, (r(3, 4),)),
-        Program(
-            "`torch.autograd.grad` and an update inside", training_step, (r(3, 2).requires_grad_(), r(4, 3))
-        ),
-        Program(
-            "`torch.diff(x, out=out)`, a composite `out=`", lambda x, o: torch.diff(x, out=o), (r(6), r(5))
-        ),
+        Program("`torch.autograd.grad` and an update inside", training_step, (r(3, 2).requires_grad_(), r(4, 3))),
+        Program("`torch.diff(x, out=out)`, a composite `out=`", lambda x, o: torch.diff(x, out=o), (r(6), r(5))),
         Program("fused AdamW without amsgrad", fused_adamw, adamw),
         Program(
             "`batch_norm` in training",
@@ -137,9 +131,7 @@ def outcome(transform: Transform, program: Program) -> str:
         return "refused" + (" (internal assert)" if "INTERNAL ASSERT" in str(error) else "")
     try:
         # no_grad: gradients are nodes of the graph, and its write-backs may go to leaves that require grad
-        assert_equivalent(
-            program.run, *program.inputs, transform=lambda _: torch.no_grad()(graph), aliasing=False
-        )
+        assert_equivalent(program.run, *program.inputs, transform=lambda _: torch.no_grad()(graph), aliasing=False)
     except NotEquivalentError:
         return "**silently wrong**"
     nodes, writing, views = left_over(graph.graph)

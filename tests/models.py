@@ -41,8 +41,7 @@ class Model:
 def state_of(module: torch.nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and buffers as plain tensors; those of a module in training require grad where they do."""
     parameters = {
-        name: p.detach().requires_grad_(module.training and p.requires_grad)
-        for name, p in module.named_parameters()
+        name: p.detach().requires_grad_(module.training and p.requires_grad) for name, p in module.named_parameters()
     }
     return parameters, dict(module.named_buffers())
 
@@ -116,9 +115,7 @@ _KERNELS: Mapping[str, dict[str, bool]] = {
 
 def _optimizer_state(optimizer: str, parameters: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """State after some steps, so that nothing is initialized inside."""
-    state = {
-        name: {key: torch.full_like(p, 0.01) for key in _STATE[optimizer]} for name, p in parameters.items()
-    }
+    state = {name: {key: torch.full_like(p, 0.01) for key in _STATE[optimizer]} for name, p in parameters.items()}
     for values in state.values():
         if "step" in values:
             values["step"] = torch.tensor(3.0)
@@ -136,9 +133,7 @@ def _apply(optimizer: str, kernel: str, leaves: dict[str, Tensor], gradients: An
         leaf.grad = None
 
 
-def _step(
-    loss_of: Callable[..., Tensor], module: torch.nn.Module, batch: Any, optimizer: str, kernel: str
-) -> Program:
+def _step(loss_of: Callable[..., Tensor], module: torch.nn.Module, batch: Any, optimizer: str, kernel: str) -> Program:
     """Forward, backward, optimizer: parameters, its state and BatchNorm statistics are written in place."""
     parameters, buffers = state_of(module.train())
 

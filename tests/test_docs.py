@@ -44,11 +44,7 @@ def examples(text: str) -> list[Example]:
     for block, following in pairwise([*blocks, None]):
         if block is None or block["language"] != "python":
             continue
-        adjacent = (
-            following
-            and following["language"] == "text"
-            and not text[block.end() : following.start()].strip()
-        )
+        adjacent = following and following["language"] == "text" and not text[block.end() : following.start()].strip()
         line = text.count("\n", 0, block.start("body"))
         found.append(Example(line, block["body"], following["body"] if following and adjacent else None))
     return found
@@ -88,9 +84,7 @@ def test_docstring_examples(name: str) -> None:
 def test_public_api_has_examples() -> None:
     """What `functionalize` exports, but for exceptions, is documented by an example that runs."""
     exported = {name: getattr(functionalize, name) for name in functionalize.__all__}
-    bare = [
-        name for name, value in exported.items() if not is_exception(value) and ">>>" not in value.__doc__
-    ]
+    bare = [name for name, value in exported.items() if not is_exception(value) and ">>>" not in value.__doc__]
     assert not bare
 
 
@@ -102,9 +96,7 @@ def is_exception(value: object) -> bool:
 def test_readme_shows_the_table_of_differences() -> None:
     """Each claim beside the incumbent is what a script prints, on the torch that the tests run with."""
     printed = run_script("examples/differences.py")
-    between = (
-        (ROOT / "README.md").read_text().split("<!-- differences -->")[1].split("<!-- /differences -->")[0]
-    )
+    between = (ROOT / "README.md").read_text().split("<!-- differences -->")[1].split("<!-- /differences -->")[0]
     assert between.strip() == printed.strip()
 
 

@@ -17,10 +17,7 @@ from tests.models import ALL_MODES, MODELS, Model
 REMOVES = ("mutations", "mutations_and_views")
 FAKE = [pytest.param(model, id=model.name) for model in MODELS]
 OTHER_MODES = [
-    pytest.param(model, mode, id=f"{model.name}-{mode}")
-    for model in MODELS
-    for mode in model.modes
-    if mode != "fake"
+    pytest.param(model, mode, id=f"{model.name}-{mode}") for model in MODELS for mode in model.modes if mode != "fake"
 ]
 # Programs that write into their inputs; the others compute, and must have no write-back.
 WRITERS = ("resnet-train", "-step-", "func-step", "kv-cache", "state-space")

@@ -26,9 +26,7 @@ def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
     jobs = [Job(op, CI, "ours") for op in op_names()[shard::SHARDS]]
     runner.run(jobs, verdicts.append, lambda: None)
     failures = [verdict for verdict in verdicts if verdict.status == FAILED]
-    listed = "\n".join(
-        f"{v.kind}: {v.reason[:300]}\n  python -m tests.opinfo --case '{v.case}'" for v in failures[:20]
-    )
+    listed = "\n".join(f"{v.kind}: {v.reason[:300]}\n  python -m tests.opinfo --case '{v.case}'" for v in failures[:20])
     assert not failures, f"{len(failures)} of {len(verdicts)} cases failed\n{listed}"
     assert any(verdict.status == PASSED for verdict in verdicts)
 
@@ -43,7 +41,7 @@ def test_case_name_reads_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["add", "add/call/float32/x/fake/views", "nosuch/call/float32/0/fake/views"])
 def test_case_name_errors(name: str) -> None:
-    with pytest.raises(ValueError, match="add|nosuch"):
+    with pytest.raises(ValueError, match=r"add|nosuch"):
         Case.parse(name)
 
 

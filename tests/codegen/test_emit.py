@@ -64,9 +64,7 @@ def test_check_shows_the_drift_and_the_command_that_mends_it(
     emit.emit(installed, tmp_path)
     assert commands.main(["check", "--out", str(tmp_path)]) == 0
     rows = tmp_path / "rows.py"
-    rows.write_text(
-        rows.read_text().replace("aten::add.Tensor ('functional',)", "aten::add.Tensor ('mutable',)")
-    )
+    rows.write_text(rows.read_text().replace("aten::add.Tensor ('functional',)", "aten::add.Tensor ('mutable',)"))
     assert commands.main(["check", "--out", str(tmp_path)]) == 1
     output = capsys.readouterr()
     assert "-aten::add.Tensor ('mutable',)\n+aten::add.Tensor ('functional',)\n" in output.out
@@ -87,10 +85,7 @@ def test_a_malformed_source_is_one_error(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_explain_tells_the_row_and_where_it_comes_from(installed: Tables) -> None:
-    told = {
-        label.strip(): text
-        for label, text in explain.lines(installed, "aten::select.int", rules.read_rules())
-    }
+    told = {label.strip(): text for label, text in explain.lines(installed, "aten::select.int", rules.read_rules())}
     assert told["op"] == "aten::select.int"
     assert told[""] == "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"
     assert told["copy"] == "aten::select_copy.int"

@@ -69,9 +69,7 @@ def test_a_cache_of_other_sources_is_not_used(other_torch: sources.Source, cache
     tables._installed_rows()
     (folder,) = cache.iterdir()
     file = folder / "rows.py"
-    file.write_text(
-        file.read_text().replace(other_torch.sha256, "0" * 64).replace("aten::novel", "aten::stale")
-    )
+    file.write_text(file.read_text().replace(other_torch.sha256, "0" * 64).replace("aten::novel", "aten::stale"))
     assert "aten::novel ('functional',)" in tables._installed_rows().splitlines()
 
 
@@ -113,9 +111,7 @@ def test_a_torch_without_its_yaml_leaves_the_shipped_tables(
 
 
 @pytest.mark.slow
-def test_processes_that_start_at_once_do_not_disturb_each_other(
-    other_torch: sources.Source, cache: Path
-) -> None:
+def test_processes_that_start_at_once_do_not_disturb_each_other(other_torch: sources.Source, cache: Path) -> None:
     program = (
         "from pathlib import Path\n"
         "from functionalize import tables\n"
@@ -125,9 +121,7 @@ def test_processes_that_start_at_once_do_not_disturb_each_other(
         "rows = tables._installed_rows().splitlines()\n"
         "print(len(rows), \"aten::novel ('functional',)\" in rows)\n"
     )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)
-    ]
+    processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     outputs = {process.communicate(timeout=120)[0] for process in processes}
     assert outputs == {f"{len(list(tables.known_ops())) + 1} True\n"}
     assert [process.returncode for process in processes] == [0] * 4

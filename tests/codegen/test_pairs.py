@@ -94,20 +94,14 @@ class Pairs(TorchDispatchMode):
         try:
             results = first.functional()
         except Exception as error:  # not one of the refusals by eager that a sweep passes over
-            raise AssertionError(
-                f"{first.row.name} runs and {first.row.functional} does not: {error}"
-            ) from error
+            raise AssertionError(f"{first.row.name} runs and {first.row.functional} does not: {error}") from error
         self.seen.add(second.row.name)
         for written in second.row.written:
             if written.when is not None and not second[written.when]:
                 continue
-            for after, value in zip(
-                flat(second[written.name]), flat(results[written.result or 0]), strict=True
-            ):
+            for after, value in zip(flat(second[written.name]), flat(results[written.result or 0]), strict=True):
                 value = value.to(after.dtype).expand_as(after)
-                torch.testing.assert_close(
-                    after, value, equal_nan=True, check_stride=False, msg=second.row.name
-                )
+                torch.testing.assert_close(after, value, equal_nan=True, check_stride=False, msg=second.row.name)
 
 
 def comparable(row: OpRow) -> bool:

@@ -31,8 +31,7 @@ READ = {
         "('dtype', 'layout', 'device'))"
     ),
     "bernoulli_.float": (
-        "('inplace', False, True, (-1,), 'none', None, (SELF,), 'aten::bernoulli.p', "
-        "('self', 'p', 'generator'))"
+        "('inplace', False, True, (-1,), 'none', None, (SELF,), 'aten::bernoulli.p', ('self', 'p', 'generator'))"
     ),
     "_native_batch_norm_legit": (
         "('mutable', False, False, (0, 1, 2), 'none', None, "

@@ -74,9 +74,7 @@ def test_a_missing_partner_is_an_error(source_of: Callable[[str], Source], bad: 
     ("text", "line", "rule"),
     [("- a: [", 2, "the file is YAML"), ("a: b\n", 1, "the file is a list of entries")],
 )
-def test_a_file_that_is_no_list_of_entries(
-    source_of: Callable[[str], Source], text: str, line: int, rule: str
-) -> None:
+def test_a_file_that_is_no_list_of_entries(source_of: Callable[[str], Source], text: str, line: int, rule: str) -> None:
     with pytest.raises(SpecError) as raised:
         build(source_of(text), [])
     assert (raised.value.line, raised.value.rule) == (line, rule)
