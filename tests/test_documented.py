@@ -277,6 +277,14 @@ def fills(x: Tensor) -> Any:
     return y, z
 
 
+@program(torch.ones(3, 2, 4))
+def elementwise_with_an_assigned_row(x: Tensor) -> Any:
+    y = x * 2
+    y[0] = y[1] + y[2]
+    y[:, 0, 1:3] = 7
+    return y.sum(0)
+
+
 @program(torch.ones(8, 2))
 def resize_smaller(x: Tensor) -> Any:
     w = x + 1

@@ -161,6 +161,21 @@ add_1 = add.Tensor(view_as_real, 2)
 view_as_complex = view_as_complex.default(add_1)
 return view_as_complex""")
 
+    def test_imag(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            y = x + 1
+            y.imag.add_(1)
+            return y
+
+        self.traced(f, torch.zeros(4, dtype=torch.complex64)).reads("""\
+add = add.Tensor(x_1, 1)
+view_as_real = view_as_real.default(add)
+select = select.int(view_as_real, 1, 1)
+add_1 = add.Tensor(select, 1)
+select_scatter = select_scatter.default(view_as_real, add_1, 1, 1)
+view_as_complex = view_as_complex.default(select_scatter)
+return view_as_complex""")
+
     def test_conj(self) -> None:
         def f(x: Tensor) -> Tensor:
             y = x + 1
@@ -413,3 +428,19 @@ return mul""")
 add = add.Tensor(x_1, 1)
 add_1 = add.Tensor(add, 1)
 return add_1""")
+
+    def test_chain_collapses(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            y = x + 1
+            end = y.transpose(0, 1).unsqueeze(0).squeeze(0).transpose(0, 1)[1][2].unsqueeze(0).squeeze(0)
+            end.add_(1)
+            return y
+
+        self.traced(f, torch.zeros(2, 3, 4)).reads("""\
+add = add.Tensor(x_1, 1)
+select = select.int(add, 0, 1)
+select_1 = select.int(select, 0, 2)
+add_1 = add.Tensor(select_1, 1)
+select_scatter = select_scatter.default(select, add_1, 0, 2)
+select_scatter_1 = select_scatter.default(add, select_scatter, 0, 1)
+return select_scatter_1""")

@@ -29,6 +29,18 @@ full_1 = full.default([3], 7, dtype=torch.float32)
 select_scatter = select_scatter.default(add_1, full_1, 0, 0)
 return (full, select_scatter)""")
 
+    def test_fill_with_a_tensor(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            y = x + 1
+            y.fill_(x[0])
+            return y
+
+        self.traced(f, torch.zeros(3)).reads("""\
+add = add.Tensor(x_1, 1)
+select = select.int(x_1, 0, 0)
+fill = fill.Tensor(add, select)
+return fill""")
+
     def test_copy_converts_and_broadcasts(self) -> None:
         def f(x: Tensor, new: Tensor) -> Tensor:
             y = x + 1
@@ -201,6 +213,29 @@ sum_1 = sum.default(getitem_2)
 copy_ = copy_.default(one_1, getitem_2)
 copy__1 = copy_.default(two_1, getitem_3)
 return sum_1""")
+
+    def test_fused_adamw_without_amsgrad(self) -> None:
+        def f(weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor) -> None:
+            settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01, "eps": 1e-8}
+            lists = [weight], [grad], [mean], [square], [], [step]
+            torch._fused_adamw_(*lists, **settings, amsgrad=False, maximize=False)
+
+        state = [torch.ones(2) for _ in range(4)]
+        self.traced(f, *state, torch.tensor(1.0)).reads("""\
+_fused_adamw = _fused_adamw.default([weight_1], [grad_1], [mean_1], [square_1], [], [step_1], lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.01, eps=1e-08, amsgrad=False, maximize=False)
+getitem = _fused_adamw[0]
+getitem_1 = getitem[0]
+getitem_2 = _fused_adamw[1]
+getitem_3 = getitem_2[0]
+getitem_4 = _fused_adamw[2]
+getitem_5 = getitem_4[0]
+getitem_6 = _fused_adamw[3]
+getitem_7 = getitem_6[0]
+copy_ = copy_.default(weight_1, getitem_1)
+copy__1 = copy_.default(grad_1, getitem_3)
+copy__2 = copy_.default(mean_1, getitem_5)
+copy__3 = copy_.default(square_1, getitem_7)
+return None""")
 
     def test_batch_norm_writes_its_statistics(self) -> None:
         def f(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -441,4 +476,20 @@ return None""")
 add = add.Tensor(y_1, 1)
 mul = mul.Tensor(add, 2)
 copy_ = copy_.default(y_1, add)
+return mul""")
+
+    def test_overlapping_inputs(self) -> None:
+        def f(x: Tensor, y: Tensor) -> Tensor:
+            x.add_(1)
+            return y * 2
+
+        shared = torch.zeros(6)
+        self.traced(f, shared[:4], shared[2:]).reads("""\
+add = add.Tensor(x_1, 1)
+as_strided_copy = as_strided_copy.default(x_1, [6], [1], 0)
+as_strided_scatter = as_strided_scatter.default(as_strided_copy, add, [4], [1], 0)
+as_strided = as_strided.default(as_strided_scatter, [4], [1], 2)
+mul = mul.Tensor(as_strided, 2)
+copy_ = copy_.default(x_1, add)
+copy__1 = copy_.default(y_1, as_strided)
 return mul""")
