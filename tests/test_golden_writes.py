@@ -5,6 +5,8 @@ See ``test_golden`` for how to read and regenerate them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -216,9 +218,8 @@ return sum_1""")
 
     def test_fused_adamw_without_amsgrad(self) -> None:
         def f(weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor) -> None:
-            settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01, "eps": 1e-8}
-            lists = [weight], [grad], [mean], [square], [], [step]
-            torch._fused_adamw_(*lists, **settings, amsgrad=False, maximize=False)
+            rates: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01, "eps": 1e-8}
+            torch._fused_adamw_([weight], [grad], [mean], [square], [], [step], **rates, amsgrad=False, maximize=False)
 
         state = [torch.ones(2) for _ in range(4)]
         self.traced(f, *state, torch.tensor(1.0)).reads("""\
@@ -248,7 +249,7 @@ getitem_3 = _native_batch_norm_legit_functional[3]
 getitem_4 = _native_batch_norm_legit_functional[4]
 copy_ = copy_.default(mean_1, getitem_3)
 copy__1 = copy_.default(variance_1, getitem_4)
-return getitem""")  # noqa: E501
+return getitem""")
 
     def test_batch_norm_in_evaluation_writes_nothing(self) -> None:
         def f(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
