@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from functionalize import regions, view_rules
+from functionalize import regions, view_routes, view_rules
 from functionalize._torch import storage_key
 from functionalize.errors import UnsupportedMutationError
 from functionalize.regions import Box, Geometry
@@ -108,9 +108,9 @@ class Base:
     def __init__(self, handle: torch.Tensor, value: Value) -> None:
         self.key = storage_key(handle)
         # Held, so that its identity is not used again.
-        self.storage = handle.untyped_storage() if self.key > 0 else handle
+        self.storage: Any = handle.untyped_storage() if self.key > 0 else handle
         # In bytes, when the handle's value was right.
-        self.capacity = regions.plain(self.storage.nbytes()) if self.key > 0 else 0
+        self.capacity = regions.plain(handle.untyped_storage().nbytes()) if self.key > 0 else 0
         self.root = self.top = View(self, None, None, Geometry.of(handle))
         self.root.value = value
         # The handle addresses all of its storage, also what lies between and around its elements.
@@ -254,7 +254,7 @@ class AliasGraph:
         box = regions.box(view.geometry, place)
         if box is None or (place.conj, place.neg) != (view.geometry.conj, view.geometry.neg):
             return self.locate(base, place) if length >= 2 * _LONG_CHAIN and place.static else None
-        steps = view_rules.steps(view.geometry, box, place)
+        steps = view_routes.steps(view.geometry, box, place)
         if len(steps) > length:
             return None
         for op, args, reached in steps:

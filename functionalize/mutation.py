@@ -7,7 +7,7 @@ Limits: an op whose row names no functional variant is a custom op (``auto_funct
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -83,24 +83,8 @@ def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any]
 
 # Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
 _IDEMPOTENT = frozenset(
-    getattr(aten, f"{name}_")
-    for name in [
-        "abs",
-        "ceil",
-        "clamp",
-        "clamp_max",
-        "clamp_min",
-        "copy",
-        "fill",
-        "floor",
-        "nan_to_num",
-        "relu",
-        "round",
-        "sgn",
-        "sign",
-        "trunc",
-        "zero",
-    ]
+    {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
+    | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
 )
 
 
@@ -218,7 +202,7 @@ class Admission:
     def _twin(self, handle: torch.Tensor, value: Value) -> torch.Tensor:
         """What becomes of a written handle's metadata, tried on a twin."""
         if torch.Tag.dynamic_output_shape in self.func.tags:
-            return value
+            return cast("torch.Tensor", value)
         if self._twins is None:
             twins = self.program.domain.rehearse(self.func, self.args, self.kwargs, self._targets)
             self._twins = {id(h): twin for h, twin in zip(tensor_leaves(self._targets, {}), twins, strict=True)}

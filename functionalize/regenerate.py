@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from functionalize.alias_graph import Base, View, disjoint
-from functionalize.view_rules import Value, tile_runs
+from functionalize.view_routes import tile_runs
+from functionalize.view_rules import Value
 
 aten = torch.ops.aten
 Entry = tuple[View, Value, int]  # a pending write: the view, its new value, its position in the log

@@ -24,6 +24,7 @@ LAYERS = {
     "live_schema": 1,
     "regions": 2,
     "view_rules": 2,
+    "view_routes": 2,
     "alias_graph": 2,
     "regenerate": 2,
     "domains": 2,

@@ -25,7 +25,7 @@ from functionalize.regions import (
     reaches,
     spans_disjoint,
 )
-from functionalize.view_rules import steps
+from functionalize.view_routes import steps
 from tests.addresses import addresses, distinct
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from functionalize.domains.tensors import TensorsDomain
 from functionalize.regions import Geometry
+from functionalize.view_routes import tile_runs
 from functionalize.view_rules import (
     MULTI_OUTPUT_VIEWS,
     VIEW_RULES,
@@ -28,7 +29,6 @@ from functionalize.view_rules import (
     lower,
     permuted_dense,
     strided,
-    tile_runs,
 )
 from tests.addresses import distinct
 
