@@ -31,8 +31,6 @@ from torch.utils._python_dispatch import (  # a mode must know which modes run b
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass,
 )
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 __all__ = [
     "PLAIN_TYPES",
@@ -204,6 +202,12 @@ def track_symbols(mode: ProxyTorchDispatchMode, symbols: Sequence[torch.SymInt])
     Nodes for the arithmetic appear when a symbol is used. The tracer does the same for sums and products by itself,
     and gives up on powers, minima and the like.
     """
+    if not symbols:
+        return
+    # Imported here: sympy takes longer to load than all the rest, and where there are symbols torch has loaded it.
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
     tracer: Any = mode.tracer
     for symbol in symbols:
         expression = symbol.node.expr
