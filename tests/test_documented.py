@@ -94,6 +94,7 @@ def test_documented_state_outside_is_functionalized() -> None:
 
 PROGRAMS: list[Any] = []
 SQUARE = torch.arange(16.0).view(4, 4)
+CONSTANT = torch.arange(3.0)
 
 
 def program(*inputs: Any) -> Callable[[Program], Program]:
@@ -166,6 +167,23 @@ def inplace_on_non_view(x: Tensor) -> Any:
     y = x.view(4, 2)
     x.add_(1)
     return y
+
+
+@program(torch.randn(2, 3))
+def view_clone_view_inplace(x: Tensor) -> Any:
+    return x.reshape(-1).clone().view(3, 2).relu_()
+
+
+@program(torch.ones(4))
+def zero_tensors(x: Tensor) -> Any:
+    y = x + torch._efficientzerotensor(4)
+    return y.add_(torch._efficientzerotensor(4))
+
+
+@program(torch.ones(3))
+def the_output_is_another_tensor(x: Tensor) -> Any:
+    (x + 1).add_(x)
+    return CONSTANT
 
 
 @program(torch.ones(2, 2))

@@ -511,3 +511,19 @@ def test_cond_with_writes_to_intermediates(mode: Any, remove: str) -> None:
 
     for example in (torch.ones(3), torch.zeros(3)):
         assert_equivalent(f, example, remove=remove, tracing_mode=mode)
+
+
+@EITHER
+@pytest.mark.parametrize("mode", [None, "fake"], ids=str)
+def test_cond_whose_branch_writes_to_an_operand_is_refused(mode: Any, remove: str) -> None:
+    def writes(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x.sin()
+
+    def f(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 3, writes, torch.cos, (x,))
+
+    pure = functionalize(f, remove=remove)
+    call = pure if mode is None else make_fx(pure, tracing_mode=mode)
+    with pytest.raises(RuntimeError, match="input mutation"):
+        call(torch.ones(3))
