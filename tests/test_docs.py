@@ -74,6 +74,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
+def test_the_map_of_tests_names_tests_that_exist() -> None:
+    """In the tables of tests/README.md the last cell of a row is ours: `test_x`, `test_x.py` or `::program`."""
+    folder = ROOT / "tests"
+    written = "\n".join([*(file.name for file in folder.rglob("*.py")), *map(Path.read_text, folder.glob("*.py"))])
+    ours = [line.split("|")[-2] for line in (folder / "README.md").read_text().splitlines() if line.startswith("|")]
+    named = {name for cell in ours for name in re.findall(r"\b(test_\w+(?:\.py)?)|::(\w+)", cell)}
+    unknown = [one or two for one, two in named if not re.search(rf"\b{one or two}", written)]
+    assert len(named) > 50 and not unknown
+
+
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples(name: str) -> None:
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS

@@ -237,9 +237,7 @@ def test_rule_holds(rule: Rule, over: list[Source]) -> None:
 
 def test_no_import_cycles() -> None:
     edges = {
-        source.name: {
-            our_module(name) for _, name in imports(source) if name.split(".")[0] == "functionalize"
-        }
+        source.name: {our_module(name) for _, name in imports(source) if name.split(".")[0] == "functionalize"}
         for source in TRANSFORM + CODEGEN
     }
     # A package's __init__ gathers its modules and is imported with each of them: no edge of its own.
@@ -247,9 +245,7 @@ def test_no_import_cycles() -> None:
     graph = {name: targets - packages - {name} for name, targets in edges.items() if name not in packages}
     while graph:
         imported = set().union(*graph.values())
-        loose = {
-            name for name, targets in graph.items() if not targets & graph.keys() or name not in imported
-        }
+        loose = {name for name, targets in graph.items() if not targets & graph.keys() or name not in imported}
         assert loose, f"import cycle among {sorted(graph)}"
         graph = {name: targets for name, targets in graph.items() if name not in loose}
 

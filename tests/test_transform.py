@@ -454,7 +454,7 @@ def test_inference_mode(mode: Any, remove: str) -> None:
     assert_equivalent(f, torch.randn(2, 3), torch.randn(4, 3), remove=remove, tracing_mode=mode)
 
 
-# Custom and higher-order operators
+# Custom operators
 
 
 @pytest.fixture(scope="module")
@@ -489,41 +489,3 @@ def test_custom_operators_that_write(library: Any, mode: Any, remove: str) -> No
         return first, rows, total + 1
 
     assert_equivalent(f, torch.ones(3), torch.zeros(3), remove=remove, tracing_mode=mode)
-
-
-@WHILE
-@EITHER
-def test_cond_with_writes_to_intermediates(mode: Any, remove: str) -> None:
-    def yes(x: Tensor) -> Tensor:
-        y = x + 1
-        y[0].add_(1)
-        return y
-
-    def no(x: Tensor) -> Tensor:
-        y = x.sin()
-        return y.mul_(2)
-
-    def f(x: Tensor) -> Any:
-        x = x.clone()
-        x.add_(1)
-        z = torch.cond(x.sum() > 3, yes, no, (x,))
-        return z.add_(1)
-
-    for example in (torch.ones(3), torch.zeros(3)):
-        assert_equivalent(f, example, remove=remove, tracing_mode=mode)
-
-
-@EITHER
-@pytest.mark.parametrize("mode", [None, "fake"], ids=str)
-def test_cond_whose_branch_writes_to_an_operand_is_refused(mode: Any, remove: str) -> None:
-    def writes(x: Tensor) -> Tensor:
-        x.add_(1)
-        return x.sin()
-
-    def f(x: Tensor) -> Any:
-        return torch.cond(x.sum() > 3, writes, torch.cos, (x,))
-
-    pure = functionalize(f, remove=remove)
-    call = pure if mode is None else make_fx(pure, tracing_mode=mode)
-    with pytest.raises(RuntimeError, match="input mutation"):
-        call(torch.ones(3))
