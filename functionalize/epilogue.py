@@ -22,7 +22,7 @@ from functionalize.view_rules import Value
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Input:
     """An input tensor, and where it lay when the call began."""
 
@@ -38,7 +38,7 @@ class Input:
         return cls(handle, place, key, capacity)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WriteBack:
     """An input that changed: what to copy to it, and what it stands for from then on, each if there is need."""
 
