@@ -250,6 +250,20 @@ def test_no_import_cycles() -> None:
         graph = {name: targets for name, targets in graph.items() if name not in loose}
 
 
+def test_the_table_of_modules_is_complete_and_in_order() -> None:
+    """CONTRIBUTING.md: each module of the transform stands there, below what it imports or beside it."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    row = {name.strip("`/, "): number for number, cell in enumerate(cells) for name in cell.split(",")}
+    keys = {layer_key(source.name) for source in TRANSFORM} - {"__init__"}
+    assert keys <= row.keys()
+    for source in TRANSFORM:
+        for _, name in imports(source):
+            target = layer_key(our_module(name)) if name.startswith("functionalize.") else ""
+            if target in keys and layer_key(source.name) in keys:
+                assert row[target] <= row[layer_key(source.name)], f"{source.name} imports {name}"
+
+
 @pytest.mark.parametrize(
     ("rule", "module", "text", "expected"),
     [
