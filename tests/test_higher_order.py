@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._higher_order_ops.map import map as map_
+from torch._higher_order_ops.map import map as higher_order_map
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import functionalize
@@ -16,6 +16,7 @@ from tests.graphs import MODES, REMOVES
 
 EITHER = pytest.mark.parametrize("remove", REMOVES)
 WHILE = pytest.mark.parametrize("mode", [None, *MODES], ids=str)
+map_over: Any = higher_order_map  # typed for tuples only
 
 
 @WHILE
@@ -87,6 +88,6 @@ def test_map_with_writes_in_its_body(mode: Any, remove: str) -> None:
     def f(xs: Tensor, y: Tensor) -> Any:
         xs = xs.clone()
         xs[1].add_(1)
-        return map_(body, xs, y).add_(1)
+        return map_over(body, xs, y).add_(1)
 
     assert_equivalent(f, torch.randn(3, 2), torch.randn(2), remove=remove, tracing_mode=mode)
