@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no publi
 from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tensors by no public call
     ProxyTorchDispatchMode,
     _enable_thunkify,
+    fetch_sym_proxy,
     set_original_aten_op,
     track_tensor_tree,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "can_auto_functionalize",
     "copy_of_memory",
     "current_proxy_mode",
+    "forget_offset",
     "has_symbols",
     "is_traceable_wrapper_subclass",
     "memory_write",
@@ -56,6 +58,7 @@ __all__ = [
     "same_node",
     "storage_key",
     "track_symbols",
+    "unbacked",
     "uncached_fakes",
     "unwrap_functorch",
     "user_frame",
@@ -166,6 +169,19 @@ def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch
         tracker[handle] = proxy
 
 
+def unbacked(numbers: Sequence[Any]) -> bool:
+    """Whether some size is known when the program runs only: it comes from data, not from the inputs' sizes."""
+    return any(type(number) is not int and number.node.hint is None for number in numbers)
+
+
+def forget_offset(handle: FakeTensor) -> None:
+    """Let nobody wait for the symbol of a view's storage offset: its copy starts at zero."""
+    environment, offset = handle.fake_mode.shape_env, handle.storage_offset()
+    if environment is not None and isinstance(offset, torch.SymInt):
+        pending = environment.pending_fresh_unbacked_symbols
+        pending[:] = [symbol for symbol in pending if symbol not in offset.node.expr.free_symbols]
+
+
 def same_node(mode: ProxyTorchDispatchMode, one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors stand for the same node."""
     tracker = mode.tracer.tensor_tracker
@@ -182,7 +198,8 @@ def record_view(
         return False
     with set_original_aten_op(op):
         name = mode.tracer.graph._target_to_str(op.overloadpacket.__name__)
-        proxy = mode.tracer.create_proxy("call_function", op, (source.proxy, *args), {}, name=name)
+        symbols = pytree.tree_map_only(torch.SymInt, fetch_sym_proxy(mode.tracer), args)
+        proxy = mode.tracer.create_proxy("call_function", op, (source.proxy, *symbols), {}, name=name)
         track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
     return True
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from functionalize import tables
-from functionalize._torch import pytree, storage_key
+from functionalize._torch import pytree, storage_key, unbacked
 from functionalize.alias_graph import AliasGraph, View
 from functionalize.domains.tensors import TensorsDomain, same_strides
 from functionalize.errors import UnsupportedMutationError
@@ -57,6 +57,8 @@ class Program:
         if handle is None or view.rule is None or view.parent is None or len(view.rule.path) != 1:
             return None
         place, (op, args) = view.parent.geometry, view.rule.path[0]
+        if unbacked(view.geometry.size):
+            return self.domain.record_unbacked(op, source_value, args, handle)
         if source_value.stride() != place.stride or source_value.storage_offset() != place.offset:
             return None
         return handle if self.domain.record(op, source_value, args, handle) else None
@@ -64,7 +66,12 @@ class Program:
     def made(self, handle: torch.Tensor, view: View) -> None:
         """The program got a handle from a view op."""
         self.graph.track(handle, view)
-        if self.domain.records and view.parent is not None and view.geometry.static and view.parent.geometry.static:
+        if view.parent is None:
+            return
+        if not view.geometry.static and unbacked(view.geometry.size):
+            self._carriers[view] = handle
+            self.read(view)  # at once: the tracer binds new symbols to the node that it sees next
+        elif self.domain.records and view.geometry.static and view.parent.geometry.static:
             self._carriers.setdefault(view, handle)
 
     def release(self) -> None:

@@ -20,6 +20,7 @@ from functionalize._torch import (
     ProxyTorchDispatchMode,
     copy_of_memory,
     current_proxy_mode,
+    forget_offset,
     has_symbols,
     memory_write,
     mode_stack,
@@ -90,6 +91,16 @@ class TensorsDomain:
         if self.proxies is None or self.remove_views or not isinstance(handle, FakeTensor):
             return False
         return record_view(self.proxies, op, value, args, handle)
+
+    def record_unbacked(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> Value | None:
+        """The value of a view whose size only the data tell, by a node: run again, the op would make other symbols."""
+        if self.proxies is None or not isinstance(handle, FakeTensor):
+            return None
+        result: Value = handle
+        if self.remove_views:
+            op, result = _copy_op(op), on_handles(aten.clone.default, (handle,), {})
+            forget_offset(handle)
+        return result if record_view(self.proxies, op, value, args, result) else None
 
     # Handles
 
