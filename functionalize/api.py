@@ -21,7 +21,8 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
     Used directly, the result computes what ``func`` computes: outputs, inputs after the call, aliasing, errors. Under
     ``torch.fx.experimental.proxy_tensor.make_fx`` the traced graph has no mutating op but the write-backs: one
-    ``copy_`` for each input that changed, last, in input order.
+    ``copy_`` for each input that changed, last, in input order, and before it ``as_strided_``, ``resize_`` or ``set_``
+    where the function changed the input's metadata.
 
     Args:
         func: any function of tensors, pytrees of tensors and other values, or a module.

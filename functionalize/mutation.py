@@ -95,7 +95,7 @@ def _refuse_repeated(func: Any, target: Any) -> None:
     if func.overloadpacket in _IDEMPOTENT:
         return
     place = Geometry.of(target)
-    if place.static and place.overlapping:
+    if place.overlapping:
         raise UnsupportedMutationError(
             f"{func} on a tensor of size {place.size} and strides {place.stride}, whose positions share elements",
             why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",

@@ -112,11 +112,12 @@ class Geometry:
 
     @cached_property
     def overlapping(self) -> bool:
-        """Whether two positions surely share an element, stride by stride apart from zero. Needs ``static``."""
-        if _nested(self) or 0 in self.stride or 0 in self.size:
+        """Whether two positions share an element (strides of zero apart), for the sizes of this trace."""
+        sizes, strides = tuple(map(hint, self.size)), tuple(map(hint, self.stride))
+        if 0 in strides or 0 in sizes or _nested(replace(self, size=sizes, stride=strides, offset=0)):
             return False
         places = [0]
-        for size, stride in zip(self.size, self.stride, strict=True):
+        for size, stride in zip(sizes, strides, strict=True):
             places = [place + step * stride for place in places for step in range(size)]
         return len(set(places)) < len(places)
 

@@ -129,7 +129,7 @@ def _epilogue(gm: GraphModule, remove: str) -> list[Node]:
     for node in reversed(list(gm.graph.nodes)[:-1]):
         re_aliases = remove == "mutations" and node.op == "call_function" and _is_view(node)
         is_size = isinstance(node.meta.get("val"), (torch.SymInt, int))
-        if not (_is_write_back(node) or re_aliases or is_size):
+        if not (_is_write_back(node) or re_aliases or is_size or node.op == "get_attr"):
             break
         tail.append(node)
     return tail[::-1]

@@ -301,7 +301,7 @@ def unfold(source: Geometry, out: Geometry, dim: int, size: int, step: int) -> V
 def strided(source: Geometry, out: Geometry) -> ViewRule:
     """Any strided view, addressed through its source's elements in storage order.
 
-    The source is contiguous (see ``AliasGraph.image``); :meth:`Domain.call` holds its value to that.
+    The source is contiguous (see ``AliasGraph.locate``); ``TensorsDomain.call`` holds its value to that.
     """
     place = (list(out.size), list(out.stride), out.offset - source.offset)
     return ViewRule(

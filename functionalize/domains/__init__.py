@@ -1,1 +1,1 @@
-"""Where values live: the tensors domain computes them, other domains record them."""
+"""Where the values of a program live. The tensors domain computes them through the modes below ours."""

@@ -36,7 +36,7 @@ READ = {
     "_native_batch_norm_legit": (
         "('mutable', False, False, (0, 1, 2), 'none', None, "
         "(('running_mean', 3, 3, False, 'training'), ('running_var', 4, 4, False, 'training')), "
-        "'aten::_native_batch_norm_legit_functional')"
+        "'aten::_native_batch_norm_legit_functional', None, (), (), 'aten::native_batch_norm')"
     ),
     "rrelu_with_noise": (
         "('mutable', False, True, (0,), 'none', None, (('noise', 1, 1, False, None),), "
