@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import (  # a mode must know which modes run b
 
 __all__ = [
     "PLAIN_TYPES",
+    "DisableTorchFunction",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -64,6 +65,7 @@ __all__ = [
     "user_frame",
 ]
 
+DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences subclasses only, not modes
 OpOverload = torch._ops.OpOverload  # the type of every op; torch.ops has no public name for it
 HigherOrderOperator = torch._ops.HigherOrderOperator
 

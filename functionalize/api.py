@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import below_autograd, mode_stack, pytree, unwrap_functorch
+from functionalize._torch import DisableTorchFunction, below_autograd, mode_stack, pytree, unwrap_functorch
 from functionalize.epilogue import Epilogue, Input
 from functionalize.kept_out import KeptOut
 from functionalize.mode import FunctionalizeMode
@@ -75,12 +75,13 @@ def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: 
     remove = _REMOVE[remove_views]
     mode = FunctionalizeMode(remove_views=remove_views, purify=functools.partial(functionalize, remove=remove))
     program = mode.program
-    inputs = [Input.of(handle) for handle in _handles((args, kwargs))]
-    program.graph.expect([entry.handle for entry in inputs])
+    with DisableTorchFunction():  # what we ask tensors is not for modes to hear
+        inputs = [Input.of(handle) for handle in _handles((args, kwargs))]
+        program.graph.expect([entry.handle for entry in inputs])
     with KeptOut(), mode:
         outputs = func(*args, **kwargs)
     if program.graph.bases and program.domain.observed:
-        with below_autograd():
+        with DisableTorchFunction(), below_autograd():
             Epilogue(program, inputs, _handles(outputs)).run()
     return outputs
 
