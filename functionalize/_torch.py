@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import (  # a mode must know which modes run b
     TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
-    is_traceable_wrapper_subclass,
 )
 
 __all__ = [
@@ -49,7 +48,6 @@ __all__ = [
     "current_proxy_mode",
     "forget_offset",
     "has_symbols",
-    "is_traceable_wrapper_subclass",
     "memory_write",
     "mode_stack",
     "on_handles",
