@@ -81,7 +81,7 @@ def _chosen_ops(pattern: str, shard: str | None) -> list[str]:
 
 
 class _Progress:
-    """Counts verdicts and tells how far the sweep is: in place on a terminal, else every ten seconds."""
+    """Counts verdicts, names each failure at once, and tells how far the sweep is, in place on a terminal."""
 
     def __init__(self, ops: int) -> None:
         self.ops, self.done = ops, 0
@@ -95,6 +95,7 @@ class _Progress:
         self.counts[verdict.status] += 1
         if verdict.status == FAILED:
             self.failures.append(verdict)
+            print(f"failed: {verdict.kind} {verdict.case}", file=sys.stderr, flush=True)
         if verdict.status == NOT_COUNTED:
             self.reasons[verdict.kind] += 1
         if verdict.status == PASSED and verdict.kind:
