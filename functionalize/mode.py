@@ -19,6 +19,7 @@ from functionalize._torch import (
     TorchDispatchMode,
     on_handles,
     storage_key,
+    unbacked,
 )
 from functionalize.domains.tensors import TensorsDomain
 from functionalize.program import Program
@@ -101,6 +102,8 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         handle, program = args[0], self.program
+        if func in _RESIZES and _keeps_size(handle, args[1], kwargs):
+            return handle
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 program.unshare(arg)
@@ -128,6 +131,15 @@ class FunctionalizeMode(TorchDispatchMode):
 
 
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
+
+
+def _keeps_size(handle: torch.Tensor, like: Any, kwargs: Kwargs) -> bool:
+    """Whether a resize leaves everything as it is; asks the symbols, as eager's kernel asks the sizes."""
+    size = tuple(like.size() if isinstance(like, torch.Tensor) else like)
+    if kwargs.get("memory_format") is not None or unbacked((*handle.size(), *size)):
+        return False
+    return tuple(handle.size()) == size
+
 
 # Questions that a handle answers, whatever it is worth.
 _METADATA = frozenset(

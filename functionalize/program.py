@@ -103,6 +103,8 @@ class Program:
         alive = (ref() for ref, _ in before.base.handles.values())
         others = [other for other in alive if other is not None and other is not handle]
         if others or before.geometry.order is None:
+            if self.graph.moved(handle):
+                return
             raise self.unaddressable(f"resize_ of a tensor of size {tuple(before.geometry.size)}")
         call, have, want = self.domain.call, math.prod(before.geometry.size), handle.numel()
         value = call(aten.permute.default, self.read(before), list(before.geometry.order))

@@ -7,6 +7,7 @@ Limits: proofs need sizes known as plain integers; symbolic places compare equal
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,11 @@ Size = tuple[Any, ...]  # of int or SymInt
 def _hashable(number: Any) -> Any:
     # Note [Symbolic sizes as keys]: a SymInt has no hash, the sympy expression that it stands for has one.
     return number if type(number) is int else number.node.expr
+
+
+def same(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    """Whether two lists of sizes are known to be equal, without asking anything of a symbol."""
+    return len(one) == len(two) and all(_hashable(a) == _hashable(b) for a, b in zip(one, two, strict=True))
 
 
 def hint(number: Any) -> int:

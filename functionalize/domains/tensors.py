@@ -32,6 +32,7 @@ from functionalize._torch import (
     track_symbols,
     uncached_fakes,
 )
+from functionalize.regions import same
 
 aten = torch.ops.aten
 Value = torch.Tensor
@@ -185,14 +186,7 @@ def repeats(tensor: torch.Tensor) -> bool:
 
 def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors of one shape address alike, without asking anything of a symbol."""
-    return all(
-        a == b if type(a) is int and type(b) is int else _same_symbol(a, b)
-        for a, b in zip(one.stride(), two.stride(), strict=True)
-    )
-
-
-def _same_symbol(one: Any, two: Any) -> bool:
-    return type(one) is type(two) and bool(one.node.expr == two.node.expr)
+    return same(one.stride(), two.stride())
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:
