@@ -213,7 +213,7 @@ class AliasGraph:
         base, place = self.bases.get(storage_key(handle)), Geometry.of(handle)
         if base is None:
             self.adopt(handle, handle)
-        elif (place.static and base.top.geometry.static) or regions.reaches(base.top.geometry, place):
+        elif (place.static and base.top.geometry.static) or regions.fits(place, base.capacity):
             self.track(handle, self.locate(base, place))
         else:
             return False
@@ -318,7 +318,7 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
     def seed(call: Call) -> Value:
         first = old_seed(call) if value is None and old_seed is not None else value
         handle = original() if original else None
-        inside = place.static and type(base.capacity) is int and place.span[1] <= base.capacity
+        inside = regions.fits(place, base.capacity)
 
         def around() -> Value:
             if handle is not None and inside:

@@ -14,7 +14,7 @@ import torch
 
 from functionalize._torch import storage_key
 from functionalize.alias_graph import View
-from functionalize.domains.tensors import repeats
+from functionalize.domains.tensors import counts_elements, repeats
 from functionalize.program import Program
 from functionalize.regions import Geometry, hint
 from functionalize.view_rules import Value
@@ -118,6 +118,8 @@ class Epilogue:
                 op(handle, *args)
                 domain.point(handle, node)
         if back.data is not None:
+            if counts_elements(handle):
+                aten.resize_as_sparse_.default(handle, back.data)
             aten.copy_.default(handle, back.data)
         if back.shown is not None:
             domain.point(handle, back.shown)

@@ -172,7 +172,8 @@ def _clone_tensor(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage
     if tensor.is_conj():
         return _clone_tensor(tensor.conj(), storages).conj()
     key = _storage_key(tensor)
-    if key not in storages:
-        storages[key] = tensor.untyped_storage().clone()
+    storage = storages[key] if key in storages else tensor.untyped_storage().clone()
+    if key >= 0:  # else it is the number of a tensor object that may be gone when the next is looked at
+        storages[key] = storage
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return empty.set_(storages[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

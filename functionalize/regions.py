@@ -243,7 +243,7 @@ def reaches(source: Geometry, place: Geometry) -> bool:
         return False
     if not (source.static and place.static):
         (low, high), (first, last) = hinted_span(source), hinted_span(place)
-        return source.dtype == place.dtype and low <= first and last <= high
+        return source.dtype == place.dtype and (first == last or (low <= first and last <= high))
     if source.dtype != place.dtype and (len(source.size) != 1 or not _aligned(source, place.dtype)):
         return False
     low, high = place.span
@@ -251,9 +251,16 @@ def reaches(source: Geometry, place: Geometry) -> bool:
 
 
 def hinted_span(place: Geometry) -> tuple[int, int]:
-    """First element and one past the last, for the sizes of this trace."""
+    """First element and one past the last, for the sizes of this trace; an empty tensor spans nothing."""
+    if 0 in map(hint, place.size):
+        return hint(place.offset), hint(place.offset)
     steps = zip(map(hint, place.size), map(hint, place.stride), strict=True)
     return hint(place.offset), hint(place.offset) + sum((size - 1) * stride for size, stride in steps) + 1
+
+
+def fits(place: Geometry, capacity: Any) -> bool:
+    """Whether a storage of so many bytes holds a place, for the sizes of this trace."""
+    return hinted_span(place)[1] * place.dtype.itemsize <= hint(capacity)
 
 
 def _aligned(source: Geometry, dtype: torch.dtype) -> bool:
@@ -270,15 +277,28 @@ def as_dtype(source: Geometry, dtype: torch.dtype) -> Geometry:
 def image(old: Geometry, place: Geometry) -> Geometry | None:
     """The elements of a storage in order, of the old top's dtype, from the first to the last that either addresses.
 
-    None where that depends on symbols.
+    None where that depends on symbols, which it does for two dtypes.
     """
     if not (old.static and place.static):
-        (low, high), (first, last) = hinted_span(old), hinted_span(place)
-        if old.order is None or old.dtype != place.dtype or first < low or last > high:
-            return None
-        return Geometry((math.prod(old.size),), (1,), old.offset, old.dtype)
+        return _symbolic_image(old, place) if old.dtype == place.dtype else None
     spans = [geometry.span for geometry in (old, place) if geometry.span[0] != geometry.span[1]]
     low, high = min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=0)
     item = max(old.dtype.itemsize, place.dtype.itemsize)
     low, high = low // item * item, -(-high // item) * item
     return Geometry(((high - low) // old.dtype.itemsize,), (1,), low // old.dtype.itemsize, old.dtype)
+
+
+def _symbolic_image(old: Geometry, place: Geometry) -> Geometry:
+    """An image whose ends are those that are the ends for the sizes of this trace; the ops check their bounds."""
+    (low, high), (first, last) = hinted_span(old), hinted_span(place)
+    inside = first == last or (low <= first and last <= high)
+    if inside and old.order is not None:
+        return Geometry((math.prod(old.size),), (1,), old.offset, old.dtype)
+    start = old.offset if inside or low <= first else place.offset
+    stop = _stop(old) if inside or last <= high else _stop(place)
+    return Geometry((plain(stop - start),), (1,), plain(start), old.dtype)
+
+
+def _stop(place: Geometry) -> Any:
+    """One past the last element of a place that is not empty."""
+    return place.offset + sum((size - 1) * stride for size, stride in zip(place.size, place.stride, strict=True)) + 1

@@ -29,7 +29,7 @@ _REMOVE = ("mutations", "mutations_and_views")
 _aten = torch.ops.aten
 
 # What an epilogue may call on an input: data first, then the metadata that eager would have left.
-_WRITE_BACKS = frozenset(packet for packet in (_aten.copy_, _aten.resize_, _aten.as_strided_, _aten.set_))
+_WRITE_BACKS = frozenset({_aten.copy_, _aten.resize_, _aten.resize_as_sparse_, _aten.as_strided_, _aten.set_})
 
 # Modules whose functions handle sizes and tuples, never tensor memory.
 _SCALAR_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch.fx.experimental.sym_node"})
@@ -72,8 +72,8 @@ def source_line(node: Node) -> str | None:
 def assert_functional(gm: GraphModule, remove: str = "mutations") -> None:
     """Raise unless the graph is free of mutations (and, if asked, of views), but for its write-backs.
 
-    Write-backs are `copy_` (and `resize_`, `as_strided_`, `set_`) onto placeholders or lifted attributes at
-    the very end of the graph. Graphs of higher-order operators are judged as well, and may not write back.
+    Write-backs are `copy_` (and `resize_`, `resize_as_sparse_`, `as_strided_`, `set_`) onto placeholders or lifted
+    attributes at the very end of the graph. Graphs of higher-order operators are judged too, and may not write back.
 
     Args:
         gm: a graph of ATen operators, as from `make_fx`.

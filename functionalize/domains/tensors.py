@@ -108,6 +108,8 @@ class TensorsDomain:
     def show(self, handle: torch.Tensor, value: Value) -> None:
         """Bring a real handle's memory up to date, so that whatever reads memory directly sees current data."""
         if not _is_fake(handle) and not _is_fake(value):
+            if counts_elements(handle):
+                on_handles(aten.resize_as_sparse_.default, (handle, value), {})
             memory_write(handle, value)
 
     def point(self, handle: torch.Tensor, value: Value) -> None:
@@ -182,6 +184,14 @@ def repeats(tensor: torch.Tensor) -> bool:
         type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
         for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
     )
+
+
+def counts_elements(handle: torch.Tensor) -> bool:
+    """Whether ``copy_`` wants as many elements specified as the handle has: ``resize_as_sparse_`` goes first then."""
+    return handle.layout in _COMPRESSED
+
+
+_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 
 def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
