@@ -16,7 +16,7 @@ from functionalize._torch import storage_key
 from functionalize.alias_graph import View
 from functionalize.domains.tensors import counts_elements, repeats
 from functionalize.program import Program
-from functionalize.regions import Geometry, hint
+from functionalize.regions import Geometry, fits, plain
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten
@@ -29,13 +29,12 @@ class Input:
     handle: torch.Tensor
     place: Geometry
     storage: int
-    capacity: int  # elements that its storage can hold, for the sizes of this trace
+    capacity: Any  # bytes that its storage holds
 
     @classmethod
     def of(cls, handle: torch.Tensor) -> Input:
         key, place = storage_key(handle), Geometry.of(handle)
-        capacity = hint(handle.untyped_storage().nbytes()) // max(handle.dtype.itemsize, 1) if key > 0 else 0
-        return cls(handle, place, key, capacity)
+        return cls(handle, place, key, plain(handle.untyped_storage().nbytes()) if key > 0 else 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +136,6 @@ def _metadata(entry: Input, inputs: Sequence[Input]) -> Iterator[tuple[Any, tupl
     if storage_key(handle) != entry.storage:  # `set_` or `.data =`
         source = next((other for other in inputs if other.storage == storage_key(handle)), None)
         yield (aten.resize_.default, (size,)) if source is None else (aten.set_.source_Tensor, (source.handle,))
-    elif place.reach[2] > entry.capacity:
+    elif not fits(place, entry.capacity):
         yield aten.resize_.default, (size,)
     yield aten.as_strided_.default, (size, stride, handle.storage_offset())

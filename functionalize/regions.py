@@ -241,64 +241,68 @@ def reaches(source: Geometry, place: Geometry) -> bool:
     """Whether a place can be addressed as ``as_strided`` of a contiguous source."""
     if not source.contiguous:
         return False
-    if not (source.static and place.static):
-        (low, high), (first, last) = hinted_span(source), hinted_span(place)
-        return source.dtype == place.dtype and (first == last or (low <= first and last <= high))
-    if source.dtype != place.dtype and (len(source.size) != 1 or not _aligned(source, place.dtype)):
+    (low, high), (first, last) = hinted_span(source), hinted_span(place)
+    if source.dtype != place.dtype and (len(source.size) != 1 or not _aligned((low, high), place.dtype)):
         return False
-    low, high = place.span
-    return low == high or (source.span[0] <= low and high <= source.span[1])
+    return first == last or (low <= first and last <= high)
 
 
 def hinted_span(place: Geometry) -> tuple[int, int]:
-    """First element and one past the last, for the sizes of this trace; an empty tensor spans nothing."""
-    if 0 in map(hint, place.size):
-        return hint(place.offset), hint(place.offset)
-    steps = zip(map(hint, place.size), map(hint, place.stride), strict=True)
-    return hint(place.offset), hint(place.offset) + sum((size - 1) * stride for size, stride in steps) + 1
+    """The first byte and one past the last, for the sizes of this trace; an empty tensor spans nothing."""
+    size, item, first = tuple(map(hint, place.size)), place.dtype.itemsize, hint(place.offset)
+    if 0 in size:
+        return first * item, first * item
+    last = first + sum((n - 1) * s for n, s in zip(size, map(hint, place.stride), strict=True))
+    return first * item, (last + 1) * item
 
 
 def fits(place: Geometry, capacity: Any) -> bool:
     """Whether a storage of so many bytes holds a place, for the sizes of this trace."""
-    return hinted_span(place)[1] * place.dtype.itemsize <= hint(capacity)
+    return hinted_span(place)[1] <= hint(capacity)
 
 
-def _aligned(source: Geometry, dtype: torch.dtype) -> bool:
-    return all(byte % dtype.itemsize == 0 for byte in source.span)
+def _aligned(span: tuple[int, int], dtype: torch.dtype) -> bool:
+    return all(byte % dtype.itemsize == 0 for byte in span)
 
 
 def as_dtype(source: Geometry, dtype: torch.dtype) -> Geometry:
     """A one-dimensional contiguous source read as another dtype."""
-    low, high = source.span
-    item = dtype.itemsize
-    return Geometry(((high - low) // item,), (1,), low // item, dtype)
+    have, want = source.dtype.itemsize, dtype.itemsize
+    return Geometry((_in_units(source.size[0], have, want),), (1,), _in_units(source.offset, have, want), dtype)
+
+
+def _in_units(count: Any, have: int, want: int) -> Any:
+    """A number of units of ``have`` bytes as one of units of ``want``; one of the two divides the other."""
+    return count * (have // want) if have >= want else count // (want // have)
 
 
 def image(old: Geometry, place: Geometry) -> Geometry | None:
     """The elements of a storage in order, of the old top's dtype, from the first to the last that either addresses.
 
-    None where that depends on symbols, which it does for two dtypes.
+    Of symbolic places those are the ends that are it for the sizes of this trace; the ops check their bounds. None
+    where symbols would have to be rounded.
     """
-    if not (old.static and place.static):
-        return _symbolic_image(old, place) if old.dtype == place.dtype else None
-    spans = [geometry.span for geometry in (old, place) if geometry.span[0] != geometry.span[1]]
-    low, high = min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=0)
-    item = max(old.dtype.itemsize, place.dtype.itemsize)
-    low, high = low // item * item, -(-high // item) * item
-    return Geometry(((high - low) // old.dtype.itemsize,), (1,), low // old.dtype.itemsize, old.dtype)
-
-
-def _symbolic_image(old: Geometry, place: Geometry) -> Geometry:
-    """An image whose ends are those that are the ends for the sizes of this trace; the ops check their bounds."""
-    (low, high), (first, last) = hinted_span(old), hinted_span(place)
-    inside = first == last or (low <= first and last <= high)
-    if inside and old.order is not None:
+    item, unit = old.dtype.itemsize, min(old.dtype.itemsize, place.dtype.itemsize)
+    places = [g for g in (old, place) if 0 not in map(hint, g.size)] or [old]
+    first = min(places, key=lambda g: hinted_span(g)[0])
+    last = max(places, key=lambda g: hinted_span(g)[1])
+    if first is last is old and old.order is not None and _aligned(hinted_span(old), place.dtype):
         return Geometry((math.prod(old.size),), (1,), old.offset, old.dtype)
-    start = old.offset if inside or low <= first else place.offset
-    stop = _stop(old) if inside or last <= high else _stop(place)
-    return Geometry((plain(stop - start),), (1,), plain(start), old.dtype)
+    low, high = _in_units(first.offset, first.dtype.itemsize, unit), _in_units(_stop(last), last.dtype.itemsize, unit)
+    step = max(item, place.dtype.itemsize) // unit
+    if type(low) is int and type(high) is int:
+        low, high = low // step * step, -(-high // step) * step
+    elif hint(low) % step or hint(high) % step:
+        return None
+    length = high if type(low) is int and low == 0 else high - low
+    return Geometry((plain(_in_units(length, unit, item)),), (1,), plain(_in_units(low, unit, item)), old.dtype)
 
 
 def _stop(place: Geometry) -> Any:
-    """One past the last element of a place that is not empty."""
-    return place.offset + sum((size - 1) * stride for size, stride in zip(place.size, place.stride, strict=True)) + 1
+    """One past the last element of a place; where it starts if it is empty."""
+    if 0 in map(hint, place.size):
+        return place.offset
+    stop = place.offset + 1
+    for size, stride in zip(place.size, place.stride, strict=True):
+        stop = stop + (size - 1) * stride
+    return stop

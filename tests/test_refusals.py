@@ -27,17 +27,11 @@ def write_to_the_values_of_a_sparse_tensor(x: Tensor) -> Tensor:
     return sparse.to_dense()
 
 
-def both_halves(x: Tensor, y: Tensor) -> Tensor:
-    x.add_(1)
-    return y * 2
-
-
 WHOLE = torch.arange(7.0)
 REFUSED = [
     pytest.param(update_of_positions_that_share_elements, (WHOLE,), None, "share", id="shared elements, direct"),
     pytest.param(update_of_positions_that_share_elements, (WHOLE,), "fake", "share", id="shared elements, traced"),
     pytest.param(write_to_the_values_of_a_sparse_tensor, (WHOLE,), "real", "sparse", id="sparse, traced"),
-    pytest.param(both_halves, (WHOLE[:5], WHOLE[3:]), "symbolic", "not known", id="shared inputs, symbolic"),
 ]
 
 

@@ -273,7 +273,7 @@ def aliased() -> list[Any]:
 
 
 @EITHER
-@pytest.mark.parametrize("mode", [None, "real", "fake"], ids=str)
+@WHILE
 @pytest.mark.parametrize("pair", aliased())
 def test_aliased_inputs(pair: tuple[Tensor, Tensor], mode: Any, remove: str) -> None:
     assert_equivalent(write_and_read, *pair, remove=remove, tracing_mode=mode)
