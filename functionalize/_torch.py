@@ -50,6 +50,7 @@ __all__ = [
     "has_symbols",
     "memory_write",
     "mode_stack",
+    "multiply_to_powers",
     "on_handles",
     "point_proxy",
     "pytree",
@@ -211,6 +212,12 @@ _LOOKS_AT_STRIDES = frozenset({torch.ops.aten.as_strided.default})
 def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:
     """Whether fake tensors made by these modes have symbolic sizes."""
     return any(isinstance(mode, FakeTensorMode) and mode.shape_env is not None for mode in modes)
+
+
+def multiply_to_powers(numbers: Sequence[Any]) -> bool:
+    """Whether a symbol occurs in two of the numbers: the tracer does not find such a product by itself."""
+    free = [symbol for number in numbers if type(number) is not int for symbol in number.node.expr.free_symbols]
+    return len(set(free)) < len(free)
 
 
 def track_symbols(mode: ProxyTorchDispatchMode, symbols: Sequence[torch.SymInt]) -> None:

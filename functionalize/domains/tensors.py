@@ -24,6 +24,7 @@ from functionalize._torch import (
     has_symbols,
     memory_write,
     mode_stack,
+    multiply_to_powers,
     on_handles,
     point_proxy,
     pytree,
@@ -129,6 +130,8 @@ class TensorsDomain:
         """Let the tracer find the sizes of a handle that was made behind its back."""
         if self.proxies is not None and handle.layout is torch.strided:
             numbers = (*handle.size(), *handle.stride(), handle.storage_offset())
+            if multiply_to_powers(handle.size()):
+                numbers = (*numbers, handle.numel())
             track_symbols(self.proxies, [n for n in numbers if isinstance(n, torch.SymInt)])
 
     def same_node(self, one: torch.Tensor, two: torch.Tensor) -> bool:
