@@ -21,6 +21,7 @@ from functionalize._torch import (
     storage_key,
     unbacked,
 )
+from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain
 from functionalize.program import Program
 from functionalize.regions import Geometry
@@ -77,6 +78,12 @@ class FunctionalizeMode(TorchDispatchMode):
     def _composite(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         with self:
             return func.decompose(*args, **kwargs)
+
+    def _by_storage(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if self.program.graph.find(args[0]) is None:
+            return self._functional(func, args, kwargs)
+        with self:
+            return BY_STORAGE[func](*args, **kwargs)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         source, graph = args[0], self.program.graph
@@ -165,6 +172,8 @@ def _choose(func: Any) -> Handler:
         return FunctionalizeMode._higher_order
     if func in _METADATA:
         return FunctionalizeMode._metadata
+    if func in BY_STORAGE:
+        return FunctionalizeMode._by_storage
     row: OpRow = tables.row(func)
     if row.composite:
         return FunctionalizeMode._composite

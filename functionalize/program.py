@@ -15,6 +15,7 @@ import torch
 from functionalize import tables
 from functionalize._torch import pytree, storage_key, unbacked
 from functionalize.alias_graph import AliasGraph, View
+from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain, same_strides
 from functionalize.errors import UnsupportedMutationError
 from functionalize.regenerate import commit, regenerate
@@ -139,7 +140,7 @@ class Program:
 
     def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results, as values, of a functional op on handles."""
-        if tables.row(op).composite:  # it decomposes above the modes below us, into views for one
+        if tables.row(op).composite or op in BY_STORAGE:  # they decompose above the modes below us, into views for one
             with self.enter():
                 out = op(*args, **kwargs)
             return pytree.tree_map_only(torch.Tensor, self.value, out)

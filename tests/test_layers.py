@@ -28,6 +28,7 @@ LAYERS = {
     "alias_graph": 2,
     "regenerate": 2,
     "domains": 2,
+    "by_storage": 2,
     "kept_out": 3,
     "program": 3,
     "random_order": 3,
