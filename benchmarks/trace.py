@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("all", "models", "patterns"), default="all")
     parser.add_argument("--only", default="", help="a regular expression on the names")
     parser.add_argument("--remove", default="mutations", choices=("mutations", "mutations_and_views"))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--failures", action="store_true", help="say why a program could not be traced")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
