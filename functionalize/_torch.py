@@ -15,6 +15,7 @@ import torch
 from torch._C import _TorchDispatchModeKey as ModeKey  # names the slots of the two infra modes below
 from torch._higher_order_ops.auto_functionalize import (  # the graph form of a mutable custom op
     auto_functionalized,
+    auto_functionalized_v2,
     can_auto_functionalize,
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
@@ -42,6 +43,7 @@ __all__ = [
     "ProxyTorchDispatchMode",
     "TorchDispatchMode",
     "auto_functionalized",
+    "auto_functionalized_v2",
     "below_autograd",
     "can_auto_functionalize",
     "copy_of_memory",

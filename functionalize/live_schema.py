@@ -9,7 +9,9 @@ functional variant, so a live row never has one.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,6 +54,12 @@ class Written:
     result: int | None
     is_list: bool
     when: str | None = None
+
+    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call passes for it; None where the call leaves it out."""
+        if self.position is not None and self.position < len(args):
+            return args[self.position]
+        return kwargs.get(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Run an op that writes without writing: its functional variant, then a commit of each written argument.
 
 Invariant: a write is admitted exactly where eager admits it, and raises eager's own error elsewhere.
-Limits: an op whose row names no functional variant is a custom op (``auto_functionalized``) or refused.
+Limits: an op whose row names no functional variant is the matter of :mod:`functionalize.custom_ops`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import torch
 
-from functionalize import random_order, tables
-from functionalize._torch import auto_functionalized, can_auto_functionalize, storage_key
+from functionalize import custom_ops, random_order, tables
+from functionalize._torch import storage_key
 from functionalize.domains.tensors import repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
@@ -33,9 +33,12 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     if not written:
         return _quietly(program, func, row, args, kwargs)
     if row.functional is None:
-        return _without_variant(program, func, row, args, kwargs)
-    for w in written:
-        _refuse_repeated(func, argument(func, w, args, kwargs))
+        return custom_ops.run(program, func, row, args, kwargs)
+    repeated = next((target for w in written if _repeats(func, target := w.given(args, kwargs))), None)
+    if repeated is not None:
+        if program.domain.observed:
+            raise _repeatedly(func, repeated)
+        return custom_ops.on_memory(program, func, row, args, kwargs)
     if any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs):
         return _entry_by_entry(program, func, row, args, kwargs)
     hidden = any(w.when for w in written) or row.quiet is None
@@ -50,13 +53,13 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     if any(i >= 0 for i in row.returns) and program.values(*handles)[2]:
         fresh = program.rehandle(variant, *handles, results)
     Admission(program, func, args, kwargs).settle_all(written, results)
-    returns = [fresh[i] if i >= 0 else argument(func, row.written[-i - 1], args, kwargs) for i in row.returns]
+    returns = [fresh[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
 
 
 def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether an entry that a foreach op writes lies where it reads or writes another entry."""
-    targets = list(tensor_leaves([argument(func, w, args, kwargs) for w in written], {}))
+    targets = list(tensor_leaves([w.given(args, kwargs) for w in written], {}))
     keys = [storage_key(leaf) for leaf in tensor_leaves(args, kwargs)]
     if len(set(keys)) == len(keys):
         return False
@@ -88,26 +91,20 @@ _IDEMPOTENT = frozenset(
 )
 
 
-def _refuse_repeated(func: Any, target: Any) -> None:
-    """Eager writes an element once for each position that shares it, reading what it wrote before."""
+def _repeats(func: Any, target: Any) -> bool:
+    """Whether eager writes an element once for each position that shares it, reading what it wrote before."""
     if not isinstance(target, torch.Tensor) or target.layout is not torch.strided or target.is_contiguous():
-        return
-    if func.overloadpacket in _IDEMPOTENT:
-        return
-    place = Geometry.of(target)
-    if place.overlapping:
-        raise UnsupportedMutationError(
-            f"{func} on a tensor of size {place.size} and strides {place.stride}, whose positions share elements",
-            why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
-            hint="write to a copy (`.clone()`) whose elements are all its own",
-        )
+        return False
+    return func.overloadpacket not in _IDEMPOTENT and Geometry.of(target).overlapping
 
 
-def argument(func: Any, written: Written, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """The argument of a call that a row says is written."""
-    if written.position is not None and written.position < len(args):
-        return args[written.position]
-    return kwargs.get(written.name)
+def _repeatedly(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
+    size, stride = tuple(target.size()), tuple(target.stride())
+    return UnsupportedMutationError(
+        f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
+        why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
+        hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
+    )
 
 
 def _named(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -121,7 +118,7 @@ def _named(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
 
 
 def _writes(func: Any, written: Written, args: Sequence[Any], kwargs: Kwargs) -> bool:
-    if argument(func, written, args, kwargs) is None:
+    if written.given(args, kwargs) is None:
         return False
     return written.when is None or bool(_named(func, written.when, args, kwargs))
 
@@ -147,7 +144,7 @@ def _variant_arguments(
                 call_kwargs[declared.name] = arg
             else:
                 call_args.append(arg)
-    first = argument(func, row.written[0], args, kwargs)
+    first = row.written[0].given(args, kwargs)
     for option in row.options:
         call_kwargs[option] = getattr(first, option)
     call_kwargs.update(row.constants)
@@ -177,7 +174,7 @@ class Admission:
 
     def settle_all(self, written: Sequence[Written], results: Sequence[Any]) -> None:
         """Commit each result to its argument; all are admitted before the first is committed."""
-        self._targets = [argument(self.func, w, self.args, self.kwargs) for w in written]
+        self._targets = [w.given(self.args, self.kwargs) for w in written]
         pairs = [
             (handle, value)
             for w, target in zip(written, self._targets, strict=True)
@@ -226,25 +223,6 @@ def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     program.domain.know_symbols(handle)
     if not program.graph.moved(handle):
         program.graph.adopt(handle, handle)
-
-
-def _without_variant(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    if not can_auto_functionalize(func):
-        raise UnsupportedMutationError(
-            f"{row.name} writes {', '.join(w.name for w in row.written)}",
-            why=tables.UNPAIRED.get(row.name, "it has no functional variant, and its schema allows none to be made"),
-            hint="compute the result out of place and copy_ it into the argument",
-        )
-    call_args, call_kwargs, _ = program.values(args, kwargs)
-    declared = func._schema.arguments
-    named = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
-    named |= {argument.name: arg for argument, arg in zip(declared, call_args, strict=False)} | call_kwargs
-    results = auto_functionalized(func, **named)
-    own = len(func._schema.returns) or 1  # a None stands for no return at all
-    for w, result in zip(row.written, results[own:], strict=True):
-        for handle, value in _pairs(w, argument(func, w, args, kwargs), result):
-            program.write(handle, value)
-    return results[0] if own == 1 else tuple(results[:own])
 
 
 # Writes whose value does not depend on what was there, so that nothing need be read

@@ -73,7 +73,12 @@ class Geometry:
 
     @cached_property
     def static(self) -> bool:
-        return all(type(n) is int for n in (*self.size, *self.stride, self.offset))
+        return not self.symbols
+
+    @property
+    def symbols(self) -> list[torch.SymInt]:
+        """The numbers of the place that are not plain."""
+        return [n for n in (*self.size, *self.stride, self.offset) if type(n) is not int]
 
     def simplified(self) -> Geometry:
         """The same place, written in the symbols that guards have left."""
@@ -229,6 +234,15 @@ def _progressions_disjoint(one: tuple[int, int, int], two: tuple[int, int, int])
     return (a - b) % math.gcd(step_a, step_b) != 0
 
 
+def apart(one: Geometry, two: Geometry) -> bool:
+    """Whether the byte ranges do not meet, for the sizes of this trace: asks the symbols, which become guards."""
+    if any(number.node.hint is None for place in (one, two) for number in place.symbols):
+        return False
+    ends = [(place.offset * place.dtype.itemsize, stop(place) * place.dtype.itemsize) for place in (one, two)]
+    (low_1, high_1), (low_2, high_2) = ends
+    return bool(high_1 <= low_2) or bool(high_2 <= low_1)
+
+
 def spans_disjoint(one: Geometry, two: Geometry) -> bool:
     """Whether the byte ranges do not meet. Unknown (symbolic) counts as meeting."""
     if not (one.static and two.static):
@@ -288,7 +302,7 @@ def image(old: Geometry, place: Geometry) -> Geometry | None:
     last = max(places, key=lambda g: hinted_span(g)[1])
     if first is last is old and old.order is not None and _aligned(hinted_span(old), place.dtype):
         return Geometry((math.prod(old.size),), (1,), old.offset, old.dtype)
-    low, high = _in_units(first.offset, first.dtype.itemsize, unit), _in_units(_stop(last), last.dtype.itemsize, unit)
+    low, high = _in_units(first.offset, first.dtype.itemsize, unit), _in_units(stop(last), last.dtype.itemsize, unit)
     step = max(item, place.dtype.itemsize) // unit
     if type(low) is int and type(high) is int:
         low, high = low // step * step, -(-high // step) * step
@@ -298,7 +312,7 @@ def image(old: Geometry, place: Geometry) -> Geometry | None:
     return Geometry((plain(_in_units(length, unit, item)),), (1,), plain(_in_units(low, unit, item)), old.dtype)
 
 
-def _stop(place: Geometry) -> Any:
+def stop(place: Geometry) -> Any:
     """One past the last element of a place; where it starts if it is empty."""
     if 0 in map(hint, place.size):
         return place.offset

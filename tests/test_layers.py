@@ -32,6 +32,7 @@ LAYERS = {
     "kept_out": 3,
     "program": 3,
     "random_order": 3,
+    "custom_ops": 3,
     "mutation": 3,
     "higher_order": 3,
     "mode": 3,

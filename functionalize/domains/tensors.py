@@ -111,6 +111,8 @@ class TensorsDomain:
         if not _is_fake(handle) and not _is_fake(value):
             if counts_elements(handle):
                 on_handles(aten.resize_as_sparse_.default, (handle, value), {})
+            for dim in repeated(handle):  # written once: `copy_` refuses positions that share an element
+                handle, value = (on_handles(aten.slice.Tensor, (side, dim, 0, 1), {}) for side in (handle, value))
             memory_write(handle, value)
 
     def point(self, handle: torch.Tensor, value: Value) -> None:
@@ -183,10 +185,19 @@ def _same_random_numbers(func: Any) -> Iterator[None]:
 
 def repeats(tensor: torch.Tensor) -> bool:
     """Whether several positions of a tensor share one element."""
-    return tensor.layout is torch.strided and any(
-        type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
-        for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
-    )
+    return bool(repeated(tensor))
+
+
+def repeated(tensor: torch.Tensor) -> list[int]:
+    """The dimensions along which all positions share one element."""
+    if tensor.layout is not torch.strided:
+        return []
+    places = enumerate(zip(tensor.size(), tensor.stride(), strict=True))
+    return [
+        dim
+        for dim, (size, stride) in places
+        if type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
+    ]
 
 
 def counts_elements(handle: torch.Tensor) -> bool:
