@@ -10,8 +10,8 @@ import torch
 
 from functionalize._torch import DisableTorchFunction, below_autograd, mode_stack, pytree, unwrap_functorch
 from functionalize.epilogue import Epilogue, Input
-from functionalize.kept_out import KeptOut
 from functionalize.mode import FunctionalizeMode
+from functionalize.undispatched import Undispatched
 
 _REMOVE = ("mutations", "mutations_and_views")
 
@@ -78,7 +78,7 @@ def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: 
     with DisableTorchFunction():  # what we ask tensors is not for modes to hear
         inputs = [Input.of(handle) for handle in _handles((args, kwargs))]
         program.graph.expect([entry.handle for entry in inputs])
-    with KeptOut(), mode:
+    with Undispatched(program), mode:
         outputs = func(*args, **kwargs)
     if program.graph.bases and program.domain.observed:
         with DisableTorchFunction(), below_autograd():

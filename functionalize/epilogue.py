@@ -15,6 +15,7 @@ import torch
 from functionalize._torch import storage_key
 from functionalize.alias_graph import View
 from functionalize.domains.tensors import counts_elements, repeats
+from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, fits, plain
 from functionalize.view_rules import Value
@@ -37,11 +38,15 @@ class Input:
         return cls(handle, place, key, plain(handle.untyped_storage().nbytes()) if key > 0 else 0)
 
 
+Step = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
+
+
 @dataclass(frozen=True, eq=False)
 class WriteBack:
-    """An input that changed: what to copy to it, and what it stands for from then on, each if there is need."""
+    """An input that changed: ops for its metadata, what to copy to it, and what it stands for from then on."""
 
     input: Input
+    metadata: tuple[Step, ...]
     data: Value | None
     shown: Value | None
 
@@ -96,24 +101,28 @@ class Epilogue:
             written = view is not None and not view.base.untouched(view, since=0)
             if view is not None and (written or entry in self._moved):
                 changed.append((entry, view, written))
-        storages = {entry.storage for entry, _, _ in changed}
-        return [self._write_back(*change, storages) for change in changed]
+        metadata = _Metadata(self.inputs)
+        return [self._write_back(*change, metadata, {entry.storage for entry, _, _ in changed}) for change in changed]
 
-    def _write_back(self, entry: Input, view: View, written: bool, storages: set[int]) -> WriteBack:
+    def _write_back(
+        self, entry: Input, view: View, written: bool, metadata: _Metadata, storages: set[int]
+    ) -> WriteBack:
         program = self.program
-        data = program.read(view) if written else None
+        fresh = entry in self._moved and metadata.takes_fresh_storage(entry)
+        data = program.read(view) if written or fresh else None
         if data is not None and storage_key(data) in storages:
             # The memory of an input that is about to be written, perhaps before this one.
             data = program.domain.call(aten.clone.default, data)
         shown = self._presentable(entry.handle, view) if id(entry.handle) in self._returned else data
-        return WriteBack(entry, data, shown)
+        steps = tuple(metadata.steps(entry)) if entry in self._moved else ()
+        return WriteBack(entry, steps, data, shown)
 
     def _emit(self, back: WriteBack) -> None:
         """Run a write-back in the modes below, which record it."""
         handle, domain = back.input.handle, self.program.domain
-        if back.input in self._moved:
+        if back.metadata:
             node = domain.alias(handle)  # stands for the input; each op below is one on it
-            for op, args in _metadata(back.input, self.inputs):
+            for op, args in back.metadata:
                 op(handle, *args)
                 domain.point(handle, node)
         if back.data is not None:
@@ -129,13 +138,37 @@ def moved(entry: Input) -> bool:
     return Geometry.of(entry.handle).key != entry.place.key or storage_key(entry.handle) != entry.storage
 
 
-def _metadata(entry: Input, inputs: Sequence[Input]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The ops that give an input its new metadata."""
-    handle = entry.handle
-    size, stride, place = list(handle.size()), list(handle.stride()), Geometry.of(handle)
-    if storage_key(handle) != entry.storage:  # `set_` or `.data =`
-        source = next((other for other in inputs if other.storage == storage_key(handle)), None)
-        yield (aten.resize_.default, (size,)) if source is None else (aten.set_.source_Tensor, (source.handle,))
-    elif not fits(place, entry.capacity):
-        yield aten.resize_.default, (size,)
-    yield aten.as_strided_.default, (size, stride, handle.storage_offset())
+class _Metadata:
+    """The ops that give inputs their new metadata, in the order in which they run."""
+
+    def __init__(self, inputs: Sequence[Input]) -> None:
+        self._inputs = inputs
+        # Which input holds a storage when the ops so far have run.
+        self._holder = {entry.storage: entry.handle for entry in sorted(inputs, key=moved, reverse=True)}
+
+    def takes_fresh_storage(self, entry: Input) -> bool:
+        """Whether an input left its storage (`set_`, `.data =`) for one that no input holds."""
+        key = storage_key(entry.handle)
+        return key != entry.storage and key not in self._holder
+
+    def steps(self, entry: Input) -> Iterator[Step]:
+        """What to run on an input whose metadata changed; its data are copied afterwards."""
+        handle, key, place = entry.handle, storage_key(entry.handle), Geometry.of(entry.handle)
+        if place.dtype != entry.place.dtype:
+            raise UnsupportedMutationError(
+                f"`.data =` gives an input of {entry.place.dtype} data of {place.dtype}",
+                why="no operator changes the dtype of a tensor that a graph gets as its input",
+                hint="return the new tensor, and assign it to `.data` outside of the traced function",
+            )
+        fresh = self.takes_fresh_storage(entry)
+        if key != entry.storage:
+            if self._holder.get(entry.storage) is handle:
+                del self._holder[entry.storage]
+            source = self._holder.setdefault(key, handle)
+            yield (aten.set_.default, ()) if fresh else (aten.set_.source_Tensor, (source,))
+        size = list(handle.size())
+        if fresh or (key == entry.storage and not fits(place, entry.capacity)):
+            yield aten.resize_.default, (size,)
+            if fresh and place.contiguous and type(place.offset) is int and place.offset == 0:
+                return
+        yield aten.as_strided_.default, (size, list(handle.stride()), handle.storage_offset())

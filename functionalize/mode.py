@@ -126,6 +126,9 @@ class FunctionalizeMode(TorchDispatchMode):
             program.graph.track(handle, program.graph.derive(view, op, tuple(args[1:]), Geometry.of(handle)))
         elif func in _RESIZES and not (view.geometry.static and Geometry.of(handle).static):
             program.resized(handle, view)
+        elif func is aten.set_.default:  # to a storage of its own, of nothing
+            options = {"dtype": handle.dtype, "device": handle.device}
+            program.graph.adopt(handle, program.domain.call(aten.empty.memory_format, [0], **options))
         elif not program.graph.moved(handle):
             raise program.unaddressable(f"{func} of a tensor of size {tuple(handle.size())}")
         return handle

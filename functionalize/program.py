@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from functionalize import tables
-from functionalize._torch import pytree, storage_key, unbacked
+from functionalize._torch import DisableTorchFunction, pytree, storage_key, unbacked
 from functionalize.alias_graph import AliasGraph, View
 from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain, same_strides
@@ -98,6 +98,14 @@ class Program:
         self.graph.track(handle, view)
         commit(view, self.domain.freeze(value) if borrowed else value, borrowed=borrowed)
         self.domain.show(handle, value)
+
+    def replaced(self, handle: torch.Tensor, source: torch.Tensor) -> None:
+        """The program says ``handle.data = source``: one more handle of the source's storage, at the source's place."""
+        self.unshare(handle)
+        view = self.graph.ensure(source)
+        with DisableTorchFunction():
+            handle.data = source
+        self.graph.track(handle, view)
 
     def resized(self, handle: torch.Tensor, before: View) -> None:
         """A handle of symbolic size was resized: its elements stay in the order that they have in the storage."""

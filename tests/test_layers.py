@@ -29,7 +29,7 @@ LAYERS = {
     "regenerate": 2,
     "domains": 2,
     "by_storage": 2,
-    "kept_out": 3,
+    "undispatched": 3,
     "program": 3,
     "random_order": 3,
     "custom_ops": 3,

@@ -1,0 +1,45 @@
+"""What happens above the dispatcher, where no dispatch mode is told of it: caught as a torch function.
+
+Two cases. ``tensor.data = other`` gives a tensor object other storage. And some functions, seeing that a mode is
+active, compute a new tensor in place of writing the one that was passed as ``out=`` (found by the sweep over torch's
+operator database).
+
+Invariant: the program is as if eager had run the call. Limits: calls by the public name, on plain tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from functionalize._torch import PLAIN_TYPES, unwrap_functorch
+from functionalize.program import Program
+
+_SET_DATA = torch.Tensor.data.__set__
+_LOSE_OUT = frozenset({torch.linalg.matrix_rank})
+
+
+class Undispatched(TorchFunctionMode):
+    """Tells the program what it would not hear of. Entered around its dispatch mode."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._program = program
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not kwargs:
+            if func == _SET_DATA and all(map(_is_plain, args)):
+                return self._program.replaced(*args)
+            return func(*args)
+        if func in _LOSE_OUT and kwargs.get("out") is not None:
+            kwargs = dict(kwargs)
+            out, result = kwargs.pop("out"), func(*args, **kwargs)
+            return out.resize_(result.size()).copy_(result)
+        return func(*args, **kwargs)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a dispatch mode sees this very tensor: no subclass, no wrapper of a functorch transform."""
+    return type(tensor) in PLAIN_TYPES and unwrap_functorch(tensor) is tensor
