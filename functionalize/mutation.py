@@ -75,6 +75,12 @@ def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kw
 def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> None:
     """Eager's kernels go through the entries in order, so that one sees what another before it wrote."""
     count = len(args[0])
+    if count == 1:
+        raise UnsupportedMutationError(
+            f"{func} on lists that hold one tensor, or parts of one, in the same place",
+            why="eager writes both, in an order that depends on the kernel",
+            hint="pass a copy (`.clone()`) in one of the lists",
+        )
 
     def entry(arg: Any, index: int) -> Any:
         return arg[index : index + 1] if isinstance(arg, (list, tuple)) and len(arg) == count else arg
