@@ -1,8 +1,9 @@
 """What happens above the dispatcher, where no dispatch mode is told of it: caught as a torch function.
 
-Two cases. ``tensor.data = other`` gives a tensor object other storage. And some functions, seeing that a mode is
-active, compute a new tensor in place of writing the one that was passed as ``out=`` (found by the sweep over torch's
-operator database).
+Three cases. ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active,
+compute a new tensor in place of writing the one that was passed as ``out=`` (found by the sweep over torch's operator
+database). And `dropout` that drops nothing returns its input, but a copy where sizes are symbolic: torch runs a
+decomposition in Python then (pytorch/pytorch#195422).
 
 Invariant: the program is as if eager had run the call. Limits: calls by the public name, on plain tensors.
 """
@@ -19,6 +20,7 @@ from functionalize.program import Program
 
 _SET_DATA = torch.Tensor.data.__set__
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
+_DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
 
 
 class Undispatched(TorchFunctionMode):
@@ -29,6 +31,8 @@ class Undispatched(TorchFunctionMode):
         self._program = program
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DROPOUTS and _drops_nothing(*args, **(kwargs or {})):
+            return args[0] if args else kwargs["input"]
         if not kwargs:
             if func == _SET_DATA and all(map(_is_plain, args)):
                 return self._program.replaced(*args)
@@ -43,3 +47,10 @@ class Undispatched(TorchFunctionMode):
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a dispatch mode sees this very tensor: no subclass, no wrapper of a functorch transform."""
     return type(tensor) in PLAIN_TYPES and unwrap_functorch(tensor) is tensor
+
+
+def _drops_nothing(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
+) -> bool:
+    """Whether such a call is legal, and has nothing to do."""
+    return 0 <= p <= 1 and (p == 0 or not (training and train))
