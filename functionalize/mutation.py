@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from functionalize import custom_ops, random_order, tables
+from functionalize import custom_ops, random_order, shared_elements, tables
 from functionalize._torch import storage_key
 from functionalize.domains.tensors import repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
@@ -26,6 +26,9 @@ Kwargs = dict[str, Any]
 
 def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """What ``func(*args, **kwargs)`` returns; its writes are committed to the alias graph."""
+    if any(shared_elements.repeats(func, w.given(args, kwargs), args, kwargs) for w in row.written):
+        by_slices = program.domain.observed
+        return (shared_elements.write if by_slices else custom_ops.on_memory)(program, func, row, args, kwargs)
     short = _WITHOUT_READING.get(func)
     if short is not None and short(program, func, args, kwargs):
         return args[0]
@@ -34,11 +37,6 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
         return _quietly(program, func, row, args, kwargs)
     if row.functional is None:
         return custom_ops.run(program, func, row, args, kwargs)
-    repeated = next((target for w in written if _repeats(func, target := w.given(args, kwargs))), None)
-    if repeated is not None:
-        if program.domain.observed:
-            raise _repeatedly(func, repeated)
-        return custom_ops.on_memory(program, func, row, args, kwargs)
     if any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs):
         return _entry_by_entry(program, func, row, args, kwargs)
     hidden = any(w.when for w in written) or row.quiet is None
@@ -88,29 +86,6 @@ def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any]
     for index in range(count):
         named = {name: entry(arg, index) for name, arg in kwargs.items()}
         mutate(program, func, row, [entry(arg, index) for arg in args], named)
-
-
-# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
-_IDEMPOTENT = frozenset(
-    {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
-    | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
-)
-
-
-def _repeats(func: Any, target: Any) -> bool:
-    """Whether eager writes an element once for each position that shares it, reading what it wrote before."""
-    if not isinstance(target, torch.Tensor) or target.layout is not torch.strided or target.is_contiguous():
-        return False
-    return func.overloadpacket not in _IDEMPOTENT and Geometry.of(target).overlapping
-
-
-def _repeatedly(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
-    size, stride = tuple(target.size()), tuple(target.stride())
-    return UnsupportedMutationError(
-        f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
-        why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
-        hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
-    )
 
 
 def _named(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
