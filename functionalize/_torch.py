@@ -155,10 +155,15 @@ def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
         handle.copy_(value)
 
 
-def copy_of_memory(value: torch.Tensor) -> torch.Tensor:
-    """A real tensor of the same strides in memory of its own; `clone` makes what is not dense contiguous."""
+def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = None) -> torch.Tensor:
+    """A real tensor of the same strides in a copy of its storage; `clone` makes what is not dense contiguous."""
     twin = torch.empty(0, dtype=value.dtype, device=value.device)
-    twin.set_(value.untyped_storage().clone(), value.storage_offset(), value.size(), value.stride())
+    twin.set_(
+        value.untyped_storage().clone() if storage is None else storage,
+        value.storage_offset(),
+        value.size(),
+        value.stride(),
+    )
     if value.is_conj():
         twin = twin.conj()
     return torch._neg_view(twin) if value.is_neg() else twin

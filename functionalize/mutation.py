@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from functionalize import custom_ops, random_order, shared_elements, tables
+from functionalize import custom_ops, random_order, tables
 from functionalize._torch import storage_key
 from functionalize.domains.tensors import repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
@@ -26,17 +26,16 @@ Kwargs = dict[str, Any]
 
 def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """What ``func(*args, **kwargs)`` returns; its writes are committed to the alias graph."""
-    if any(shared_elements.repeats(func, w.given(args, kwargs), args, kwargs) for w in row.written):
-        by_slices = program.domain.observed
-        return (shared_elements.write if by_slices else custom_ops.on_memory)(program, func, row, args, kwargs)
-    short = _WITHOUT_READING.get(func)
-    if short is not None and short(program, func, args, kwargs):
-        return args[0]
     written = [w for w in row.written if _writes(func, w, args, kwargs)]
     if not written:
         return _quietly(program, func, row, args, kwargs)
     if row.functional is None:
         return custom_ops.run(program, func, row, args, kwargs)
+    if _goes_by_memory(program, func, written, args, kwargs):
+        return custom_ops.on_memory(program, func, row, args, kwargs)
+    short = _WITHOUT_READING.get(func)
+    if short is not None and short(program, func, args, kwargs):
+        return args[0]
     if any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs):
         return _entry_by_entry(program, func, row, args, kwargs)
     hidden = any(w.when for w in written) or row.quiet is None
@@ -53,6 +52,39 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     Admission(program, func, args, kwargs).settle_all(written, results)
     returns = [fresh[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
+
+
+def _goes_by_memory(
+    program: Program, func: Any, written: Sequence[Written], args: Sequence[Any], kwargs: Kwargs
+) -> bool:
+    """Whether to run an op, of which positions or arguments share elements, where they do; raises in its place."""
+    repeated = next((target for w in written if _repeats(func, target := w.given(args, kwargs))), None)
+    if repeated is None and not _arguments_meet(written, args, kwargs):
+        return False
+    if not program.domain.observed:
+        return True
+    if repeated is not None:
+        raise _repeatedly(func, repeated)
+    program.domain.rehearse_on_copies(func, args, kwargs)
+    return False
+
+
+def _arguments_meet(written: Sequence[Written], args: Sequence[Any], kwargs: Kwargs) -> bool:
+    """Whether a written tensor shares elements with another argument: many an op of eager refuses that."""
+    leaves = list(tensor_leaves(args, kwargs))
+    if len(leaves) < 2:
+        return False
+    keys = [storage_key(leaf) for leaf in leaves]
+    if len(set(keys)) == len(keys):
+        return False
+    targets = {id(leaf) for leaf in tensor_leaves([w.given(args, kwargs) for w in written], {})}
+    return any(
+        keys[i] == keys[j] and not spans_disjoint(Geometry.of(leaves[i]), Geometry.of(leaves[j]))
+        for i in range(len(leaves))
+        if id(leaves[i]) in targets
+        for j in range(len(leaves))
+        if i != j
+    )
 
 
 def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
@@ -86,6 +118,29 @@ def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any]
     for index in range(count):
         named = {name: entry(arg, index) for name, arg in kwargs.items()}
         mutate(program, func, row, [entry(arg, index) for arg in args], named)
+
+
+# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
+_IDEMPOTENT = frozenset(
+    {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
+    | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
+)
+
+
+def _repeats(func: Any, target: Any) -> bool:
+    """Whether eager writes an element once for each position that shares it, reading what it wrote before."""
+    if not isinstance(target, torch.Tensor) or target.layout is not torch.strided or target.is_contiguous():
+        return False
+    return func.overloadpacket not in _IDEMPOTENT and Geometry.of(target).overlapping
+
+
+def _repeatedly(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
+    size, stride = tuple(target.size()), tuple(target.stride())
+    return UnsupportedMutationError(
+        f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
+        why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
+        hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
+    )
 
 
 def _named(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:

@@ -30,6 +30,7 @@ from functionalize._torch import (
     pytree,
     record_view,
     same_node,
+    storage_key,
     track_symbols,
     uncached_fakes,
 )
@@ -174,6 +175,26 @@ class TensorsDomain:
         for twin in twins if self.symbolic else ():
             self.know_symbols(twin)
         return [by_id[id(handle)] for handle in originals]
+
+    def rehearse_on_copies(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Run an op on copies of real arguments, which share memory as the originals do: raises what eager raises."""
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def copy(handle: torch.Tensor) -> torch.Tensor:
+            if _is_fake(handle) or handle.layout is not torch.strided:
+                return handle
+            key = storage_key(handle)
+            if key not in storages:
+                storages[key] = handle.untyped_storage().clone()
+            return copy_of_memory(handle, storages[key])
+
+        def run() -> None:
+            on_copies, by_name = pytree.tree_map_only(torch.Tensor, copy, (tuple(args), kwargs))
+            if storages:
+                func(*on_copies, **by_name)
+
+        with _same_random_numbers(func):
+            on_handles(run, (), {})
 
 
 @contextlib.contextmanager
