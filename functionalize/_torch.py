@@ -44,6 +44,7 @@ __all__ = [
     "TorchDispatchMode",
     "auto_functionalized",
     "auto_functionalized_v2",
+    "below_all_modes",
     "below_autograd",
     "can_auto_functionalize",
     "copy_of_memory",
@@ -104,6 +105,12 @@ def _fake_mode_only() -> Iterator[None]:
         else:
             with fake:
                 yield
+
+
+def below_all_modes(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run ``func`` where no mode is active."""
+    with _disable_current_modes():
+        return func(*args, **kwargs)
 
 
 def on_handles(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

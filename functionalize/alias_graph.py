@@ -138,9 +138,13 @@ class Base:
 
     def crown(self, image: View, rule: ViewRule) -> None:
         """Put a new top above the old one."""
-        self.top.hang(image, rule)
-        self.top = image
+        old, self.top = self.top, image
         self._views.setdefault(image.geometry.key, image)
+        self.move(old, image, rule)
+
+    def move(self, view: View, parent: View, rule: ViewRule) -> None:
+        """Hang a view elsewhere; what hangs below it goes along."""
+        view.hang(parent, rule)
         views = [*self._views.values()] + ([self._renamed] if self._renamed else [])
         for view in sorted(views, key=lambda view: view.depth):
             view.hang(view.parent, view.rule)
@@ -249,29 +253,53 @@ class AliasGraph:
 
     def _shortcut(self, source: View, place: Geometry) -> View | None:
         """Reach a place at the end of a long chain from the root by fewer steps, if that can be."""
-        base, view = source.base, source.base.root
-        length = source.depth - view.depth
-        box = regions.box(view.geometry, place)
-        if box is None or (place.conj, place.neg) != (view.geometry.conj, view.geometry.neg):
+        base, root = source.base, source.base.root
+        length = source.depth - root.depth
+        steps = _route(root, place)
+        if steps is None:
             return self.locate(base, place) if length >= 2 * _LONG_CHAIN and place.static else None
-        steps = view_routes.steps(view.geometry, box, place)
         if len(steps) > length:
             return None
-        for op, args, reached in steps:
-            rule = view_rules.VIEW_RULES[op](view.geometry, reached, *args)
-            view = base.at(reached) or base.add(view, rule, reached)
-        return view
+        parent, rule = self._last(root, steps)
+        return base.at(place) or base.add(parent, rule, place)
+
+    def _last(self, root: View, steps: Sequence[view_routes.Step]) -> tuple[View, ViewRule]:
+        """The last step of a route as a rule, and the view that it starts from."""
+        parent, base = root, root.base
+        for op, args, reached in steps[:-1]:
+            parent = base.at(reached) or base.add(parent, _rule(op, parent, reached, args), reached)
+        op, args, reached = steps[-1]
+        return parent, _rule(op, parent, reached, args)
+
+    def prepare_write(self, view: View) -> None:
+        """Hang a view that is about to be written below sources that hold each element once.
+
+        A source whose positions share elements (`unfold`, `expand`) would keep the old one at the other positions.
+        """
+        base = view.base
+        if not any(source.geometry.shares for source in view.lineage() if source is not view):
+            if view is base.top and view.geometry.shares:
+                self._image(base, view.geometry)
+            return
+        steps = _route(base.root, view.geometry)
+        parent, rule = self._last(base.root, steps) if steps else self._address(base, view.geometry)
+        base.move(view, parent, rule)
 
     def locate(self, base: Base, place: Geometry) -> View:
         """A view by its place alone, addressed through the elements of its storage in order."""
         known = base.at(place)
         if known is not None:
             return known
+        return base.add(*self._address(base, place), place)
+
+    def _address(self, base: Base, place: Geometry) -> tuple[View, ViewRule]:
+        """A source whose elements lie in order of the storage, and the rule that reads a place from it."""
         if place.conj or place.neg:
             op = aten._conj.default if place.conj else aten._neg_view.default
             neg = place.neg if place.conj else False
             plain = self.locate(base, dataclasses.replace(place, conj=False, neg=neg))
-            return base.add(plain, view_rules.VIEW_RULES[op](plain.geometry, place), place)
+            self.prepare_write(plain)
+            return plain, _rule(op, plain, place, ())
         top = base.top.geometry
         source = base.top if regions.reaches(top, place) else self._image(base, place)
         if source.geometry.dtype != place.dtype:
@@ -282,8 +310,8 @@ class AliasGraph:
             and place.dtype == source.geometry.dtype
         )
         if whole and len(source.geometry.size) == 1:
-            return base.add(source, view_rules.permuted_dense(place), place)
-        return base.add(source, view_rules.strided(source.geometry, place), place)
+            return source, view_rules.permuted_dense(place)
+        return source, view_rules.strided(source.geometry, place)
 
     def _as_dtype(self, source: View, dtype: torch.dtype) -> View:
         place = regions.as_dtype(source.geometry, dtype)
@@ -309,6 +337,18 @@ class AliasGraph:
         base.seed = _seed(base, image.geometry, rule, old)
         base.crown(image, rule)
         return image
+
+
+def _route(root: View, place: Geometry) -> list[view_routes.Step] | None:
+    """Plain views that lead from a root to a place, if the place is a box of it."""
+    box = regions.box(root.geometry, place)
+    if box is None or (place.conj, place.neg) != (root.geometry.conj, root.geometry.neg):
+        return None
+    return view_routes.steps(root.geometry, box, place)
+
+
+def _rule(op: Any, source: View, place: Geometry, args: tuple[Any, ...]) -> ViewRule:
+    return view_rules.VIEW_RULES[op](source.geometry, place, *args)
 
 
 def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[Call], Value]:

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import torch
 
-from functionalize import custom_ops, random_order, tables
+from functionalize import custom_ops, random_order, shared_elements, tables
 from functionalize._torch import storage_key
-from functionalize.domains.tensors import repeats, same_strides, tensor_leaves
+from functionalize.domains.tensors import same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, spans_disjoint
@@ -31,8 +31,9 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
         return _quietly(program, func, row, args, kwargs)
     if row.functional is None:
         return custom_ops.run(program, func, row, args, kwargs)
-    if _goes_by_memory(program, func, written, args, kwargs):
-        return custom_ops.on_memory(program, func, row, args, kwargs)
+    done = shared_elements.run(program, func, row, written, args, kwargs)
+    if done is not NotImplemented:
+        return done
     short = _WITHOUT_READING.get(func)
     if short is not None and short(program, func, args, kwargs):
         return args[0]
@@ -52,39 +53,6 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     Admission(program, func, args, kwargs).settle_all(written, results)
     returns = [fresh[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
-
-
-def _goes_by_memory(
-    program: Program, func: Any, written: Sequence[Written], args: Sequence[Any], kwargs: Kwargs
-) -> bool:
-    """Whether to run an op, of which positions or arguments share elements, where they do; raises in its place."""
-    repeated = next((target for w in written if _repeats(func, target := w.given(args, kwargs))), None)
-    if repeated is None and not _arguments_meet(written, args, kwargs):
-        return False
-    if not program.domain.observed:
-        return True
-    if repeated is not None:
-        raise _repeatedly(func, repeated)
-    program.domain.rehearse_on_copies(func, args, kwargs)
-    return False
-
-
-def _arguments_meet(written: Sequence[Written], args: Sequence[Any], kwargs: Kwargs) -> bool:
-    """Whether a written tensor shares elements with another argument: many an op of eager refuses that."""
-    leaves = list(tensor_leaves(args, kwargs))
-    if len(leaves) < 2:
-        return False
-    keys = [storage_key(leaf) for leaf in leaves]
-    if len(set(keys)) == len(keys):
-        return False
-    targets = {id(leaf) for leaf in tensor_leaves([w.given(args, kwargs) for w in written], {})}
-    return any(
-        keys[i] == keys[j] and not spans_disjoint(Geometry.of(leaves[i]), Geometry.of(leaves[j]))
-        for i in range(len(leaves))
-        if id(leaves[i]) in targets
-        for j in range(len(leaves))
-        if i != j
-    )
 
 
 def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
@@ -118,29 +86,6 @@ def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any]
     for index in range(count):
         named = {name: entry(arg, index) for name, arg in kwargs.items()}
         mutate(program, func, row, [entry(arg, index) for arg in args], named)
-
-
-# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
-_IDEMPOTENT = frozenset(
-    {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
-    | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
-)
-
-
-def _repeats(func: Any, target: Any) -> bool:
-    """Whether eager writes an element once for each position that shares it, reading what it wrote before."""
-    if not isinstance(target, torch.Tensor) or target.layout is not torch.strided or target.is_contiguous():
-        return False
-    return func.overloadpacket not in _IDEMPOTENT and Geometry.of(target).overlapping
-
-
-def _repeatedly(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
-    size, stride = tuple(target.size()), tuple(target.stride())
-    return UnsupportedMutationError(
-        f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
-        why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
-        hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
-    )
 
 
 def _named(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -221,7 +166,7 @@ class Admission:
             self.program.write(handle, value)
 
     def _admitted(self, handle: torch.Tensor, value: Value) -> Value:
-        if value.size() != handle.size() or value.dtype != handle.dtype or repeats(handle):
+        if value.size() != handle.size() or value.dtype != handle.dtype:
             twin = self._twin(handle, value)
             if twin.size() != handle.size():
                 # A fake `out=` is resized to contiguous strides, a real one to those of the result.
@@ -266,7 +211,7 @@ def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
 
 def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     target, source = args[0], args[1]
-    if target.layout is not torch.strided or source.layout is not torch.strided or repeats(target):
+    if target.layout is not torch.strided or source.layout is not torch.strided:
         return False
     if target.is_quantized or source.is_quantized:
         return False
@@ -285,7 +230,7 @@ def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> b
 
 def _fill(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     target, number = args[0], args[1] if len(args) > 1 else 0
-    if target.layout is not torch.strided or target.is_quantized or repeats(target):
+    if target.layout is not torch.strided or target.is_quantized:
         return False
     options = {"dtype": target.dtype, "layout": target.layout, "device": target.device, "pin_memory": False}
     program.write(target, program.domain.call(aten.full.default, list(target.size()), number, **options))

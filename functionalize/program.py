@@ -96,6 +96,7 @@ class Program:
         if not base.log and root_handle is not None:
             self.graph.track(root_handle, base.root)
         self.graph.track(handle, view)
+        self.graph.prepare_write(view)
         commit(view, self.domain.freeze(value) if borrowed else value, borrowed=borrowed)
         self.domain.show(handle, value)
 

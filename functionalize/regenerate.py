@@ -61,7 +61,7 @@ def commit(view: View, value: Value, *, borrowed: bool = False) -> None:
     """Note that the program wrote ``value``, of the view's shape and dtype, to the view."""
     base = view.base
     base.log.append(view)
-    view.settle(value, len(base.log), borrowed=borrowed)
+    view.settle(_lasting(view, value), len(base.log), borrowed=borrowed)
     if view.covers:
         base.pending.clear()
     elif base.pending:
@@ -69,6 +69,11 @@ def commit(view: View, value: Value, *, borrowed: bool = False) -> None:
             del base.pending[covered]
     if view is not base.top:
         base.pending[view] = (value, len(base.log))
+
+
+def _lasting(view: View, value: Value) -> Value | None:
+    """A written value, as far as reading the view would give it back: an element has one value at all its positions."""
+    return None if view.geometry.shares else value
 
 
 def _fold_pending(run: Execution, base: Base) -> None:
@@ -102,7 +107,7 @@ def _fold(run: Execution, node: View, entries: list[Entry], before: Before) -> V
         prior = _constant(batch[child]) if child in batch else _prior(run, child, group, before)
         batch[child] = value = _fold(run, child, group, prior)
         borrowed = any(view.borrowed for view, _, _ in group) and (value is child.value or run.views_alias)
-        child.settle(value, group[-1][2], borrowed=borrowed)
+        child.settle(_lasting(child, value), group[-1][2], borrowed=borrowed)
     return _scatter(run, batch, before)
 
 

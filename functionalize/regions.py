@@ -122,15 +122,26 @@ class Geometry:
         return self.static and self.extent == math.prod(self.size) and _nested(self)
 
     @cached_property
-    def overlapping(self) -> bool:
-        """Whether two positions share an element (strides of zero apart), for the sizes of this trace."""
-        sizes, strides = tuple(map(hint, self.size)), tuple(map(hint, self.stride))
-        if 0 in strides or 0 in sizes or _nested(replace(self, size=sizes, stride=strides, offset=0)):
+    def shares(self) -> bool:
+        """Whether two positions share an element, for the sizes of this trace."""
+        if self.static and self.contiguous:
             return False
-        places = [0]
-        for size, stride in zip(sizes, strides, strict=True):
-            places = [place + step * stride for place in places for step in range(size)]
-        return len(set(places)) < len(places)
+        dims = [(hint(stride), hint(size)) for size, stride in zip(self.size, self.stride, strict=True)]
+        dims = sorted((stride, size) for stride, size in dims if size != 1)
+        reach = 0
+        for stride, size in dims:
+            if stride <= reach:
+                break
+            reach += (size - 1) * stride
+        else:
+            return False
+        return all(size for _, size in dims) and _meet(dims)
+
+    @cached_property
+    def overlapping(self) -> bool:
+        """Whether two positions share an element though no stride is zero."""
+        zero = any(hint(stride) == 0 and hint(size) > 1 for size, stride in zip(self.size, self.stride, strict=True))
+        return self.shares and not zero
 
     @cached_property
     def order(self) -> tuple[int, ...] | None:
@@ -150,6 +161,16 @@ class Geometry:
                 return False
             step = step * size
         return not (self.conj or self.neg)
+
+
+def _meet(dims: Sequence[tuple[int, int]]) -> bool:
+    """Whether two positions of so many (stride, size) have one offset: tried one by one."""
+    if dims[0][0] == 0:
+        return True
+    offsets = [0]
+    for stride, size in dims:
+        offsets = [offset + step * stride for offset in offsets for step in range(size)]
+    return len(set(offsets)) < len(offsets)
 
 
 def _nested(geometry: Geometry) -> bool:

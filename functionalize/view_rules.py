@@ -284,13 +284,14 @@ def neg(source: Geometry, out: Geometry) -> ViewRule:
 
 @view_rule(aten.unfold.default)
 def unfold(source: Geometry, out: Geometry, dim: int, size: int, step: int) -> ViewRule:
-    # Gaps between windows keep the source's elements, so the inverse scatters: window offset by window offset.
+    # Gaps between windows keep the source's elements, so the inverse scatters: window offset by window offset. Where
+    # windows overlap, the later window wins as in eager, which is the one that reaches an element by a smaller offset.
     def inverse(call: Call, base: Base, view: Value) -> Value:
         if not source.size:  # a scalar has one window of its one element
             return call(aten.view.default, view, [])
         result, axis = base(), dim % len(source.size)
         stop = (out.size[axis] - 1) * step + 1
-        for offset in range(size):
+        for offset in reversed(range(size)):
             column = call(aten.select.int, view, -1, offset)
             result = call(aten.slice_scatter.default, result, column, axis, offset, offset + stop, step)
         return result

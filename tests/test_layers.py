@@ -33,6 +33,7 @@ LAYERS = {
     "program": 3,
     "random_order": 3,
     "custom_ops": 3,
+    "shared_elements": 3,
     "mutation": 3,
     "higher_order": 3,
     "mode": 3,

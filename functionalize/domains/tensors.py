@@ -7,7 +7,7 @@ Limits: one domain serves one call of a functionalized function, in one thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from functionalize._torch import (
     FakeTensor,
     FakeTensorMode,
     ProxyTorchDispatchMode,
+    below_all_modes,
     copy_of_memory,
     current_proxy_mode,
     forget_offset,
@@ -34,7 +35,7 @@ from functionalize._torch import (
     track_symbols,
     uncached_fakes,
 )
-from functionalize.regions import same
+from functionalize.regions import hint, same
 
 aten = torch.ops.aten
 Value = torch.Tensor
@@ -177,24 +178,49 @@ class TensorsDomain:
         return [by_id[id(handle)] for handle in originals]
 
     def rehearse_on_copies(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Run an op on copies of real arguments, which share memory as the originals do: raises what eager raises."""
-        storages: dict[int, torch.UntypedStorage] = {}
+        """Run an op on copies of its arguments, which share memory as the originals do: raises what eager raises.
 
-        def copy(handle: torch.Tensor) -> torch.Tensor:
-            if _is_fake(handle) or handle.layout is not torch.strided:
-                return handle
-            key = storage_key(handle)
-            if key not in storages:
-                storages[key] = handle.untyped_storage().clone()
-            return copy_of_memory(handle, storages[key])
+        Fake kernels do not look at what shares memory, so fake arguments get real stand-ins, of zeros.
+        """
+        handles = list(tensor_leaves(args, kwargs))
+        if any(handle.layout is not torch.strided for handle in handles):
+            return
+        fake = any(map(_is_fake, handles))
+        if fake and sum(hint(handle.untyped_storage().nbytes()) for handle in handles) > _STAND_INS:
+            return
 
         def run() -> None:
-            on_copies, by_name = pytree.tree_map_only(torch.Tensor, copy, (tuple(args), kwargs))
-            if storages:
-                func(*on_copies, **by_name)
+            copies = _copies(handles, _zeros if fake else copy_of_memory)
+            new = pytree.tree_map_only(torch.Tensor, lambda handle: copies[id(handle)], (tuple(args), kwargs))
+            func(*new[0], **new[1])
 
-        with _same_random_numbers(func):
-            on_handles(run, (), {})
+        try:
+            with _same_random_numbers(func):
+                below_all_modes(run, (), {})
+        except Exception as error:  # what else zeros cannot do says nothing of the program
+            if not fake or str(error).startswith("unsupported operation:"):
+                raise
+
+
+def _copies(handles: Sequence[torch.Tensor], copy: Callable[..., torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Copies by the identity of the originals, which share storages as those do."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    copies = {}
+    for handle in handles:
+        key = storage_key(handle)
+        copies[id(handle)] = copy(handle, storages.get(key))
+        storages[key] = copies[id(handle)].untyped_storage()
+    return copies
+
+
+_STAND_INS = 2**26  # bytes, beyond which a trace should not compute for the sake of an error message
+
+
+def _zeros(tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> torch.Tensor:
+    if storage is None:
+        storage = torch.zeros(hint(tensor.untyped_storage().nbytes()), dtype=torch.uint8).untyped_storage()
+    size, stride = [hint(n) for n in tensor.size()], [hint(n) for n in tensor.stride()]
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, hint(tensor.storage_offset()), size, stride)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,128 @@
+"""Writes to a tensor in which several positions share an element (overlapping `unfold`, `as_strided`).
+
+Eager goes through the positions in the order of their strides, outermost first, and writes an element once for each of
+its positions, reading what it wrote before. So in a graph such a write becomes one for each slice along the outermost
+dimension, until the positions of a slice are apart.
+
+Invariant: each element sees eager's writes in eager's order. Limits: ops that are elementwise by their tag, whose
+number of slices is fixed for the sizes of the trace; strides of zero are refused by eager itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from functionalize import custom_ops, tables
+from functionalize._torch import storage_key
+from functionalize.domains.tensors import repeats, tensor_leaves
+from functionalize.errors import UnsupportedMutationError
+from functionalize.program import Program
+from functionalize.regions import Geometry, hint, spans_disjoint
+from functionalize.tables import OpRow, Written
+
+aten = torch.ops.aten
+Kwargs = dict[str, Any]
+
+# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
+_IDEMPOTENT = frozenset(
+    {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
+    | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
+)
+
+
+def run(
+    program: Program, func: Any, row: OpRow, written: Sequence[Written], args: Sequence[Any], kwargs: Kwargs
+) -> Any:
+    """What the op returns; raises where eager refuses to write. NotImplemented: to be run like any other op."""
+    targets = list(tensor_leaves([w.given(args, kwargs) for w in written], {}))
+    in_order = any(_order_matters(func, target, args, kwargs) for target in targets)
+    if not (in_order or any(map(repeats, targets)) or _arguments_meet(targets, args, kwargs)):
+        return NotImplemented
+    if not program.domain.observed:
+        return custom_ops.on_memory(program, func, row, args, kwargs)
+    program.domain.rehearse_on_copies(func, args, kwargs)
+    return _by_slices(program, func, row, args, kwargs) if in_order else NotImplemented
+
+
+def _order_matters(func: Any, target: torch.Tensor, args: Sequence[Any], kwargs: Kwargs) -> bool:
+    """Whether it matters that eager writes an element once for each position that shares it."""
+    if target.layout is not torch.strided or target.is_contiguous():
+        return False
+    place = Geometry.of(target)
+    if func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
+        return place.overlapping and _ambiguous(place)
+    if func.overloadpacket in _IDEMPOTENT and len(list(tensor_leaves(args, kwargs))) == 1:
+        return False
+    return place.overlapping
+
+
+def _ambiguous(place: Geometry) -> bool:
+    strides = [hint(stride) for size, stride in zip(place.size, place.stride, strict=True) if hint(size) > 1]
+    return len(set(strides)) < len(strides)
+
+
+def _arguments_meet(written: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Kwargs) -> bool:
+    """Whether a written tensor shares elements with another argument: many an op of eager refuses that."""
+    leaves = list(tensor_leaves(args, kwargs))
+    if len(leaves) < 2:
+        return False
+    keys = [storage_key(leaf) for leaf in leaves]
+    if len(set(keys)) == len(keys):
+        return False
+    targets = set(map(id, written))
+    return any(
+        keys[i] == keys[j] and not spans_disjoint(Geometry.of(leaves[i]), Geometry.of(leaves[j]))
+        for i in range(len(leaves))
+        if id(leaves[i]) in targets
+        for j in range(len(leaves))
+        if i != j
+    )
+
+
+def _by_slices(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> torch.Tensor:
+    """Run an op on a target whose positions share elements, slice by slice; returns the target."""
+    target: torch.Tensor = row.written[0].given(args, kwargs)
+    variant = tables.overload(row.functional) if row.functional else func
+    elementwise = torch.Tag.pointwise in variant.tags or func is aten.copy_.default
+    if not elementwise or len(row.written) > 1:
+        size, stride = tuple(target.size()), tuple(target.stride())
+        raise UnsupportedMutationError(
+            f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
+            why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
+            hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
+        )
+    others = [leaf for leaf in tensor_leaves(args, kwargs) if leaf is not target and leaf.size() == target.size()]
+    dim = _outermost(target, others)
+    with program.enter():  # the slices are views of the program like any other
+        for index in range(int(target.size(dim))):
+            sliced = [_slice(arg, target, dim, index) for arg in args]
+            func(*sliced, **{name: _slice(arg, target, dim, index) for name, arg in kwargs.items()})
+    return target
+
+
+def _outermost(target: torch.Tensor, others: Sequence[torch.Tensor]) -> int:
+    """The dimension that eager's loop over the elements walks along last: TensorIterator's order."""
+    dims = [dim for dim in range(target.dim()) if hint(target.size(dim)) > 1]
+
+    def order(one: int, two: int) -> int:
+        for operand in (target, *others):
+            a, b = hint(operand.stride(one)), hint(operand.stride(two))
+            if a and b and a != b:
+                return b - a
+            if a and b and hint(target.size(one)) != hint(target.size(two)):
+                return hint(target.size(two)) - hint(target.size(one))
+        return one - two
+
+    return min(dims, key=functools.cmp_to_key(order))
+
+
+def _slice(arg: Any, target: torch.Tensor, dim: int, index: int) -> Any:
+    """What an argument has to say to one slice of the target."""
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    whole = arg if arg is target else aten.expand.default(arg, list(target.size()))
+    return aten.select.int(whole, dim, index)
