@@ -63,7 +63,10 @@ class FunctionalizeMode(TorchDispatchMode):
         call_args, call_kwargs, skewed = program.values(args, kwargs)
         if not skewed:
             return func(*call_args, **call_kwargs)
-        ordered = random_order.compute(program, func, args, kwargs) if tables.row(func).random else None
+        random = tables.row(func).random
+        if random and not program.domain.observed:
+            return on_handles(func, args, kwargs)
+        ordered = random_order.compute(program, func, args, kwargs) if random else None
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
         return program.rehandle(func, args, kwargs, out)
 

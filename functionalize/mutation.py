@@ -29,7 +29,7 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     written = [w for w in row.written if _writes(func, w, args, kwargs)]
     if not written:
         return _quietly(program, func, row, args, kwargs)
-    if row.functional is None:
+    if row.functional is None or (row.random and not program.domain.observed):
         return custom_ops.run(program, func, row, args, kwargs)
     done = shared_elements.run(program, func, row, written, args, kwargs)
     if done is not NotImplemented:

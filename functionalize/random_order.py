@@ -1,10 +1,11 @@
 """Random numbers in eager's order.
 
-Kernels draw in the order of the storage. A value may have other strides than its handle (Note [Values may have other
-strides than their handles]), and a functional variant may lay out its result anew. So where the handle is dense but its
-dimensions are permuted, the op runs on the value's elements in the handle's storage order.
+Kernels draw in the order of the storage, and by another algorithm where the tensor is contiguous. A value may have
+other strides than its handle (Note [Values may have other strides than their handles]). Where no mode below observes
+us, the op runs on the handle itself. In a graph it runs on a tensor which has the handle's strides, or, if it reads its
+argument, on the value's elements in the handle's storage order.
 
-Invariant: each op draws once. Limits: a handle that is not dense draws in logical order.
+Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as one without.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.domains.tensors import tensor_leaves
+from functionalize.domains.tensors import same_strides, tensor_leaves
 from functionalize.program import Program
 from functionalize.regions import Geometry
+from functionalize.view_rules import Value
 
 aten = torch.ops.aten
 
 # Random ops of one tensor whose results have its shape, element by element.
-_ELEMENTWISE = frozenset(
+_READING = frozenset({aten.bernoulli.default, aten.native_dropout.default})
+_FILLING = frozenset(
     {
-        aten.bernoulli.default,
         aten.bernoulli.p,
         aten.cauchy.default,
         aten.exponential.default,
         aten.geometric.default,
         aten.log_normal.default,
-        aten.native_dropout.default,
         aten.normal_functional.default,
         aten.rand_like.default,
         aten.randint_like.default,
@@ -47,17 +48,34 @@ _ELEMENTWISE = frozenset(
 def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Results, as values, of a random op on handles; None where the plain way draws in eager's order."""
     handles = list(tensor_leaves(args, kwargs))
-    if op not in _ELEMENTWISE or len(handles) != 1:
+    if op not in _READING | _FILLING or len(handles) != 1:
         return None
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         return None
-    order = Geometry.of(handles[0]).order
-    if order is None or list(order) == sorted(order):
+    handle, order, call = handles[0], Geometry.of(handles[0]).outermost_first, program.domain.call
+    if order == sorted(order) or same_strides(program.value(handle), handle):
         return None
-    call, back = program.domain.call, sorted(range(len(order)), key=order.__getitem__)
-    ordered = call(aten.permute.default, program.value(handles[0]), list(order))
-    if not ordered.is_contiguous():
-        ordered = call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
-    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: ordered, (tuple(args), kwargs))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    stand_in = _ordered(program, handle, order) if op in _READING else _alike(program, handle, order)
+    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: stand_in, (tuple(args), kwargs))
     out = call(op, *call_args, **call_kwargs)
+    if op in _FILLING:
+        return out
     return pytree.tree_map_only(torch.Tensor, lambda leaf: call(aten.permute.default, leaf, back), out)
+
+
+def _ordered(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Value:
+    """The value's elements in the order of the handle's storage, contiguous."""
+    ordered = program.domain.call(aten.permute.default, program.value(handle), list(order))
+    if ordered.is_contiguous():
+        return ordered
+    return program.domain.call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
+
+
+def _alike(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Value:
+    """A dense tensor whose dimensions have the handle's order in storage, of no value."""
+    strides: list[Any] = [1] * handle.dim()
+    for outer, inner in zip(reversed(order[:-1]), reversed(order), strict=False):
+        strides[outer] = strides[inner] * handle.size(inner)
+    options = {"dtype": handle.dtype, "device": handle.device}
+    return program.domain.call(aten.empty_strided.default, list(handle.size()), strides, **options)

@@ -112,11 +112,6 @@ class Geometry:
         return (high - low) // self.dtype.itemsize
 
     @cached_property
-    def by_stride(self) -> tuple[int, ...]:
-        """Dimensions from the outermost in storage to the innermost. Needs ``static``."""
-        return tuple(sorted(range(len(self.size)), key=lambda d: (-self.stride[d], -self.size[d])))
-
-    @cached_property
     def dense(self) -> bool:
         """Each element between first and last is addressed exactly once."""
         return self.static and self.extent == math.prod(self.size) and _nested(self)
@@ -144,9 +139,14 @@ class Geometry:
         return self.shares and not zero
 
     @cached_property
+    def outermost_first(self) -> list[int]:
+        """The dimensions in the order of their strides, for the sizes of this trace."""
+        return sorted(range(len(self.size)), key=lambda dim: (-hint(self.stride[dim]), -hint(self.size[dim])))
+
+    @cached_property
     def order(self) -> tuple[int, ...] | None:
         """The dimensions in the order of a contiguous storage, outermost first; None where there is no such order."""
-        dims = sorted(range(len(self.size)), key=lambda dim: (-hint(self.stride[dim]), -hint(self.size[dim])))
+        dims = self.outermost_first
         size, stride = tuple(self.size[dim] for dim in dims), tuple(self.stride[dim] for dim in dims)
         return tuple(dims) if replace(self, size=size, stride=stride).contiguous else None
 
@@ -176,7 +176,7 @@ def _meet(dims: Sequence[tuple[int, int]]) -> bool:
 def _nested(geometry: Geometry) -> bool:
     """Whether each stride steps over all that the smaller ones reach, so that offsets decompose in one way."""
     reach = 0
-    for dim in reversed(geometry.by_stride):
+    for dim in reversed(geometry.outermost_first):
         if geometry.size[dim] == 1:
             continue
         if geometry.stride[dim] <= reach:
@@ -224,7 +224,7 @@ def _starts(root: Geometry, delta: int) -> list[int] | None:
     starts = [0] * len(root.size)
     if delta < 0:
         return None
-    for dim in root.by_stride:
+    for dim in root.outermost_first:
         if root.size[dim] == 1:
             continue
         starts[dim], delta = divmod(delta, root.stride[dim])
@@ -234,7 +234,7 @@ def _starts(root: Geometry, delta: int) -> list[int] | None:
 
 
 def _axis(root: Geometry, axes: list[tuple[int, int, int]], size: int, stride: int) -> int | None:
-    for dim in root.by_stride:
+    for dim in root.outermost_first:
         start, _, count = axes[dim]
         if root.size[dim] == 1 or count != 1 or stride % root.stride[dim]:
             continue

@@ -244,6 +244,33 @@ def test_random_numbers_in_order(mode: Any, remove: str) -> None:
     assert_equivalent(f, torch.ones(2, 3), remove=remove, tracing_mode=mode)
 
 
+@WHILE
+@EITHER
+def test_random_numbers_in_the_order_of_the_storage(mode: Any, remove: str) -> None:
+    def f(x: Tensor) -> Any:
+        y = x + 1
+        y.t().normal_()
+        z = x + 2
+        z.t()[1:].uniform_()
+        z[::2].bernoulli_(0.3)
+        return y, z, torch.nn.functional.dropout(z.t()[:, ::2], 0.5, True)
+
+    assert_equivalent(f, torch.ones(8, 8), remove=remove, tracing_mode=mode)
+
+
+@EITHER
+def test_random_numbers_with_gaps(remove: str) -> None:
+    def f(x: Tensor) -> Any:
+        y = x + 1
+        y[:, ::2].normal_()
+        y[1:, 1:].exponential_()
+        y[:, 0].random_(0, 10)
+        out = torch.empty(24, 8).t()[:, ::3]
+        return y, torch.randn((8, 8), out=out), torch.nn.init.xavier_normal_(x[:, 1:])
+
+    assert_equivalent(f, torch.ones(8, 8), remove=remove)
+
+
 # Aliases
 
 
