@@ -64,7 +64,6 @@ def test_165409_183888_a_write_to_overlapping_windows_that_eager_allows(check: C
     check(f, LINE)
 
 
-@STATIC
 def test_194747_inputs_of_several_dtypes_in_one_buffer(check: Check) -> None:
     def decode(keys: Tensor, states: Tensor, whole: Tensor) -> Any:
         keys[1].fill_(3)

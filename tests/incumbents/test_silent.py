@@ -28,7 +28,6 @@ def test_198102_a_gapped_unfold_keeps_what_lies_between_its_windows(check: Check
     check(f, torch.arange(22.0).view(2, 11))
 
 
-@pytest.mark.parametrize("mode", [None, "real", "fake"], ids=str)
 def test_198095_an_output_is_a_view_of_the_input_that_eager_says(check: Check) -> None:
     def f(whole: Tensor, tail: Tensor) -> Tensor:
         whole.add_(100)
@@ -265,7 +264,6 @@ def test_python_branches_on_the_strides_of_eager(check: Check) -> None:
     check(f, SQUARE)
 
 
-@pytest.mark.parametrize("mode", [None, "real", "fake"], ids=str)
 def test_inputs_that_alias(check: Check) -> None:
     def f(x: Tensor, y: Tensor) -> Any:
         x.add_(1)
