@@ -12,11 +12,12 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from functionalize.verify import assert_equivalent
-from tests.graphs import MODES, REMOVES
+from tests.graphs import REMOVES
 
 __all__ = ["Check", "Table", "check", "differentiated", "mode", "remove", "written_afterwards"]
 
 Check = Callable[..., GraphModule | None]
+RUNS = [None, "fake", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("real", "symbolic"))]
 Program = Callable[..., Any]
 
 
@@ -75,8 +76,9 @@ def remove(request: Any) -> Any:
     return request.param
 
 
-@pytest.fixture(params=[None, *MODES], ids=str)
+@pytest.fixture(params=RUNS, ids=str)
 def mode(request: Any) -> Any:
+    """How a program runs. Direct use and fake tensors are what quick checks ask; the other modes take as long again."""
     return request.param
 
 

@@ -184,7 +184,7 @@ def test_writes_that_autograd_refuses_afterwards(wrong: str, remove: str) -> Non
     func = pieces if wrong == "multi-output view" else silent
     for call in (func, functionalize(func, remove=remove)):
         a = SQUARE.clone().requires_grad_() * 1
-        with pytest.raises(RuntimeError, match="modified inplace|in-place|inplace"):
+        with pytest.raises(RuntimeError, match=r"modified inplace|in-place|inplace"):
             call(a).mul_(2)
 
 
