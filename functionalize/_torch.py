@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ __all__ = [
     "below_autograd",
     "can_auto_functionalize",
     "copy_of_memory",
+    "counts_versions",
     "current_proxy_mode",
     "forget_offset",
     "has_symbols",
@@ -154,6 +156,14 @@ def below_autograd() -> Iterator[None]:
     above = above.add(torch._C.DispatchKey.FuncTorchDynamicLayerBackMode)
     with torch._C._ExcludeDispatchKeyGuard(above), torch._C._AutoDispatchBelowADInplaceOrView():
         yield
+
+
+@cache
+def counts_versions(op: OpOverload) -> bool:
+    """Whether an op that writes has grown the version counters of what it writes before modes see it, or never does."""
+    if op.namespace == "aten":  # of those without such a kernel only the `foreach` ones call others that have one
+        return not op.name().startswith("aten::_foreach_")
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
 
 
 def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:

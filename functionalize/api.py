@@ -53,8 +53,8 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
     @functools.wraps(func, updated=())
     def functionalized(*args: Any, **kwargs: Any) -> Any:
-        outer = next((mode for mode in mode_stack() if isinstance(mode, FunctionalizeMode)), None)
-        if outer is not None:
+        outer = next((mode for mode in reversed(mode_stack()) if isinstance(mode, FunctionalizeMode)), None)
+        if outer is not None and not outer.aside():
             return _inside(outer, remove_views, func, args, kwargs)
         return _outermost(remove_views, func, args, kwargs)
 

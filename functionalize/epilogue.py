@@ -90,7 +90,9 @@ class Epilogue:
         for base in list(self.program.graph.bases.values()):
             for ref, view in list(base.handles.values()):
                 handle = ref()
-                if handle is not None and id(handle) not in done and view.value is not handle:
+                if handle is None or id(handle) in done:
+                    continue
+                if view.value is not handle or not base.untouched(view, since=view.stamp):
                     self.program.domain.point(handle, self._presentable(handle, view))
 
     def _plan(self) -> list[WriteBack]:

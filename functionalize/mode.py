@@ -17,12 +17,14 @@ from functionalize._torch import (
     FakeTensor,
     HigherOrderOperator,
     TorchDispatchMode,
+    counts_versions,
+    current_proxy_mode,
     on_handles,
     storage_key,
     unbacked,
 )
 from functionalize.by_storage import BY_STORAGE
-from functionalize.domains.tensors import TensorsDomain
+from functionalize.domains.tensors import TensorsDomain, tensor_leaves
 from functionalize.program import Program
 from functionalize.regions import Geometry
 from functionalize.tables import Kind, OpRow, ViewKind
@@ -51,10 +53,24 @@ class FunctionalizeMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if not PLAIN_TYPES.issuperset(types):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
+        if self.aside():
+            return self._traced_inside(func, args, kwargs)
         handler = _handlers.get(func)
         if handler is None:
             handler = _handlers[func] = _choose(func)
         return handler(self, func, args, kwargs)
+
+    def aside(self) -> bool:
+        """Whether the program itself is tracing a function: a graph of its own, that runs through here when called."""
+        tracer = current_proxy_mode()
+        return tracer is not None and tracer is not self.program.domain.proxies
+
+    def _traced_inside(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        out = func(*args, **kwargs)
+        if not self.program.domain.observed and not isinstance(func, HigherOrderOperator):
+            for handle in tensor_leaves([w.given(args, kwargs) for w in tables.row(func).written], {}):
+                self.program.graph.bases.pop(storage_key(handle), None)  # its memory is what it is worth
+        return out
 
     def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         program = self.program
@@ -137,7 +153,13 @@ class FunctionalizeMode(TorchDispatchMode):
         return handle
 
     def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        return mutation.mutate(self.program, func, tables.row(func), args, kwargs)
+        row = tables.row(func)
+        out = mutation.mutate(self.program, func, row, args, kwargs)
+        if not counts_versions(func):  # eager's kernel makes its writes by other ops, each of which grows a version
+            for handle in tensor_leaves([w.given(args, kwargs) for w in row.written], {}):
+                if not handle.is_inference():
+                    torch.autograd.graph.increment_version(handle)
+        return out
 
     def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return higher_order.run(self.program, self._purify, func, args, kwargs)
@@ -164,6 +186,9 @@ _METADATA = frozenset(
         aten.is_contiguous.memory_format,
         aten.is_non_overlapping_and_dense.default,
         aten.is_strides_like_format.default,
+        aten.is_same_size.default,
+        aten.is_set_to.default,
+        aten._has_same_storage_numel.default,
     }
 )
 
