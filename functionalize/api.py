@@ -10,7 +10,9 @@ import torch
 
 from functionalize._torch import DisableTorchFunction, below_autograd, mode_stack, pytree, unwrap_functorch
 from functionalize.epilogue import Epilogue, Input
+from functionalize.higher_order import Frame
 from functionalize.mode import FunctionalizeMode
+from functionalize.program import Program
 from functionalize.undispatched import Undispatched
 
 _REMOVE = ("mutations", "mutations_and_views")
@@ -72,18 +74,40 @@ def _inside(outer: FunctionalizeMode, remove_views: bool, func: Callable[..., An
 
 
 def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    remove = _REMOVE[remove_views]
-    mode = FunctionalizeMode(remove_views=remove_views, purify=functools.partial(functionalize, remove=remove))
+    mode = FunctionalizeMode(remove_views=remove_views, purify=functools.partial(_body, remove_views))
     program = mode.program
     with DisableTorchFunction():  # what we ask tensors is not for modes to hear
-        inputs = [Input.of(handle) for handle in _handles((args, kwargs))]
-        program.graph.expect([entry.handle for entry in inputs])
+        inputs = _inputs(program, (args, kwargs))
     with Undispatched(program), mode:
         outputs = func(*args, **kwargs)
     if program.graph.bases and program.domain.observed:
         with DisableTorchFunction(), below_autograd():
             Epilogue(program, inputs, _handles(outputs)).run()
     return outputs
+
+
+def _body(remove_views: bool, func: Callable[..., Any], frame: Frame) -> Callable[..., Any]:
+    """A function that a higher-order op runs, pure; its frame says what it gets and what it gives."""
+
+    @functools.wraps(func, updated=())
+    def pure(*args: Any, **kwargs: Any) -> Any:
+        mode = FunctionalizeMode(remove_views=remove_views, purify=functools.partial(_body, remove_views))
+        program = mode.program
+        with DisableTorchFunction(), below_autograd():
+            args = frame.enter(program, args)
+            inputs = _inputs(program, (args, kwargs))
+        with Undispatched(program), mode:
+            outputs = func(*args, **kwargs)
+        with DisableTorchFunction(), below_autograd():
+            return frame.leave(args, outputs, Epilogue(program, inputs, _handles(outputs)))
+
+    return pure
+
+
+def _inputs(program: Program, tree: Any) -> list[Input]:
+    inputs = [Input.of(handle) for handle in _handles(tree)]
+    program.graph.expect([entry.handle for entry in inputs])
+    return inputs
 
 
 def _handles(tree: Any) -> list[torch.Tensor]:

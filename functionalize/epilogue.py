@@ -61,6 +61,11 @@ class Epilogue:
 
     def run(self) -> None:
         """Every value is computed before the first write-back runs."""
+        for back in self.settle():
+            self._emit(back)
+
+    def settle(self) -> list[WriteBack]:
+        """Bring all that escapes up to date; the write-backs that are left to do."""
         own = {id(entry.handle) for entry in self.inputs}
         for handle in self.outputs:
             view = self.program.graph.find(handle)
@@ -69,8 +74,7 @@ class Epilogue:
         backs = self._plan()
         self.program.release()
         self._surface_others(own | self._returned)
-        for back in backs:
-            self._emit(back)
+        return backs
 
     def _presentable(self, handle: torch.Tensor, view: View) -> Value:
         """A handle's value as a node that is the handle's alone."""
