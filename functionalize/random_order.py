@@ -24,10 +24,10 @@ from functionalize.view_rules import Value
 aten = torch.ops.aten
 
 # Random ops of one tensor whose results have its shape, element by element.
-_READING = frozenset({aten.bernoulli.default, aten.native_dropout.default})
+_CONTIGUOUS = frozenset({aten.bernoulli.default, aten.bernoulli.p})  # whatever their argument's strides are
+_READING = _CONTIGUOUS | {aten.native_dropout.default}
 _FILLING = frozenset(
     {
-        aten.bernoulli.p,
         aten.cauchy.default,
         aten.exponential.default,
         aten.geometric.default,
@@ -53,7 +53,7 @@ def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, An
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         return None
     handle, order, call = handles[0], Geometry.of(handles[0]).outermost_first, program.domain.call
-    if order == sorted(order) or same_strides(program.value(handle), handle):
+    if order == sorted(order) or (op not in _CONTIGUOUS and same_strides(program.value(handle), handle)):
         return None
     back = sorted(range(len(order)), key=order.__getitem__)
     stand_in = _ordered(program, handle, order) if op in _READING else _alike(program, handle, order)
