@@ -59,6 +59,7 @@ __all__ = [
     "on_handles",
     "point_proxy",
     "pytree",
+    "record_effect",
     "record_view",
     "same_node",
     "storage_key",
@@ -227,6 +228,15 @@ def record_view(
         proxy = mode.tracer.create_proxy("call_function", op, (source.proxy, *symbols), {}, name=name)
         track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
     return True
+
+
+def record_effect(mode: ProxyTorchDispatchMode, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
+    """Add the node ``op(handle, *args)`` for its effect, which the handle shows already, without running the op."""
+    tracked, symbols = mode.tracer.tensor_tracker, fetch_sym_proxy(mode.tracer)
+    args = pytree.tree_map_only(torch.Tensor, lambda tensor: tracked[tensor].proxy, (handle, *args))
+    args = pytree.tree_map_only(torch.SymInt, symbols, args)
+    name = mode.tracer.graph._target_to_str(op.overloadpacket.__name__)
+    mode.tracer.create_proxy("call_function", op, args, {}, name=name)
 
 
 # What these mean depends on where in its storage the value lies.

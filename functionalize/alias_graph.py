@@ -212,16 +212,13 @@ class AliasGraph:
                 view.settle(other, 0)
         return base.root if first is handle else self.locate(base, Geometry.of(handle))
 
-    def moved(self, handle: torch.Tensor) -> bool:
-        """A handle's metadata was changed by an op that no rule describes. False: its new place cannot be addressed."""
-        base, place = self.bases.get(storage_key(handle)), Geometry.of(handle)
+    def moved(self, handle: torch.Tensor) -> None:
+        """A handle's metadata was changed by an op that no rule describes."""
+        base = self.bases.get(storage_key(handle))
         if base is None:
             self.adopt(handle, handle)
-        elif (place.static and base.top.geometry.static) or regions.fits(place, base.capacity):
-            self.track(handle, self.locate(base, place))
         else:
-            return False
-        return True
+            self.track(handle, self.locate(base, Geometry.of(handle)))
 
     def track(self, handle: torch.Tensor, view: View) -> None:
         """Remember which view a handle has. A base is forgotten with the last handle that depends on it."""

@@ -129,7 +129,7 @@ class Epilogue:
         if back.metadata:
             node = domain.alias(handle)  # stands for the input; each op below is one on it
             for op, args in back.metadata:
-                op(handle, *args)
+                domain.write_metadata(op, handle, args)
                 domain.point(handle, node)
         if back.data is not None:
             if counts_elements(handle):

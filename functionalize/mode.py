@@ -128,13 +128,16 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         handle, program = args[0], self.program
-        if func in _RESIZES and _keeps_size(handle, args[1], kwargs):
+        if func in _RESIZES and _keeps_size(handle, _size(args[1]), kwargs):
             return handle
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 program.unshare(arg)
         view = program.graph.ensure(handle)
-        program.domain.on_handles(func, args, kwargs)
+        if func in _RESIZES:
+            program.domain.resize_handle(handle, _size(args[1]), kwargs)
+        else:
+            program.domain.on_handles(func, args, kwargs)
         program.domain.know_symbols(handle)
         view.base.simplify()
         if Geometry.of(handle).key == view.geometry.key and storage_key(handle) == view.base.key:
@@ -143,13 +146,11 @@ class FunctionalizeMode(TorchDispatchMode):
         op = tables.overload(variant) if variant else None
         if op in view_rules.VIEW_RULES and storage_key(handle) == view.base.key:
             program.graph.track(handle, program.graph.derive(view, op, tuple(args[1:]), Geometry.of(handle)))
-        elif func in _RESIZES and not (view.geometry.static and Geometry.of(handle).static):
-            program.resized(handle, view)
         elif func is aten.set_.default:  # to a storage of its own, of nothing
             options = {"dtype": handle.dtype, "device": handle.device}
             program.graph.adopt(handle, program.domain.call(aten.empty.memory_format, [0], **options))
-        elif not program.graph.moved(handle):
-            raise program.unaddressable(f"{func} of a tensor of size {tuple(handle.size())}")
+        else:
+            program.graph.moved(handle)
         return handle
 
     def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -168,9 +169,13 @@ class FunctionalizeMode(TorchDispatchMode):
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
-def _keeps_size(handle: torch.Tensor, like: Any, kwargs: Kwargs) -> bool:
+def _size(like: Any) -> tuple[Any, ...]:
+    """What a call of `resize_` or `resize_as_` asks for."""
+    return tuple(like.size() if isinstance(like, torch.Tensor) else like)
+
+
+def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> bool:
     """Whether a resize leaves everything as it is; asks the symbols, as eager's kernel asks the sizes."""
-    size = tuple(like.size() if isinstance(like, torch.Tensor) else like)
     if kwargs.get("memory_format") is not None or unbacked((*handle.size(), *size)):
         return False
     return tuple(handle.size()) == size

@@ -198,12 +198,11 @@ def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     """Give an ``out=`` handle the geometry that eager gives it; all of its elements are about to be written."""
     program.unshare(handle)
     run = program.domain.on_handles
-    run(aten.resize_.default, (handle, list(like.size())), {})
+    program.domain.resize_handle(handle, like.size(), {})
     if not same_strides(handle, like):
         run(aten.as_strided_.default, (handle, list(like.size()), list(like.stride())), {})
     program.domain.know_symbols(handle)
-    if not program.graph.moved(handle):
-        program.graph.adopt(handle, handle)
+    program.graph.moved(handle)
 
 
 # Writes whose value does not depend on what was there, so that nothing need be read

@@ -5,7 +5,6 @@ Invariant: between two ops every handle has one current value, and a real handle
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -107,32 +106,6 @@ class Program:
         with DisableTorchFunction():
             handle.data = source
         self.graph.track(handle, view)
-
-    def resized(self, handle: torch.Tensor, before: View) -> None:
-        """A handle of symbolic size was resized: its elements stay in the order that they have in the storage."""
-        alive = (ref() for ref, _ in before.base.handles.values())
-        others = [other for other in alive if other is not None and other is not handle]
-        if others or before.geometry.order is None:
-            if self.graph.moved(handle):
-                return
-            raise self.unaddressable(f"resize_ of a tensor of size {tuple(before.geometry.size)}")
-        call, have, want = self.domain.call, math.prod(before.geometry.size), handle.numel()
-        value = call(aten.permute.default, self.read(before), list(before.geometry.order))
-        value = call(aten.view.default, value, [have])
-        if want <= have:
-            value = call(aten.slice.Tensor, value, 0, 0, want)
-        else:
-            value = call(aten.cat.default, [value, call(aten.new_zeros.default, value, [want - have])])
-        self.graph.adopt(handle, call(aten.view.default, value, list(handle.size())))
-
-    def unaddressable(self, what: str) -> UnsupportedMutationError:
-        """The error for a place that only sizes unknown while tracing would tell."""
-        return UnsupportedMutationError(
-            what,
-            why="it shares its storage with other tensors or is not dense, and where its elements are depends on sizes "
-            "that are not known while tracing",
-            hint="trace with static shapes (tracing_mode='fake'), or allocate a new tensor",
-        )
 
     def protect(self, handle: torch.Tensor, reason: str) -> None:
         """Refuse writes to a handle whose memory belongs to a tensor that would not see them."""

@@ -337,6 +337,8 @@ def stop(place: Geometry) -> Any:
     """One past the last element of a place; where it starts if it is empty."""
     if 0 in map(hint, place.size):
         return place.offset
+    if place.order is not None:
+        return place.offset + math.prod(place.size)
     stop = place.offset + 1
     for size, stride in zip(place.size, place.stride, strict=True):
         stop = stop + (size - 1) * stride

@@ -29,6 +29,7 @@ from functionalize._torch import (
     on_handles,
     point_proxy,
     pytree,
+    record_effect,
     record_view,
     same_node,
     storage_key,
@@ -129,6 +130,26 @@ class TensorsDomain:
             for handle in tensor_leaves([out], {}):
                 self.know_symbols(handle)
         return out
+
+    def resize_handle(self, handle: torch.Tensor, size: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """``resize_`` of one of the program's own tensors, spelt out where sizes are symbolic: fake ones refuse it."""
+        if not (self.symbolic and _is_fake(handle)):
+            on_handles(aten.resize_.default, (handle, list(size)), kwargs)
+            return
+        options = {"dtype": handle.dtype, "device": handle.device, **kwargs}
+        like = on_handles(aten.empty.memory_format, (list(size),), options)
+        bytes_needed = (handle.storage_offset() + like.numel()) * handle.dtype.itemsize
+        if hint(bytes_needed) > hint(handle.untyped_storage().nbytes()):
+            on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, bytes_needed), {})
+        on_handles(aten.as_strided_.default, (handle, like.size(), like.stride(), handle.storage_offset()), {})
+        self.know_symbols(handle)
+
+    def write_metadata(self, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
+        """Have an op that gives an input its metadata recorded; a fake input shows it already."""
+        if self.proxies is not None and _is_fake(handle):
+            record_effect(self.proxies, op, handle, args)
+        else:
+            op(handle, *args)
 
     def know_symbols(self, handle: torch.Tensor) -> None:
         """Let the tracer find the sizes of a handle that was made behind its back."""
