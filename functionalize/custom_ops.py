@@ -9,7 +9,6 @@ what it writes, for a written element that an argument which is only read shows 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +123,9 @@ def _meet(program: Program, one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def _hull(func: Any, places: Sequence[Geometry]) -> Geometry:
-    whole = functools.reduce(_around, places, places[0])
+    whole: Geometry | None = places[0]
+    for place in places:
+        whole = _around(whole, place)
     if whole is None or any((place.dtype, place.conj, place.neg) != (whole.dtype, False, False) for place in places):
         raise UnsupportedMutationError(
             f"{func} writes arguments that share elements",

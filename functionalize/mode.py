@@ -38,7 +38,7 @@ class FunctionalizeMode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, *, remove_views: bool, purify: Callable[[Any], Any]) -> None:
+    def __init__(self, *, remove_views: bool, purify: higher_order.Purify) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._purify = purify  # functionalizes the bodies of higher-order ops, programs of their own
         # Made outside of the mode: the domain looks at the modes that will run below it.

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from functionalize._torch import PLAIN_TYPES, unwrap_functorch
 from functionalize.program import Program
 
-_SET_DATA = torch.Tensor.data.__set__
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
 
@@ -27,7 +27,7 @@ class Undispatched(TorchFunctionMode):
     """Tells the program what it would not hear of. Entered around its dispatch mode."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._program = program
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -99,7 +99,7 @@ def writes_through_data_and_detach(x: Tensor, w: Tensor) -> Any:
     return y
 
 
-def set_to_a_tensor(x: Tensor, w: Tensor) -> Any:
+def set_to_a_tensor(x: Any, w: Any) -> Any:
     y = x + 1
     v = y[0]
     v.set_(w.view(-1))
@@ -109,7 +109,7 @@ def set_to_a_tensor(x: Tensor, w: Tensor) -> Any:
     return y, v
 
 
-def set_among_views(x: Tensor, w: Tensor) -> Any:
+def set_among_views(x: Any, w: Any) -> Any:
     y, z = x + 1, w + 1
     v = y[1:]
     y.set_(z)
@@ -118,7 +118,7 @@ def set_among_views(x: Tensor, w: Tensor) -> Any:
     return y, z, v
 
 
-def set_to_nothing(x: Tensor, w: Tensor) -> Any:
+def set_to_nothing(x: Any, w: Any) -> Any:
     y = x + 1
     v = y[0]
     y.set_()
@@ -189,25 +189,25 @@ def data_after_t(x: Tensor, w: Tensor) -> Any:
     return x * 1
 
 
-def set_of_an_input(x: Tensor, w: Tensor) -> Any:
+def set_of_an_input(x: Any, w: Any) -> Any:
     x.set_(x * 2)
     x.add_(1)
     return w * 3
 
 
-def set_of_an_input_to_another(x: Tensor, w: Tensor) -> Any:
+def set_of_an_input_to_another(x: Any, w: Any) -> Any:
     x.set_(w[0])
     x.add_(1)
     return w * 3
 
 
-def set_of_an_input_to_its_transpose(x: Tensor, w: Tensor) -> Any:
+def set_of_an_input_to_its_transpose(x: Any, w: Any) -> Any:
     x.set_(x.t())
     x[0].add_(1)
     return w + 1
 
 
-def set_of_an_input_to_nothing(x: Tensor, w: Tensor) -> Any:
+def set_of_an_input_to_nothing(x: Any, w: Any) -> Any:
     x.set_()
     return w * 3
 
@@ -241,7 +241,7 @@ def test_an_input_gets_a_new_storage_in_the_graph() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_input_of_a_graph_keeps_its_dtype(mode: str) -> None:
+def test_an_input_of_a_graph_keeps_its_dtype(mode: Any) -> None:
     def f(x: Tensor) -> Tensor:
         x.data = x.to(torch.float64)
         return x * 2
@@ -252,9 +252,9 @@ def test_an_input_of_a_graph_keeps_its_dtype(mode: str) -> None:
 
 
 def test_set_to_a_storage() -> None:
-    def f(x: Tensor) -> Any:
+    def f(x: Any) -> Any:
         y, z = x + 1, x * 2
-        y.set_(z.untyped_storage(), 1, (2,), (1,))  # type: ignore[call-overload]
+        y.set_(z.untyped_storage(), 1, (2,), (1,))
         y.add_(1)
         return y, z
 
