@@ -6,10 +6,12 @@ Invariant: nothing here knows of bases, views or rules. Limits: written against 
 from __future__ import annotations
 
 import contextlib
-import traceback
+import linecache
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -53,9 +55,12 @@ __all__ = [
     "current_proxy_mode",
     "forget_offset",
     "has_symbols",
+    "last_node",
+    "memory_view",
     "memory_write",
     "mode_stack",
     "multiply_to_powers",
+    "node_of",
     "on_handles",
     "point_proxy",
     "pytree",
@@ -63,11 +68,13 @@ __all__ = [
     "record_view",
     "same_node",
     "storage_key",
+    "traced_itself",
     "track_symbols",
     "unbacked",
     "uncached_fakes",
     "unwrap_functorch",
     "user_frame",
+    "user_frames",
 ]
 
 DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences subclasses only, not modes
@@ -173,6 +180,12 @@ def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
         handle.copy_(value)
 
 
+def memory_view(handle: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """Another place in the memory of a real tensor, as a tensor that no mode has seen."""
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
+        return torch.as_strided(handle, size, stride, offset)
+
+
 def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = None) -> torch.Tensor:
     """A real tensor of the same strides in a copy of its storage; `clone` makes what is not dense contiguous."""
     twin = torch.empty(0, dtype=value.dtype, device=value.device)
@@ -208,11 +221,21 @@ def forget_offset(handle: FakeTensor) -> None:
         pending[:] = [symbol for symbol in pending if symbol not in offset.node.expr.free_symbols]
 
 
+def node_of(mode: ProxyTorchDispatchMode, tensor: torch.Tensor) -> Any:
+    """The node that a tensor stands for; None for a constant of the trace."""
+    entry = mode.tracer.tensor_tracker.get(tensor)
+    return None if entry is None else entry.proxy.node
+
+
+def last_node(mode: ProxyTorchDispatchMode) -> Any:
+    """The newest node of the graph that is traced; None while there is none."""
+    return next(iter(reversed(mode.tracer.graph.nodes)), None)
+
+
 def same_node(mode: ProxyTorchDispatchMode, one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors stand for the same node."""
-    tracker = mode.tracer.tensor_tracker
-    a, b = tracker.get(one), tracker.get(two)
-    return a is not None and b is not None and a.proxy.node is b.proxy.node
+    node = node_of(mode, one)
+    return node is not None and node is node_of(mode, two)
 
 
 def record_view(
@@ -290,11 +313,31 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
 
 _OWN = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+_TRACER = ProxyTorchDispatchMode.__init__.__code__.co_filename
+
+
+def user_frames() -> Iterator[FrameType]:
+    """The frames that are neither torch's nor ours, innermost first."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_OWN, _TORCH, "<")):
+            yield frame
+        frame = frame.f_back
 
 
 def user_frame() -> str:
     """``file:line in function: text`` of the innermost frame that is neither torch's nor ours."""
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith((_OWN, _TORCH, "<")):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    for frame in user_frames():
+        file, line, code = frame.f_code.co_filename, frame.f_lineno, frame.f_code
+        return f"{file}:{line} in {code.co_name}: {linecache.getline(file, line).strip()}"
     return "unknown"
+
+
+def traced_itself() -> bool:
+    """Whether a tracer called the transformed function, and no code of the user between the two."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _TORCH, "<")):
+        if frame.f_code.co_filename == _TRACER:
+            return True
+        frame = frame.f_back
+    return False

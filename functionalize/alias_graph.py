@@ -95,6 +95,7 @@ class Base:
         "_views",
         "capacity",
         "handles",
+        "held",
         "key",
         "log",
         "original",
@@ -115,6 +116,7 @@ class Base:
         self.root.value = value
         # The handle addresses all of its storage, also what lies between and around its elements.
         self.original = weakref.ref(handle) if value is handle else None
+        self.held: torch.Tensor | None = None  # the handle, where it is to be written back when the call ends
         self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
         self.log: list[View] = []  # the views written, in order
         self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
@@ -163,6 +165,10 @@ class Base:
             if view is not self.top and not self.untouched(view, since=view.stamp):
                 view.value = None
 
+    def is_original(self, handle: torch.Tensor) -> bool:
+        """Whether a handle is the one that was first seen on the storage, and its value."""
+        return self.original is not None and self.original() is handle
+
     def untouched(self, view: View, since: int) -> bool:
         """Whether each write since that position lies apart from the view."""
         return all(disjoint(write, view) for write in self.log[since:])
@@ -171,7 +177,8 @@ class Base:
 class AliasGraph:
     """All bases of one call, found by storage, and the views that handles have on them."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: Callable[[torch.Tensor], bool] = lambda handle: False) -> None:
+        self._held = held  # whether a handle outlives the call, and so does what is written to it
         self.bases: dict[int, Base] = {}
         self._together: dict[int, list[torch.Tensor]] = {}
 
@@ -204,6 +211,7 @@ class AliasGraph:
         first = max(group, key=lambda member: Geometry.of(member).reach) if group else handle
         base = Base(first, value if first is handle else first)
         self.bases[base.key] = base
+        base.held = first if base.original and self._held(first) else None
         if value is not handle:
             self.track(handle, base.root)
         for other in group:

@@ -1,6 +1,7 @@
 """What is left to do when the function returns: bring escaped handles up to date, write back to the inputs.
 
-Invariant: the write-backs come last, in input order, one for each input that changed and none for the others.
+Invariant: the write-backs come last, in input order, one for each input that changed and none for the others; then
+those to tensors which the function wrote without being passed them.
 Limits: runs only where a mode below observes us; otherwise the handles' memory is the result already.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import storage_key
+from functionalize._torch import memory_view, storage_key, traced_itself
 from functionalize.alias_graph import View
 from functionalize.domains.tensors import counts_elements, repeats
 from functionalize.errors import UnsupportedMutationError
@@ -55,9 +56,12 @@ class Epilogue:
     """Ends one call: reads what escapes, then writes back."""
 
     def __init__(self, program: Program, inputs: Sequence[Input], outputs: Sequence[torch.Tensor]) -> None:
-        self.program, self.inputs, self.outputs = program, inputs, outputs
+        self.program, self.outputs = program, outputs
+        self.inputs = [*inputs, *_outside(program, {id(entry.handle) for entry in inputs})]
         self._returned = {id(handle) for handle in outputs}
-        self._moved = [entry for entry in inputs if moved(entry)]
+        self._moved = [entry for entry in self.inputs if moved(entry)]
+        for entry in self._moved:
+            program.fix(entry.handle)
 
     def run(self) -> None:
         """Every value is computed before the first write-back runs."""
@@ -119,7 +123,9 @@ class Epilogue:
         if data is not None and storage_key(data) in storages:
             # The memory of an input that is about to be written, perhaps before this one.
             data = program.domain.call(aten.clone.default, data)
-        shown = self._presentable(entry.handle, view) if id(entry.handle) in self._returned else data
+        # A graph returns what was written back. Code that goes on in the trace needs the input itself, to write to it.
+        returned = id(entry.handle) in self._returned and traced_itself()
+        shown = self._presentable(entry.handle, view) if returned else None
         steps = tuple(metadata.steps(entry)) if entry in self._moved else ()
         return WriteBack(entry, steps, data, shown)
 
@@ -137,6 +143,19 @@ class Epilogue:
             aten.copy_.default(handle, back.data)
         if back.shown is not None:
             domain.point(handle, back.shown)
+
+
+def _outside(program: Program, passed: set[int]) -> Iterator[Input]:
+    """Traced tensors that the function reached and wrote by another way than being passed them."""
+    for base in list(program.graph.bases.values()):
+        root = base.held
+        if root is None or id(root) in passed:
+            continue
+        if all(base.root in view.lineage() for view in base.log):
+            yield Input(root, base.root.geometry, base.key, base.capacity)
+        else:
+            top = base.top.geometry
+            yield Input.of(memory_view(root, top.size, top.stride, top.offset))
 
 
 def moved(entry: Input) -> bool:

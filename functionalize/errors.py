@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functionalize._torch import user_frame
+import torch
+
+from functionalize._torch import user_frame, user_frames
 
 
 class NotFunctionalError(AssertionError):
@@ -18,3 +20,16 @@ class UnsupportedMutationError(RuntimeError):
 
     def __init__(self, what: str, *, why: str, hint: str) -> None:
         super().__init__(f"{what}\n    at   {user_frame()}\n    why  {why}\n    try  {hint}")
+
+
+def name_of(tensor: torch.Tensor) -> str:
+    """What the running program calls a tensor: a variable, or a module's buffer or parameter; else its size."""
+    for frame in user_frames():
+        for name, bound in [*frame.f_locals.items(), *frame.f_globals.items()]:
+            if bound is tensor:
+                return f"`{name}`"
+            if isinstance(bound, torch.nn.Module):
+                for path, state in (*bound.named_buffers(), *bound.named_parameters()):
+                    if state is tensor:
+                        return f"`{name}.{path}`"
+    return f"a tensor of size {tuple(tensor.size())}"

@@ -92,6 +92,8 @@ class FunctionalizeMode(TorchDispatchMode):
         return on_handles(func, args, kwargs)
 
     def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if func is aten.lift_fresh.default and not self.program.domain.observed:
+            return args[0]  # `from_numpy` comes by here: the tensor shares the array's memory
         return self._functional(tables.overload(tables.row(func).functional or ""), args, kwargs)
 
     def _composite(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -130,6 +132,7 @@ class FunctionalizeMode(TorchDispatchMode):
         handle, program = args[0], self.program
         if func in _RESIZES and _keeps_size(handle, _size(args[1]), kwargs):
             return handle
+        program.fix(handle)
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 program.unshare(arg)

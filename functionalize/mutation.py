@@ -196,6 +196,7 @@ def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.T
 
 def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     """Give an ``out=`` handle the geometry that eager gives it; all of its elements are about to be written."""
+    program.fix(handle)
     program.unshare(handle)
     run = program.domain.on_handles
     program.domain.resize_handle(handle, like.size(), {})

@@ -16,7 +16,7 @@ from functionalize._torch import DisableTorchFunction, pytree, storage_key, unba
 from functionalize.alias_graph import AliasGraph, View
 from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain, same_strides
-from functionalize.errors import UnsupportedMutationError
+from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.regenerate import commit, regenerate
 from functionalize.view_rules import Value
 
@@ -29,7 +29,7 @@ class Program:
     def __init__(self, domain: TensorsDomain, enter: Callable[[], AbstractContextManager[Any]]) -> None:
         self.domain = domain
         self.enter = enter  # has the ops inside dispatched to this program again
-        self.graph = AliasGraph()
+        self.graph = AliasGraph(held=domain.older)
         self._protected: dict[int, str] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
@@ -110,6 +110,16 @@ class Program:
     def protect(self, handle: torch.Tensor, reason: str) -> None:
         """Refuse writes to a handle whose memory belongs to a tensor that would not see them."""
         self._protected[storage_key(handle)] = reason
+
+    def fix(self, handle: torch.Tensor) -> None:
+        """Refuse to change the metadata of a constant of the trace: a graph finds it as the trace left it."""
+        view = self.graph.find(handle)
+        if self.domain.constant(handle) and (view is None or view.base.is_original(handle)):
+            raise UnsupportedMutationError(
+                f"the metadata of {name_of(handle)}, which is no input, is changed",
+                why="in a graph it is a constant: data can be written back to it, but it keeps its size and strides",
+                hint="pass it as an argument; for the state of a module by torch.func.functional_call",
+            )
 
     def unshare(self, handle: torch.Tensor) -> None:
         """Part a handle whose metadata is about to change from the value that it may be."""

@@ -100,15 +100,6 @@ def test_module(mode: Any) -> None:
         assert_equivalent(module, torch.randn(3, 2), tracing_mode=mode)
 
 
-@EITHER
-def test_buffers_of_a_module_are_written(remove: str) -> None:
-    ours, eager = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    batch = torch.randn(4, 3)
-    torch.testing.assert_close(functionalize(ours, remove=remove)(batch), eager(batch))
-    for name, buffer in eager.named_buffers():
-        torch.testing.assert_close(ours.get_buffer(name), buffer)
-
-
 @WHILE
 def test_graph_module(mode: Any) -> None:
     def f(x: Tensor) -> Tensor:
@@ -303,19 +294,6 @@ def aliased() -> list[Any]:
 @pytest.mark.parametrize("pair", aliased())
 def test_aliased_inputs(pair: tuple[Tensor, Tensor], mode: Any, remove: str) -> None:
     assert_equivalent(write_and_read, *pair, remove=remove, tracing_mode=mode)
-
-
-def test_closed_over_tensors() -> None:
-    state = torch.zeros(3)
-    part = state[1:]
-
-    def f(x: Tensor) -> Tensor:
-        state.add_(x)
-        part.mul_(2)
-        return state + 0
-
-    assert functionalize(f)(torch.ones(3)).tolist() == [1.0, 2.0, 2.0]
-    assert state.tolist() == [1.0, 2.0, 2.0] and part.tolist() == [2.0, 2.0]
 
 
 @EITHER

@@ -23,9 +23,11 @@ from functionalize._torch import (
     current_proxy_mode,
     forget_offset,
     has_symbols,
+    last_node,
     memory_write,
     mode_stack,
     multiply_to_powers,
+    node_of,
     on_handles,
     point_proxy,
     pytree,
@@ -63,6 +65,7 @@ class TensorsDomain:
         self.proxies: ProxyTorchDispatchMode | None = current_proxy_mode()
         self.observed = any(not isinstance(mode, FakeTensorMode) for mode in mode_stack())
         self.symbolic = self.proxies is not None and has_symbols(mode_stack())
+        self._start = last_node(self.proxies) if self.proxies is not None else None
 
     # Values
 
@@ -78,6 +81,8 @@ class TensorsDomain:
 
     def freeze(self, value: Value) -> Value:
         """The value as a tensor object which no later write to a handle can change, for the same graph node."""
+        if self.constant(value):
+            return aten.clone.default(value)  # a node: what the constant holds is known when the graph runs
         return self.alias(value, aten.alias.default if _is_fake(value) else copy_of_memory)
 
     def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
@@ -158,6 +163,17 @@ class TensorsDomain:
             if multiply_to_powers(handle.size()):
                 numbers = (*numbers, handle.numel())
             track_symbols(self.proxies, [n for n in numbers if isinstance(n, torch.SymInt)])
+
+    def constant(self, handle: torch.Tensor) -> bool:
+        """Whether a tracer below takes a handle for a constant: neither an input nor an op gave it to the program."""
+        return self.proxies is not None and node_of(self.proxies, handle) is None
+
+    def older(self, handle: torch.Tensor) -> bool:
+        """Whether a handle of the graph that is traced was there before the function was called."""
+        if self.proxies is None:
+            return False
+        node = node_of(self.proxies, handle)
+        return node is None or (self._start is not None and not self._start < node)
 
     def same_node(self, one: torch.Tensor, two: torch.Tensor) -> bool:
         """Whether two tensors stand for the same node of the graph that is traced."""

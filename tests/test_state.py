@@ -1,0 +1,306 @@
+"""Tensors that a function reaches without being passed them: globals, closures, buffers and parameters of a module.
+
+In direct use they are written in place. In a graph they are constants: what was written is copied back to them, at the
+end and at each run; a change of their metadata is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from functionalize import UnsupportedMutationError, functionalize
+from functionalize.verify import assert_functional
+from tests.graphs import MODES, REMOVES
+
+EITHER = pytest.mark.parametrize("remove", REMOVES)
+Function = Callable[[Tensor], Any]
+Stateful = tuple[Function, list[Tensor]]  # a function and all state that it may write
+
+STATEFUL: dict[str, tuple[Callable[[], Stateful], Tensor]] = {}
+
+
+def stateful(example: Tensor) -> Callable[[Callable[[], Stateful]], Callable[[], Stateful]]:
+    def register(make: Callable[[], Stateful]) -> Callable[[], Stateful]:
+        STATEFUL[make.__name__] = (make, example)
+        return make
+
+    return register
+
+
+@stateful(torch.ones(3))
+def in_place() -> Stateful:
+    state = torch.zeros(3)
+
+    def f(x: Tensor) -> Tensor:
+        state.add_(x)
+        return state * 2
+
+    return f, [state]
+
+
+@stateful(torch.ones(3))
+def state_and_its_view() -> Stateful:
+    state = torch.zeros(3)
+    part = state[1:]
+
+    def f(x: Tensor) -> Tensor:
+        state.add_(x)
+        part.mul_(2)
+        return state + 0
+
+    return f, [state, part]
+
+
+@stateful(torch.ones(3))
+def two_parts_of_what_is_not_seen() -> Stateful:
+    whole = torch.arange(6.0)
+    low, high = whole[:2], whole[3:]
+
+    def f(x: Tensor) -> Tensor:
+        high.add_(1)
+        low.mul_(high[:2])
+        high.mul_(2)
+        return x + low.sum()
+
+    return f, [whole, low, high]
+
+
+@stateful(torch.ones(3))
+def around_the_view_that_is_seen() -> Stateful:
+    whole = torch.arange(6.0)
+    low = whole[:2]
+
+    def f(x: Tensor) -> Tensor:
+        low.as_strided((2,), (1,), 4).add_(1)
+        return x + low.sum()
+
+    return f, [whole, low]
+
+
+@stateful(torch.ones(3))
+def through_views_alone() -> Stateful:
+    state = torch.zeros(3, 3)
+
+    def f(x: Tensor) -> Tensor:
+        state[1].copy_(x)
+        state.t()[0].mul_(2)
+        state[2] += 1
+        return x + 1
+
+    return f, [state]
+
+
+@stateful(torch.ones(3))
+def copied_before_it_is_written() -> Stateful:
+    state = torch.zeros(3)
+
+    def f(x: Tensor) -> Any:
+        y = torch.empty(3)
+        y.copy_(state)
+        state.add_(1)
+        return y + x, y
+
+    return f, [state]
+
+
+@stateful(torch.ones(3))
+def one_state_into_another() -> Stateful:
+    one, two = torch.zeros(3), torch.zeros(3)
+
+    def f(x: Tensor) -> Tensor:
+        one.copy_(two)
+        two.copy_(x)
+        return one + two
+
+    return f, [one, two]
+
+
+@stateful(torch.ones(3))
+def returned() -> Stateful:
+    state = torch.zeros(3)
+
+    def f(x: Tensor) -> Tensor:
+        state.add_(1)
+        x.add_(state)
+        return state
+
+    return f, [state]
+
+
+@stateful(torch.ones(3))
+def written_by_out() -> Stateful:
+    state = torch.zeros(3)
+
+    def f(x: Tensor) -> Tensor:
+        torch.add(x, state, out=state)
+        return x
+
+    return f, [state]
+
+
+@stateful(torch.arange(12.0).view(4, 3))
+def batch_norm() -> Stateful:
+    module = nn.BatchNorm1d(3)
+    return module, list(module.buffers())
+
+
+@stateful(torch.ones(2, 3))
+def gradient_descent() -> Stateful:
+    module = nn.Linear(3, 3)
+    for parameter in module.parameters():
+        nn.init.ones_(parameter)
+
+    def f(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            loss = module(x).sum()
+            gradients = torch.autograd.grad(loss, list(module.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter.sub_(gradient, alpha=0.1)
+        return loss.detach()
+
+    return f, list(module.parameters())
+
+
+@torch.no_grad()
+def assert_alike(ours: Function, our_state: list[Tensor], eager: Function, state: list[Tensor], x: Tensor) -> None:
+    """Twice, since a write that is lost may show in the second call only."""
+    for _ in range(2):
+        mine, theirs = x.clone(), x.clone()
+        torch.testing.assert_close(ours(mine), eager(theirs))
+        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(our_state, state)
+
+
+@EITHER
+@pytest.mark.parametrize("name", STATEFUL)
+def test_direct(name: str, remove: str) -> None:
+    make, example = STATEFUL[name]
+    func, state = make()
+    assert_alike(functionalize(func, remove=remove), state, *make(), example)
+
+
+@EITHER
+def test_memory_of_an_array_is_written(remove: str) -> None:
+    array = torch.zeros(3).numpy()
+    functionalize(lambda x: torch.from_numpy(array).add_(x)[0].mul_(2), remove=remove)(torch.ones(3))
+    assert array.tolist() == [2.0, 1.0, 1.0]
+
+
+@EITHER
+@pytest.mark.parametrize("name", STATEFUL)
+def test_graphs_write_back_to_constants(name: str, remove: str) -> None:
+    make, example = STATEFUL[name]
+    func, state = make()
+    before = [tensor.detach().clone() for tensor in state]
+    graph = make_fx(functionalize(func, remove=remove))(example.clone())
+    assert_functional(graph, remove)
+    with torch.no_grad():
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)  # tracing in real mode runs the function
+    assert_alike(graph, state, *make(), example)
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_fake_modes_refuse_real_state_as_they_do_without_us(mode: Any) -> None:
+    func, _ = in_place()
+    for traced in (func, functionalize(func)):
+        with pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"):
+            make_fx(traced, tracing_mode=mode)(torch.ones(3))
+
+
+def test_state_that_is_passed_is_an_input() -> None:
+    module = nn.BatchNorm1d(3)
+    state = dict(module.named_buffers())
+
+    def f(buffers: dict[str, Tensor], x: Tensor) -> Any:
+        return torch.func.functional_call(module, buffers, (x,))
+
+    batch = torch.randn(4, 3)
+    graph = make_fx(functionalize(f))({name: buffer.clone() for name, buffer in state.items()}, batch)
+    graph(state, batch)
+    expected = nn.BatchNorm1d(3)
+    expected(batch)
+    torch.testing.assert_close(dict(expected.named_buffers()), state)
+
+
+BUFFER = torch.zeros(2, 3)
+
+
+def test_metadata_of_constants_is_refused_by_name() -> None:
+    local = torch.zeros(2)
+    module = nn.Module()
+    module.register_buffer("cache", torch.zeros(2, 3))
+
+    def of_a_global(x: Tensor) -> Tensor:
+        BUFFER.t_()
+        return x * 2
+
+    def of_a_closure(x: Tensor) -> Tensor:
+        local.resize_(3).copy_(x)
+        return x * 2
+
+    def of_a_buffer(x: Tensor) -> Tensor:
+        module.get_buffer("cache").unsqueeze_(0)
+        return x * 2
+
+    for func, name in ((of_a_global, "BUFFER"), (of_a_closure, "local"), (of_a_buffer, "module.cache")):
+        with pytest.raises(UnsupportedMutationError, match=f"`{re.escape(name)}`, which is no input") as raised:
+            make_fx(functionalize(func))(torch.ones(3))
+        assert "pass it as an argument" in str(raised.value)
+        assert func.__name__ in str(raised.value)
+    assert BUFFER.shape == (2, 3) and local.shape == (2,)
+
+
+# A trace that goes on after the functionalized function
+
+
+def bump(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x * 2
+
+
+def twice(x: Tensor) -> Any:
+    return functionalize(bump)(x), functionalize(bump)(x), x + 0
+
+
+def of_what_it_closes_over(x: Tensor) -> Any:
+    functionalize(lambda: x.add_(1))()
+    return x * 2
+
+
+def of_an_intermediate(x: Tensor) -> Any:
+    y = x * 3
+    rows = y[:1]
+    functionalize(lambda: rows.add_(1))()
+    functionalize(lambda: y.mul_(2))()
+    y.add_(1)
+    return y, rows + 0
+
+
+def written_afterwards(x: Tensor) -> Any:
+    first = functionalize(bump)(x)
+    x.add_(5)
+    return first, x * 2
+
+
+def returned_and_written(x: Tensor) -> Any:
+    y = functionalize(lambda x: x.add_(1))(x)
+    y.mul_(2)
+    return x * 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "func", [twice, of_what_it_closes_over, of_an_intermediate, written_afterwards, returned_and_written]
+)
+def test_a_trace_that_goes_on(func: Function, mode: Any) -> None:
+    graph = make_fx(func, tracing_mode=mode)(torch.zeros(3))
+    assert_alike(graph, [], func, [], torch.arange(3.0))
