@@ -165,6 +165,15 @@ class Base:
             if view is not self.top and not self.untouched(view, since=view.stamp):
                 view.value = None
 
+    def let_go(self) -> None:
+        """Drop all tensors: base and views refer to one another, and would hold them until garbage is collected."""
+        for view in self._views.values():
+            view.value = None
+        if self._renamed is not None:
+            self._renamed.value = None
+        self.pending.clear()
+        self.storage = self.held = self.seed = None
+
     def is_original(self, handle: torch.Tensor) -> bool:
         """Whether a handle is the one that was first seen on the storage, and its value."""
         return self.original is not None and self.original() is handle
@@ -187,6 +196,13 @@ class AliasGraph:
         for handle in inputs:
             self._together.setdefault(storage_key(handle), []).append(handle)
         self._together = {key: group for key, group in self._together.items() if len(group) > 1}
+
+    def close(self) -> None:
+        """Drop all tensors: the call has ended."""
+        for base in self.bases.values():
+            base.let_go()
+        self.bases.clear()
+        self._together.clear()
 
     def find(self, handle: torch.Tensor) -> View | None:
         """The handle's view, or None when its storage was neither viewed nor written."""
@@ -237,6 +253,7 @@ class AliasGraph:
                 del base.handles[key]
                 if not base.handles and bases.get(base.key) is base:
                     del bases[base.key]
+                    base.let_go()
 
         base.handles[key] = (weakref.ref(handle, forget), view)
 

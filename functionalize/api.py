@@ -78,11 +78,14 @@ def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: 
     program = mode.program
     with DisableTorchFunction():  # what we ask tensors is not for modes to hear
         inputs = _inputs(program, (args, kwargs))
-    with Undispatched(program), mode:
-        outputs = func(*args, **kwargs)
-    if program.graph.bases and program.domain.observed:
-        with DisableTorchFunction(), below_autograd():
-            Epilogue(program, inputs, _handles(outputs)).run()
+    try:
+        with Undispatched(program), mode:
+            outputs = func(*args, **kwargs)
+        if program.graph.bases and program.domain.observed:
+            with DisableTorchFunction(), below_autograd():
+                Epilogue(program, inputs, _handles(outputs)).run()
+    finally:
+        program.close()
     return outputs
 
 
@@ -96,10 +99,13 @@ def _body(remove_views: bool, func: Callable[..., Any], frame: Frame) -> Callabl
         with DisableTorchFunction(), below_autograd():
             args = frame.enter(program, args)
             inputs = _inputs(program, (args, kwargs))
-        with Undispatched(program), mode:
-            outputs = func(*args, **kwargs)
-        with DisableTorchFunction(), below_autograd():
-            return frame.leave(args, outputs, Epilogue(program, inputs, _handles(outputs)))
+        try:
+            with Undispatched(program), mode:
+                outputs = func(*args, **kwargs)
+            with DisableTorchFunction(), below_autograd():
+                return frame.leave(args, outputs, Epilogue(program, inputs, _handles(outputs)))
+        finally:
+            program.close()
 
     return pure
 

@@ -80,6 +80,11 @@ class Program:
         for base in list(self.graph.bases.values()):
             base.drop_stale()
 
+    def close(self) -> None:
+        """Drop all tensors: the call has ended."""
+        self._carriers.clear()
+        self.graph.close()
+
     def write(self, handle: torch.Tensor, value: Value, *, borrowed: bool = False) -> None:
         """The program wrote ``value``, of the handle's shape and dtype, to a handle."""
         reason = self._protected.get(storage_key(handle))
