@@ -199,7 +199,7 @@ class AliasGraph:
 
     def close(self) -> None:
         """Drop all tensors: the call has ended."""
-        for base in self.bases.values():
+        for base in list(self.bases.values()):  # with a value a handle may die, and its base be forgotten
             base.let_go()
         self.bases.clear()
         self._together.clear()
