@@ -132,31 +132,6 @@ def test_nested_keeps_views_where_only_the_inner_one_removes_them() -> None:
     assert operators(trace(f, torch.ones(2, 3)))[-1] == "t.default"
 
 
-@WHILE
-def test_errors_are_those_of_eager(mode: Any) -> None:
-    def shapes(x: Tensor) -> Tensor:
-        return x.clone().add_(torch.ones(5, 2))
-
-    def overlap(x: Tensor) -> Tensor:
-        return x[0].expand(3, 2).add_(1)
-
-    def cast(x: Tensor) -> Tensor:
-        return x.long().add_(0.5)
-
-    def leaf(x: Tensor) -> Tensor:
-        return torch.ones(2, requires_grad=True).add_(1)
-
-    refused_by_fakes = [] if mode in ("fake", "symbolic") else [overlap]  # FakeTensor lets aten.add_ write to it
-    for func in (shapes, cast, leaf, *refused_by_fakes):
-        x = torch.ones(2, 2)
-        with pytest.raises(RuntimeError) as eager:
-            func(x)
-        with pytest.raises(RuntimeError) as ours:
-            call = functionalize(func) if mode is None else make_fx(functionalize(func), tracing_mode=mode)
-            call(x)
-        assert type(ours.value) is type(eager.value)
-
-
 # Reads in the middle
 
 
