@@ -119,8 +119,8 @@ class Geometry:
     @cached_property
     def shares(self) -> bool:
         """Whether two positions share an element, for the sizes of this trace."""
-        if self.static and self.contiguous:
-            return False
+        if len(self.stride) < len(self.size) or (self.static and self.contiguous):
+            return False  # sparse, or all apart
         dims = [(hint(stride), hint(size)) for size, stride in zip(self.size, self.stride, strict=True)]
         dims = sorted((stride, size) for stride, size in dims if size != 1)
         reach = 0

@@ -11,7 +11,7 @@ number of slices is fixed for the sizes of the trace; strides of zero are refuse
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def run(
     program: Program, func: Any, row: OpRow, written: Sequence[Written], args: Sequence[Any], kwargs: Kwargs
 ) -> Any:
     """What the op returns; raises where eager refuses to write. NotImplemented: to be run like any other op."""
-    targets = list(tensor_leaves([w.given(args, kwargs) for w in written], {}))
+    targets = _strided(tensor_leaves([w.given(args, kwargs) for w in written], {}))
     in_order = any(_order_matters(func, target, args, kwargs) for target in targets)
     if not (in_order or any(map(repeats, targets)) or _arguments_meet(targets, args, kwargs)):
         return NotImplemented
@@ -48,9 +48,14 @@ def run(
     return _by_slices(program, func, row, args, kwargs) if in_order else NotImplemented
 
 
+def _strided(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that lie at a place of a storage: sparse tensors and their like have none."""
+    return [tensor for tensor in tensors if tensor.layout is torch.strided]
+
+
 def _order_matters(func: Any, target: torch.Tensor, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether it matters that eager writes an element once for each position that shares it."""
-    if target.layout is not torch.strided or target.is_contiguous():
+    if target.is_contiguous():
         return False
     place = Geometry.of(target)
     if func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
@@ -67,7 +72,7 @@ def _ambiguous(place: Geometry) -> bool:
 
 def _arguments_meet(written: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether a written tensor shares elements with another argument: many an op of eager refuses that."""
-    leaves = list(tensor_leaves(args, kwargs))
+    leaves = _strided(tensor_leaves(args, kwargs))
     if len(leaves) < 2:
         return False
     keys = [storage_key(leaf) for leaf in leaves]
