@@ -87,7 +87,7 @@ PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, Fake
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a tensor's storage; of the tensor itself where it has none (sparse, mkldnn), as a negative number."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return -id(tensor)
     try:
         return int(tensor.untyped_storage()._cdata)  # the only identity that works without data

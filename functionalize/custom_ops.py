@@ -46,7 +46,8 @@ def on_memory(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwar
     """Run an op on the program's own tensors, whose memory is current, and note what it left in those it writes."""
     out = program.domain.on_handles(func, args, kwargs)
     for handle in tensor_leaves([w.given(args, kwargs) for w in row.written], {}):
-        program.write(handle, program.domain.on_handles(aten.clone.default, (handle,), {}))
+        if program.graph.find(handle) is not None:  # else it is its own value
+            program.write(handle, program.domain.on_handles(aten.clone.default, (handle,), {}))
     return out
 
 

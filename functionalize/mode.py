@@ -24,7 +24,7 @@ from functionalize._torch import (
     unbacked,
 )
 from functionalize.by_storage import BY_STORAGE
-from functionalize.domains.tensors import TensorsDomain, tensor_leaves
+from functionalize.domains.tensors import TensorsDomain, counts_elements, tensor_leaves
 from functionalize.program import Program
 from functionalize.regions import Geometry
 from functionalize.tables import Kind, OpRow, ViewKind
@@ -123,9 +123,17 @@ class FunctionalizeMode(TorchDispatchMode):
         return out
 
     def _part_of_unstrided(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        out = self._functional(func, args, kwargs)
+        copy = tables.row(func).copy if self.program.domain.remove_views and counts_elements(args[0]) else None
+        out = self._functional(tables.overload(copy) if copy else func, args, kwargs)
         if isinstance(out, torch.Tensor) and func in view_rules.UNSUPPORTED_VIEWS:
             self.program.protect(out, f"it is {func} of a tensor, and {view_rules.UNSUPPORTED_VIEWS[func]}")
+            self.program.protect(args[0], f"a part of it, {func}, was taken, which would not see the write")
+        return out
+
+    def _of_parts(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        out = self._functional(func, args, kwargs)
+        for part in tensor_leaves(args, kwargs):
+            self.program.protect(part, f"it is a part of what {func} made, which would not see the write")
         return out
 
     def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -169,6 +177,17 @@ class FunctionalizeMode(TorchDispatchMode):
         return higher_order.run(self.program, self._purify, func, args, kwargs)
 
 
+# Tensors made of others, whose memory they keep.
+_OF_PARTS = frozenset(
+    {
+        aten._sparse_coo_tensor_with_dims_and_tensors.default,
+        aten._sparse_compressed_tensor_with_dims.default,
+        aten.sparse_compressed_tensor.comp_plain_value_size,
+        aten._sparse_coo_tensor_unsafe.default,
+        aten._sparse_compressed_tensor_unsafe.default,
+        aten._nested_view_from_buffer.default,
+    }
+)
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
@@ -211,6 +230,8 @@ def _choose(func: Any) -> Handler:
         return FunctionalizeMode._higher_order
     if func in _METADATA:
         return FunctionalizeMode._metadata
+    if func in _OF_PARTS:
+        return FunctionalizeMode._of_parts
     if func in BY_STORAGE:
         return FunctionalizeMode._by_storage
     row: OpRow = tables.row(func)

@@ -13,7 +13,7 @@ import torch
 
 from functionalize import custom_ops, random_order, shared_elements, tables
 from functionalize._torch import storage_key
-from functionalize.domains.tensors import same_strides, tensor_leaves
+from functionalize.domains.tensors import placed, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, spans_disjoint
@@ -31,6 +31,8 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
         return _quietly(program, func, row, args, kwargs)
     if row.functional is None or (row.random and not program.domain.observed):
         return custom_ops.run(program, func, row, args, kwargs)
+    if not program.domain.observed and not all(map(placed, tensor_leaves(args, kwargs))):
+        return custom_ops.on_memory(program, func, row, args, kwargs)
     done = shared_elements.run(program, func, row, written, args, kwargs)
     if done is not NotImplemented:
         return done
@@ -196,6 +198,12 @@ def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.T
 
 def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     """Give an ``out=`` handle the geometry that eager gives it; all of its elements are about to be written."""
+    if not placed(handle):
+        raise UnsupportedMutationError(
+            f"a resize of a tensor of layout {handle.layout}",
+            why="in a graph only strided tensors can be given another size",
+            hint="build a new tensor of that size",
+        )
     program.fix(handle)
     program.unshare(handle)
     run = program.domain.on_handles
@@ -211,10 +219,8 @@ def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
 
 def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     target, source = args[0], args[1]
-    if target.layout is not torch.strided or source.layout is not torch.strided:
-        return False
-    if target.is_quantized or source.is_quantized:
-        return False
+    if not (placed(target) and placed(source)):
+        return _copy_sparse(program, target, source)
     call, value = program.domain.call, program.value(source)
     if source.size() != target.size():
         program.domain.rehearse(func, args, kwargs, [target])
@@ -228,9 +234,17 @@ def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> b
     return True
 
 
+def _copy_sparse(program: Program, target: torch.Tensor, source: torch.Tensor) -> bool:
+    kinds = [(tensor.layout, tensor.dtype, tensor.device, tensor.size()) for tensor in (target, source)]
+    if kinds[0] != kinds[1] or target.layout in (torch.strided, torch._mkldnn):
+        return False
+    program.write(target, program.domain.call(aten.clone.default, program.value(source)))
+    return True
+
+
 def _fill(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     target, number = args[0], args[1] if len(args) > 1 else 0
-    if target.layout is not torch.strided or target.is_quantized:
+    if not placed(target):
         return False
     options = {"dtype": target.dtype, "layout": target.layout, "device": target.device, "pin_memory": False}
     program.write(target, program.domain.call(aten.full.default, list(target.size()), number, **options))

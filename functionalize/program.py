@@ -30,7 +30,7 @@ class Program:
         self.domain = domain
         self.enter = enter  # has the ops inside dispatched to this program again
         self.graph = AliasGraph(held=domain.older)
-        self._protected: dict[int, str] = {}
+        self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
     def value(self, handle: torch.Tensor) -> Value:
@@ -83,15 +83,16 @@ class Program:
     def close(self) -> None:
         """Drop all tensors: the call has ended."""
         self._carriers.clear()
+        self._protected.clear()
         self.graph.close()
 
     def write(self, handle: torch.Tensor, value: Value, *, borrowed: bool = False) -> None:
         """The program wrote ``value``, of the handle's shape and dtype, to a handle."""
-        reason = self._protected.get(storage_key(handle))
-        if reason is not None and self.domain.observed:
+        protected = self._protected.get(storage_key(handle)) if self._protected else None
+        if protected is not None:
             raise UnsupportedMutationError(
                 f"a write to a tensor of shape {tuple(handle.size())}",
-                why=reason,
+                why=protected[0],
                 hint="build a new sparse or nested tensor from the changed parts, or write to a .to_dense() copy",
             )
         view = self.graph.ensure(handle)
@@ -114,7 +115,8 @@ class Program:
 
     def protect(self, handle: torch.Tensor, reason: str) -> None:
         """Refuse writes to a handle whose memory belongs to a tensor that would not see them."""
-        self._protected[storage_key(handle)] = reason
+        if self.domain.observed:
+            self._protected[storage_key(handle)] = reason, handle  # held, so that its storage is not another's
 
     def fix(self, handle: torch.Tensor) -> None:
         """Refuse to change the metadata of a constant of the trace: a graph finds it as the trace left it."""

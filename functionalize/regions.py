@@ -52,8 +52,10 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        if tensor.layout is not torch.strided:
-            return cls(tuple(tensor.size()), (), 0, tensor.dtype)  # no storage to address, nothing to view
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return cls(
+                () if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype
+            )  # no storage to address, nothing to view
         return cls(
             tuple(map(plain, tensor.size())),
             tuple(map(plain, tensor.stride())),

@@ -307,7 +307,14 @@ def _rehandled(result: Any, want: Any) -> Any:
     return want
 
 
+def placed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what the functional variants are written for: plain numbers at a place of a storage."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
 def _uninitialized_like(tensor: torch.Tensor) -> torch.Tensor:
+    if not placed(tensor):
+        return tensor.clone()
     return tensor.new_empty_strided(tensor.size(), tensor.stride())
 
 
