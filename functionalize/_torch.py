@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import (  # a mode must know which modes run b
     TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
+    return_and_correct_aliasing,
 )
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "OpOverload",
     "ProxyTorchDispatchMode",
     "TorchDispatchMode",
+    "alias_of_wrapper",
     "auto_functionalized",
     "auto_functionalized_v2",
     "below_all_modes",
@@ -178,6 +180,13 @@ def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
     """Copy ``value`` into ``handle``'s memory, seen by no mode and no version counter. Same shape and dtype."""
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         handle.copy_(value)
+
+
+def alias_of_wrapper(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
+    """A wrapper subclass that a view op made, told that it shares the storage of the wrapper that it views."""
+    with _disable_current_modes():
+        told: torch.Tensor = return_and_correct_aliasing(func, args, kwargs, out)
+    return told
 
 
 def memory_view(handle: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:

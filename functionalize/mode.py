@@ -17,6 +17,7 @@ from functionalize._torch import (
     FakeTensor,
     HigherOrderOperator,
     TorchDispatchMode,
+    alias_of_wrapper,
     counts_versions,
     current_proxy_mode,
     on_handles,
@@ -51,7 +52,7 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
-        if not PLAIN_TYPES.issuperset(types):
+        if not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
         if self.aside():
             return self._traced_inside(func, args, kwargs)
@@ -113,6 +114,8 @@ class FunctionalizeMode(TorchDispatchMode):
             return self._part_of_unstrided(func, args, kwargs)
         out = self.program.domain.on_handles(func, args, kwargs)
         if isinstance(out, torch.Tensor):
+            if storage_key(out) != key:
+                out = alias_of_wrapper(func, args, kwargs, out)
             self.program.made(out, graph.derive(graph.ensure(source), func, tuple(args[1:]), Geometry.of(out)))
         else:
             places = [Geometry.of(piece) for piece in out]

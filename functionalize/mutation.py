@@ -13,7 +13,7 @@ import torch
 
 from functionalize import custom_ops, random_order, shared_elements, tables
 from functionalize._torch import storage_key
-from functionalize.domains.tensors import placed, same_strides, tensor_leaves
+from functionalize.domains.tensors import counts_elements, placed, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, spans_disjoint
@@ -236,7 +236,7 @@ def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> b
 
 def _copy_sparse(program: Program, target: torch.Tensor, source: torch.Tensor) -> bool:
     kinds = [(tensor.layout, tensor.dtype, tensor.device, tensor.size()) for tensor in (target, source)]
-    if kinds[0] != kinds[1] or target.layout in (torch.strided, torch._mkldnn):
+    if kinds[0] != kinds[1] or not (target.is_sparse or counts_elements(target)):
         return False
     program.write(target, program.domain.call(aten.clone.default, program.value(source)))
     return True

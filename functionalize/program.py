@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from functionalize import tables
-from functionalize._torch import DisableTorchFunction, pytree, storage_key, unbacked
+from functionalize._torch import PLAIN_TYPES, DisableTorchFunction, pytree, storage_key, unbacked
 from functionalize.alias_graph import AliasGraph, View
 from functionalize.by_storage import BY_STORAGE
-from functionalize.domains.tensors import TensorsDomain, same_strides
+from functionalize.domains.tensors import TensorsDomain, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.regenerate import commit, regenerate
 from functionalize.view_rules import Value
@@ -32,6 +32,13 @@ class Program:
         self.graph = AliasGraph(held=domain.older)
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
+
+    def whole(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether a tracer below knows a wrapper subclass among the arguments: as one tensor, not by its parts."""
+        return self.domain.proxies is not None and any(
+            type(leaf) not in PLAIN_TYPES and (not self.domain.constant(leaf) or self.graph.find(leaf) is not None)
+            for leaf in tensor_leaves(args, kwargs)
+        )
 
     def value(self, handle: torch.Tensor) -> Value:
         """What a handle is worth now."""

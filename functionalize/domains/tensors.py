@@ -15,6 +15,7 @@ import torch
 
 from functionalize import tables
 from functionalize._torch import (
+    PLAIN_TYPES,
     FakeTensor,
     FakeTensorMode,
     ProxyTorchDispatchMode,
@@ -83,7 +84,7 @@ class TensorsDomain:
         """The value as a tensor object which no later write to a handle can change, for the same graph node."""
         if self.constant(value):
             return aten.clone.default(value)  # a node: what the constant holds is known when the graph runs
-        return self.alias(value, aten.alias.default if _is_fake(value) else copy_of_memory)
+        return self.alias(value, aten.alias.default if _is_fake(value) else _copied)
 
     def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
         """Another tensor object for the same graph node."""
@@ -121,6 +122,9 @@ class TensorsDomain:
                 on_handles(aten.resize_as_sparse_.default, (handle, value), {})
             for dim in repeated(handle):  # written once: `copy_` refuses positions that share an element
                 handle, value = (on_handles(aten.slice.Tensor, (side, dim, 0, 1), {}) for side in (handle, value))
+            if type(handle) not in PLAIN_TYPES:  # a wrapper: its parts have the memory
+                on_handles(aten.copy_.default, (handle, value), {})
+                return
             memory_write(handle, value)
 
     def point(self, handle: torch.Tensor, value: Value) -> None:
@@ -305,6 +309,10 @@ def _rehandled(result: Any, want: Any) -> Any:
     if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or same_strides(result, want):
         return result
     return want
+
+
+def _copied(value: Value) -> Value:
+    return copy_of_memory(value) if type(value) in PLAIN_TYPES else value.clone()
 
 
 def placed(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,172 @@
+"""Tensor subclasses: one that logs, one that holds two tensors, DTensor in one process.
+
+In direct use a subclass desugars first, and its inner tensors are functionalized. `make_fx` traces a subclass that it
+is given as one tensor, and so do we: the graph takes the subclass, is functional, and runs on others like it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.logging_tensor import LoggingTensor, capture_logs
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import _pytree as pytree
+
+from functionalize import functionalize
+from functionalize.verify import assert_functional
+from tests.graphs import MODES, REMOVES
+
+EITHER = pytest.mark.parametrize("remove", REMOVES)
+Function = Callable[[Any], Any]
+
+
+def numbers(*size: int) -> Tensor:
+    return torch.arange(1.0, 1 + torch.Size(size).numel()).view(size)
+
+
+def two() -> Tensor:
+    made: Tensor = TwoTensor(numbers(2, 3), -numbers(2, 3))
+    return made
+
+
+def logged() -> Tensor:
+    made: Tensor = LoggingTensor(numbers(2, 3))
+    return made
+
+
+def inner(tree: Any) -> list[Any]:
+    """The tensors inside the subclasses of a pytree, and what kinds they are."""
+    found: list[Any] = []
+    for leaf in pytree.tree_leaves(tree):
+        parts = [leaf.a, leaf.b] if isinstance(leaf, TwoTensor) else [getattr(leaf, "elem", leaf)]
+        found += [type(leaf).__name__, *(part.detach().clone() for part in parts)]
+    return found
+
+
+def in_place(x: Tensor) -> Any:
+    y = x * 2
+    y.add_(1)
+    return y
+
+
+def through_views(x: Tensor) -> Any:
+    y = x * 2
+    y[0].mul_(3)
+    y.t()[1].add_(1)
+    y.view(-1)[2:].zero_()
+    return y, y[0], y.reshape(-1)
+
+
+def of_the_input(x: Tensor) -> Any:
+    x.add_(1)
+    x[1].mul_(2)
+    return x.sum()
+
+
+def by_out(x: Tensor) -> Any:
+    out = torch.empty_like(x)
+    torch.add(x, 1, out=out)
+    return out
+
+
+def detached(x: Tensor) -> Any:
+    y = x.detach()
+    y.add_(1)
+    return y
+
+
+def pieces(x: Tensor) -> Any:
+    y = torch.cat([x, x])
+    y[0].fill_(5)
+    return y.split(2)
+
+
+def gradient(x: Tensor) -> Any:
+    leaf = x.detach().requires_grad_()
+    y = (leaf * leaf).clone()
+    y[0].mul_(2)
+    return torch.autograd.grad(y.sum(), leaf)
+
+
+def each(x: Tensor) -> Any:
+    both = [x * 1, x * 2]
+    torch._foreach_add_(both, 1)
+    return both
+
+
+def transposed_in_place(x: Tensor) -> Any:
+    y = x + 0
+    y.t_()
+    y[0].add_(1)
+    return y
+
+
+PROGRAMS = [in_place, through_views, of_the_input, by_out, detached, pieces, gradient, each, transposed_in_place]
+
+
+@EITHER
+@pytest.mark.parametrize("make", [two, logged])
+@pytest.mark.parametrize("func", PROGRAMS)
+def test_direct(func: Function, make: Callable[[], Tensor], remove: str) -> None:
+    ours, eager = make(), make()
+    got, wanted = functionalize(func, remove=remove)(ours), func(eager)
+    assert_same(inner((got, ours)), inner((wanted, eager)))
+
+
+@EITHER
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("func", PROGRAMS)
+def test_traced_as_one_tensor(func: Function, mode: Any, remove: str) -> None:
+    graph = make_fx(functionalize(func, remove=remove), tracing_mode=mode)(two() * 3)
+    assert_functional(graph, remove)
+    ours, eager = two(), two()
+    with torch.no_grad():
+        got = graph(ours)
+    assert_same(inner((got, ours)), inner((func(eager), eager)))
+
+
+def assert_same(got: list[Any], wanted: list[Any]) -> None:
+    assert len(got) == len(wanted)
+    for one, other in zip(got, wanted, strict=True):
+        if isinstance(other, Tensor):
+            torch.testing.assert_close(one, other)
+        else:
+            assert one == other
+
+
+@EITHER
+def test_what_a_logging_subclass_sees_is_the_program(remove: str) -> None:
+    with capture_logs() as logs:
+        functionalize(in_place, remove=remove)(logged())
+    assert [re.findall(r"aten\.\w+\.\w+", line) for line in logs] == [["aten.mul.Tensor"], ["aten.add_.Tensor"]]
+
+
+# DTensor
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@EITHER
+@pytest.mark.parametrize("func", [in_place, of_the_input, detached, gradient])
+def test_dtensor(func: Function, mesh: Any, remove: str) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    ours, eager = (distribute_tensor(numbers(2, 3), mesh, [Shard(0)]) for _ in range(2))
+    got, wanted = functionalize(func, remove=remove)(ours), func(eager)
+    for one, other in zip(pytree.tree_leaves((got, ours)), pytree.tree_leaves((wanted, eager)), strict=True):
+        assert type(one) is type(other) and one.placements == other.placements
+        torch.testing.assert_close(one.full_tensor(), other.full_tensor())
