@@ -52,7 +52,7 @@ def regenerate(run: Execution, view: View) -> Value:
     for node in reversed(path):
         assert node.rule is not None
         known = run.recorded(node, value)
-        value = node.rule.replay(run.call, value) if known is None else known
+        value = node.rule.replay(run.call, _owned(run, node, value)) if known is None else known
         node.settle(value, source.stamp, borrowed=source.borrowed and run.views_alias)
     return value
 
@@ -143,7 +143,7 @@ def _prior(run: Execution, child: View, group: list[Entry], before: Before) -> B
     others = (write for write in child.base.log[child.stamp :] if write not in inside)
     if child.value is not None and all(disjoint(write, child) for write in others):
         return _constant(child.value)
-    return lambda: rule.replay(run.call, before())
+    return lambda: rule.replay(run.call, _owned(run, child, before()))
 
 
 def _scatter(run: Execution, batch: dict[View, Value], before: Before) -> Value:
@@ -153,8 +153,18 @@ def _scatter(run: Execution, batch: dict[View, Value], before: Before) -> Value:
         batch = {child: value for child, value in batch.items() if child not in tiles}
     for child, value in batch.items():
         assert child.rule is not None
-        before = _constant(child.rule.inverse(run.call, before, value))
+        before = _constant(child.rule.inverse(run.call, _source(run, child, before), value))
     return before()
+
+
+def _owned(run: Execution, view: View, value: Value) -> Value:
+    """The value of a view's source, for the view's rule: what is borrowed may start elsewhere when a graph is run."""
+    assert view.rule is not None and view.parent is not None
+    return run.call(aten.clone.default, value) if view.rule.by_storage and view.parent.borrowed else value
+
+
+def _source(run: Execution, view: View, before: Before) -> Before:
+    return lambda: _owned(run, view, before())
 
 
 def _tile(run: Execution, tiles: list[View], batch: dict[View, Value], before: Before) -> Value:

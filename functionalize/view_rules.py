@@ -54,6 +54,11 @@ class ViewRule:
     covers: bool = False
     part: Progression | None = None
 
+    @property
+    def by_storage(self) -> bool:
+        """Whether the path addresses the storage of the source's value, which must not be another tensor's."""
+        return any(op is aten.as_strided.default for op, _ in self.path)
+
     def replay(self, call: Call, base: Value) -> Value:
         """The view's value, of the source's."""
         for op, args in self.path:
