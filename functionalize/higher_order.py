@@ -27,6 +27,7 @@ from functionalize.alias_graph import disjoint
 from functionalize.epilogue import Epilogue
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
+from functionalize.regions import same
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]
@@ -55,7 +56,7 @@ class Frame:
         """The operands as the body sees them."""
         if self.operands is None:
             return args
-        return tuple(_with_strides(program, arg, _strides(like)) for arg, like in zip(args, self.operands, strict=True))
+        return tuple(_as_laid_out(program, arg, like) for arg, like in zip(args, self.operands, strict=True))
 
     def leave(self, args: tuple[Any, ...], outputs: Any, epilogue: Epilogue) -> Any:
         """The body's results, and after them the new values of the operands that it is known to write."""
@@ -229,6 +230,11 @@ def _value(program: Program, leaf: Any) -> Any:
     return program.value(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
+def _as_laid_out(program: Program, value: Any, like: Any) -> Any:
+    strided = isinstance(like, torch.Tensor) and like.layout is torch.strided
+    return _with_strides(program, value, like.stride()) if strided else value
+
+
 def _strides(leaf: Any) -> tuple[int, ...] | None:
     """Strides that can be compared: those of a tensor whose size and strides are numbers."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
@@ -237,10 +243,9 @@ def _strides(leaf: Any) -> tuple[int, ...] | None:
     return leaf.stride() if known else None
 
 
-def _with_strides(program: Program, value: Any, strides: tuple[int, ...] | None) -> Any:
+def _with_strides(program: Program, value: Any, strides: Any) -> Any:
     """A handle that lies so, since bodies may look; see Note [Values may have other strides than their handles]."""
-    own = _strides(value)
-    if strides is None or own is None or own == strides:
+    if strides is None or not isinstance(value, torch.Tensor) or same(value.stride(), strides):
         return value
     handle: torch.Tensor = program.domain.on_handles(value.new_empty_strided, (value.size(), strides), {})
     program.graph.adopt(handle, value)
