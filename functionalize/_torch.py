@@ -57,6 +57,7 @@ __all__ = [
     "current_proxy_mode",
     "forget_offset",
     "has_symbols",
+    "holders",
     "last_node",
     "memory_view",
     "memory_write",
@@ -215,6 +216,11 @@ def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch
     proxy = tracker.get(value)
     if proxy is not None:
         tracker[handle] = proxy
+
+
+def holders(mode: ProxyTorchDispatchMode, key: int) -> Iterator[torch.Tensor]:
+    """The tensors of a storage that the tracer knows as nodes."""
+    return (tensor for tensor in mode.tracer.tensor_tracker if storage_key(tensor) == key)
 
 
 def unbacked(numbers: Sequence[Any]) -> bool:

@@ -147,6 +147,8 @@ class FunctionalizeMode(TorchDispatchMode):
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 program.unshare(arg)
+            elif isinstance(arg, torch.UntypedStorage):
+                program.meet(arg)
         view = program.graph.ensure(handle)
         if func in _RESIZES:
             program.domain.resize_handle(handle, _size(args[1]), kwargs)

@@ -120,6 +120,20 @@ class Program:
             handle.data = source
         self.graph.track(handle, view)
 
+    def meet(self, storage: torch.UntypedStorage) -> None:
+        """The program is about to set a tensor to a storage, of which the graph may not know yet."""
+        if int(storage._cdata) in self.graph.bases:
+            return
+        holder = self.domain.holder(storage)
+        if holder is not None:
+            self.graph.ensure(holder)
+        elif self.domain.observed and storage.nbytes():
+            raise UnsupportedMutationError(
+                f"set_ to a storage of {storage.nbytes()} bytes",
+                why="no tensor is left that says what the storage holds",
+                hint="set_ to a tensor, or keep one of that storage alive",
+            )
+
     def protect(self, handle: torch.Tensor, reason: str) -> None:
         """Refuse writes to a handle whose memory belongs to a tensor that would not see them."""
         if self.domain.observed:

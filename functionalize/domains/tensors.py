@@ -24,6 +24,7 @@ from functionalize._torch import (
     current_proxy_mode,
     forget_offset,
     has_symbols,
+    holders,
     last_node,
     memory_write,
     mode_stack,
@@ -182,6 +183,10 @@ class TensorsDomain:
     def same_node(self, one: torch.Tensor, two: torch.Tensor) -> bool:
         """Whether two tensors stand for the same node of the graph that is traced."""
         return self.proxies is not None and same_node(self.proxies, one, two)
+
+    def holder(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
+        """A tensor that tells the tracer what a storage holds."""
+        return None if self.proxies is None else next(holders(self.proxies, int(storage._cdata)), None)
 
     def expected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """``out``, or fresh handles where eager, from the handles ``args``, would have given other strides."""
