@@ -93,7 +93,7 @@ def test_state_is_carried_to_the_next_call(remove: str) -> None:
 
 @EITHER
 @pytest.mark.parametrize("mode", MODES)
-def test_state_as_an_input_is_written_back_by_the_graph(mode: str, remove: str) -> None:
+def test_state_as_an_input_is_written_back_by_the_graph(mode: Any, remove: str) -> None:
     eager, state = Counter(), dict(Counter().named_buffers())
 
     def f(state: dict[str, Tensor], x: Tensor) -> Any:
@@ -141,7 +141,7 @@ def test_constructors_draw_the_numbers_of_eager_and_keep_ties(remove: str) -> No
 
 @EITHER
 @pytest.mark.parametrize("mode", MODES)
-def test_bodies_of_cond_keep_views_as_asked(mode: str, remove: str) -> None:
+def test_bodies_of_cond_keep_views_as_asked(mode: Any, remove: str) -> None:
     def yes(x: Tensor) -> Tensor:
         y = x + 1
         y.t()[0].add_(1)

@@ -77,8 +77,8 @@ def test_194747_inputs_of_several_dtypes_in_one_buffer(check: Check) -> None:
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adagrad", "sgd"])
 def test_fused_optimizers_with_empty_lists(name: str, check: Check, mode: Any) -> None:
-    rates = {"lr": 0.1, "weight_decay": 0.01, "maximize": False}
-    beta = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
+    rates: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.01, "maximize": False}
+    beta: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
 
     def f(parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]], steps: list[Tensor]) -> None:
         if name in ("adam", "adamw"):
@@ -87,7 +87,7 @@ def test_fused_optimizers_with_empty_lists(name: str, check: Check, mode: Any) -
         elif name == "adagrad":
             torch._fused_adagrad_(parameters, gradients, moments[1], steps, lr_decay=0.0, eps=1e-8, **rates)
         else:
-            rest = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
+            rest: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
             torch._fused_sgd_(parameters, gradients, [], **rates, **rest)
 
     pairs = [[torch.ones(3), torch.ones(2, 2)] for _ in range(4)]
@@ -98,7 +98,14 @@ def test_fused_optimizers_with_empty_lists(name: str, check: Check, mode: Any) -
 
 def test_fused_optimizer_whose_state_is_its_parameter_is_refused_in_graphs(remove: str) -> None:
     def f(p: Tensor, gradient: Tensor) -> None:
-        rest = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        rest: dict[str, Any] = {
+            "beta1": 0.9,
+            "beta2": 0.99,
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "amsgrad": False,
+            "maximize": False,
+        }
         torch._fused_adam_([p], [gradient], [p], [p[:2]], [], [torch.tensor(1.0)], lr=0.1, **rest)
 
     assert_equivalent(f, torch.ones(3), torch.ones(3), remove=remove)
@@ -334,7 +341,7 @@ def test_126236_a_view_from_before_set_is_written(check: Check) -> None:
     def f(x: Tensor, new: Tensor) -> Any:
         y = x * 2
         stale = y.view(-1)
-        y.set_(new)
+        torch.ops.aten.set_.source_Tensor(y, new)
         stale.add_(1)
         y.mul_(3)
         return stale, y

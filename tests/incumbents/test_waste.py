@@ -70,7 +70,7 @@ def rows_written_often(x: Tensor) -> Tensor:
 
 def computes_whole(node: torch.fx.Node, elements: int) -> bool:
     """Whether a node computes that many elements; a view or its copy, and the write-back, do not compute."""
-    if node.op != "call_function" or node.target is torch.ops.aten.copy_.default:
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target is torch.ops.aten.copy_.default:
         return False
     name = operator(node).partition(".")[0]
     if tables.row(node.target).view is not ViewKind.NONE or name.endswith("_copy"):

@@ -20,20 +20,20 @@ LINE = torch.arange(12.0)
 
 
 @storages(LINE, LINE + 1)
-def an_input_takes_another_storage(a: Tensor, b: Tensor) -> Any:
+def an_input_takes_another_storage(a: Any, b: Any) -> Any:
     a.set_(b * 2)
     return a + 1
 
 
 @storages(LINE, SQUARE)
-def set_to_a_view_then_written(a: Tensor, b: Tensor) -> Any:
+def set_to_a_view_then_written(a: Any, b: Any) -> Any:
     a.set_(b.t()[1:])
     a.mul_(2)
     return b.sum(0), a * 1
 
 
 @storages(LINE, LINE + 1)
-def written_before_and_after(a: Tensor, b: Tensor) -> Any:
+def written_before_and_after(a: Any, b: Any) -> Any:
     a.mul_(2)
     kept = a[:4]
     a.set_(b)
@@ -43,7 +43,7 @@ def written_before_and_after(a: Tensor, b: Tensor) -> Any:
 
 
 @storages(LINE, LINE + 1)
-def set_there_and_back(a: Tensor, b: Tensor) -> Any:
+def set_there_and_back(a: Any, b: Any) -> Any:
     original = a.view(12)
     a.set_(b)
     a.set_(original)
@@ -52,7 +52,7 @@ def set_there_and_back(a: Tensor, b: Tensor) -> Any:
 
 @storages(SQUARE)
 def set_of_an_intermediate_to_its_own_part(x: Tensor) -> Any:
-    y = x * 2
+    y: Any = x * 2
     part = y[1:3]
     y.set_(part)
     y[0].zero_()
@@ -62,7 +62,7 @@ def set_of_an_intermediate_to_its_own_part(x: Tensor) -> Any:
 @storages(LINE)
 def set_to_the_storage_of_another(x: Tensor) -> Any:
     y, z = x * 2, torch.empty(0)
-    z.set_(y.untyped_storage(), 2, (2, 3), (4, 1))  # type: ignore[call-overload]
+    z.set_(y.untyped_storage(), 2, (2, 3), (4, 1))
     z.add_(1)
     return y, z
 
@@ -77,7 +77,7 @@ def test_a_storage_whose_tensors_are_gone_is_refused_in_graphs(remove: str) -> N
     def f(x: Tensor) -> Any:
         storage = (x * 2).untyped_storage()
         z = torch.empty(0)
-        z.set_(storage, 0, (3,), (2,))  # type: ignore[call-overload]
+        z.set_(storage, 0, (3,), (2,))
         return z.add_(1)
 
     assert_equivalent(f, LINE, remove=remove)
@@ -86,7 +86,7 @@ def test_a_storage_whose_tensors_are_gone_is_refused_in_graphs(remove: str) -> N
 
 
 def test_a_storage_is_freed_and_filled_before_its_tensor_is_written(remove: str) -> None:
-    def f(a: Tensor, b: Tensor) -> Any:
+    def f(a: Any, b: Any) -> Any:
         a.untyped_storage().resize_(b.untyped_storage().nbytes())
         a.set_(b * 2)
         return a.sum()
