@@ -375,7 +375,7 @@ def _rule(op: Any, source: View, place: Geometry, args: tuple[Any, ...]) -> View
 
 def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[Call], Value]:
     """How to compute an image from the old top's value, and around it from what the storage holds."""
-    original, old_seed, value, empty = base.original, base.seed, old.value, 0 in old.geometry.size
+    original, old_seed, value, empty = base.original, base.seed, old.value, regions.empty(old.geometry)
 
     def seed(call: Call) -> Value:
         first = old_seed(call) if value is None and old_seed is not None else value
@@ -383,9 +383,14 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
         inside = regions.fits(place, base.capacity)
 
         def around() -> Value:
-            if handle is not None and inside:
-                return call(aten.as_strided_copy.default, handle, list(place.size), [1], place.offset)
-            return call(aten.new_zeros.default, first, list(place.size))
+            held = place.size[0] if inside else base.capacity // place.dtype.itemsize - place.offset
+            if handle is None or not (inside or (type(held) is int and held > 0)):
+                return call(aten.new_zeros.default, first, list(place.size))
+            elements = call(aten.as_strided_copy.default, handle, [held], [1], place.offset)
+            if inside:
+                return elements
+            gained = call(aten.new_zeros.default, first, [place.size[0] - held])
+            return call(aten.cat.default, [elements, gained])
 
         if empty or (first is handle and not rule.covers and inside):
             return around()

@@ -13,7 +13,7 @@ import torch
 
 from functionalize import custom_ops, random_order, shared_elements, tables
 from functionalize._torch import storage_key
-from functionalize.domains.tensors import counts_elements, placed, same_strides, tensor_leaves
+from functionalize.domains.tensors import counts_elements, is_fake, placed, repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, spans_disjoint
@@ -36,7 +36,7 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     done = shared_elements.run(program, func, row, written, args, kwargs)
     if done is not NotImplemented:
         return done
-    short = _WITHOUT_READING.get(func)
+    short = _OF_THEIR_OWN.get(func)
     if short is not None and short(program, func, args, kwargs):
         return args[0]
     if any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs):
@@ -53,6 +53,8 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     if any(i >= 0 for i in row.returns) and program.values(*handles)[2]:
         fresh = program.rehandle(variant, *handles, results)
     Admission(program, func, args, kwargs).settle_all(written, results)
+    if len(row.written) == 1 and row.written[0].is_list:
+        _count_writes(row.written[0].given(args, kwargs))
     returns = [fresh[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
 
@@ -88,6 +90,11 @@ def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any]
     for index in range(count):
         named = {name: entry(arg, index) for name, arg in kwargs.items()}
         mutate(program, func, row, [entry(arg, index) for arg in args], named)
+
+
+def _count_writes(entries: Sequence[torch.Tensor]) -> None:
+    """Eager's kernel calls an op on each entry, below us, and that call tells autograd of the write."""
+    torch.autograd.graph.increment_version([entry for entry in entries if not entry.is_inference()])
 
 
 def _named(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -171,8 +178,9 @@ class Admission:
         if value.size() != handle.size() or value.dtype != handle.dtype:
             twin = self._twin(handle, value)
             if twin.size() != handle.size():
-                # A fake `out=` is resized to contiguous strides, a real one to those of the result.
-                resize(self.program, handle, value if value.size() == twin.size() else twin)
+                # A fake twin is resized to contiguous strides, a real one to those of the result.
+                by_value = is_fake(twin) and value.size() == twin.size()
+                resize(self.program, handle, value if by_value else twin)
             if value.dtype != handle.dtype:
                 value = self.program.domain.call(aten._to_copy.default, value, dtype=handle.dtype)
         if value.device != handle.device:
@@ -214,7 +222,7 @@ def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     program.graph.moved(handle)
 
 
-# Writes whose value does not depend on what was there, so that nothing need be read
+# Writes with a way of their own: the value does not depend on what was there, or on one position alone
 
 
 def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
@@ -251,8 +259,23 @@ def _fill(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> b
     return True
 
 
-_WITHOUT_READING: dict[Any, Callable[[Program, Any, Sequence[Any], Kwargs], bool]] = {
+def _masked_fill(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
+    """Eager fills an element of an expanded tensor where the mask holds at any of its positions."""
+    target, mask, number = args
+    if not repeats(target):
+        return False
+    shared = [dim for dim, stride in enumerate(target.stride()) if type(stride) is int and stride == 0]
+    with program.enter():
+        mask = mask.expand(target.size()).any(shared, keepdim=True)
+    op = aten.masked_fill.Tensor if isinstance(number, torch.Tensor) else aten.masked_fill.Scalar
+    program.write(target, program.compute(op, (target, mask, number), kwargs))
+    return True
+
+
+_OF_THEIR_OWN: dict[Any, Callable[[Program, Any, Sequence[Any], Kwargs], bool]] = {
     aten.copy_.default: _copy,
     aten.fill_.Scalar: _fill,
+    aten.masked_fill_.Scalar: _masked_fill,
+    aten.masked_fill_.Tensor: _masked_fill,
     aten.zero_.default: _fill,
 }

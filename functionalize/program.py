@@ -17,7 +17,7 @@ from functionalize.alias_graph import AliasGraph, View
 from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError, name_of
-from functionalize.regenerate import commit, regenerate
+from functionalize.regenerate import commit, regenerate, top_value
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten
@@ -153,6 +153,8 @@ class Program:
         """Part a handle whose metadata is about to change from the value that it may be."""
         view = self.graph.ensure(handle)
         self._carriers.pop(view, None)
+        if view.base.seed is not None:
+            top_value(self, view.base)  # reads the handle where it still lies
         for place in {view, view.base.root}:
             if place.value is handle:
                 place.value = self.domain.alias(handle)
@@ -190,6 +192,8 @@ class Program:
         for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):
             if handle is not value:
                 self.graph.adopt(handle, value)
+                if tables.row(func).random:
+                    self.domain.show(handle, value)  # it drew numbers of its own
         return handles
 
 

@@ -5,11 +5,12 @@ other strides than its handle (Note [Values may have other strides than their ha
 us, the op runs on the handle itself. In a graph it runs on a tensor which has the handle's strides, or, if it reads its
 argument, on the value's elements in the handle's storage order.
 
-Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as one without.
+Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as one without, but for ``normal_``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,9 @@ def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, An
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         return None
     handle, order, call = handles[0], Geometry.of(handles[0]).outermost_first, program.domain.call
+    if op is aten.normal_functional.default and order == sorted(order) and _is_large_with_gaps(handle):
+        drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
+        return call(aten.view.default, drawn, list(handle.size()))
     if order == sorted(order) or (op not in _CONTIGUOUS and same_strides(program.value(handle), handle)):
         return None
     back = sorted(range(len(order)), key=order.__getitem__)
@@ -79,3 +83,21 @@ def _alike(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Valu
         strides[outer] = strides[inner] * handle.size(inner)
     options = {"dtype": handle.dtype, "device": handle.device}
     return program.domain.call(aten.empty_strided.default, list(handle.size()), strides, **options)
+
+
+_FAST = 16  # elements from which the kernel of `normal_` takes a way of its own, if they are contiguous
+
+
+def _is_large_with_gaps(handle: torch.Tensor) -> bool:
+    count = handle.numel()
+    return type(count) is int and count >= _FAST and handle.device.type == "cpu" and not handle.is_contiguous()
+
+
+def _in_turn(call: Any, count: int, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
+    """So many normal numbers, drawn one after another: a tensor of two permuted dimensions is not contiguous."""
+    rows = next((n for n in range(2, math.isqrt(count) + 1) if count % n == 0), 1)
+    if rows == 1 and count >= _FAST:  # a prime number
+        return call(aten.cat.default, [_in_turn(call, part, dtype, *args, **kwargs) for part in (count - 1, 1)])
+    unset = call(aten.empty_strided.default, [rows, count // rows], [1, rows], dtype=dtype, device="cpu")
+    drawn = call(aten.normal_functional.default, unset, *args, **kwargs)
+    return call(aten.view.default, call(aten.permute.default, drawn, [1, 0]), [-1])

@@ -79,7 +79,7 @@ def _lasting(view: View, value: Value) -> Value | None:
 def _fold_pending(run: Execution, base: Base) -> None:
     entries = [(view, value, stamp) for view, (value, stamp) in base.pending.items()]
     base.pending.clear()
-    value = _fold(run, base.top, entries, lambda: _top_value(run, base))
+    value = _fold(run, base.top, entries, lambda: top_value(run, base))
     base.top.settle(value, len(base.log), borrowed=_still_borrowed(run, entries))
 
 
@@ -88,7 +88,8 @@ def _still_borrowed(run: Execution, entries: list[Entry]) -> bool:
     return run.views_alias and any(view.borrowed and view.covers for view, _, _ in entries)
 
 
-def _top_value(run: Execution, base: Base) -> Value:
+def top_value(run: Execution, base: Base) -> Value:
+    """The value of the top before the writes that are pending."""
     if base.top.value is None:
         assert base.seed is not None
         base.top.value = base.seed(run.call)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from functionalize._torch import unbacked
+
 Size = tuple[Any, ...]  # of int or SymInt
 
 
@@ -278,6 +280,8 @@ def reaches(source: Geometry, place: Geometry) -> bool:
     """Whether a place can be addressed as ``as_strided`` of a contiguous source."""
     if not source.contiguous:
         return False
+    if unbacked(source.size):
+        return source.dtype == place.dtype  # the op checks its bounds
     (low, high), (first, last) = hinted_span(source), hinted_span(place)
     if source.dtype != place.dtype and (len(source.size) != 1 or not _aligned((low, high), place.dtype)):
         return False
@@ -291,6 +295,11 @@ def hinted_span(place: Geometry) -> tuple[int, int]:
         return first * item, first * item
     last = first + sum((n - 1) * s for n, s in zip(size, map(hint, place.stride), strict=True))
     return first * item, (last + 1) * item
+
+
+def empty(place: Geometry) -> bool:
+    """Whether a place has no elements, for the sizes of this trace; sizes that data decide count as some."""
+    return not unbacked(place.size) and 0 in map(hint, place.size)
 
 
 def fits(place: Geometry, capacity: Any) -> bool:

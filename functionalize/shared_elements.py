@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from functionalize import custom_ops, tables
-from functionalize._torch import storage_key
+from functionalize._torch import storage_key, unbacked
 from functionalize.domains.tensors import repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
@@ -32,6 +32,8 @@ _IDEMPOTENT = frozenset(
     {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
     | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
 )
+# Of the writes to an expanded tensor that eager lets through, these leave the same at all positions of an element.
+_ALIKE_EVERYWHERE = _IDEMPOTENT | {aten.masked_fill_}
 
 
 def run(
@@ -45,7 +47,21 @@ def run(
     if not program.domain.observed:
         return custom_ops.on_memory(program, func, row, args, kwargs)
     program.domain.rehearse_on_copies(func, args, kwargs)
-    return _by_slices(program, func, row, args, kwargs) if in_order else NotImplemented
+    if in_order:
+        return _by_slices(program, func, row, args, kwargs)
+    expanded = next(filter(repeats, targets), None)
+    if expanded is not None and func.overloadpacket not in _ALIKE_EVERYWHERE:
+        raise _refusal(func, expanded)
+    return NotImplemented
+
+
+def _refusal(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
+    size, stride = tuple(target.size()), tuple(target.stride())
+    return UnsupportedMutationError(
+        f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
+        why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
+        hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
+    )
 
 
 def _strided(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -55,7 +71,7 @@ def _strided(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def _order_matters(func: Any, target: torch.Tensor, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether it matters that eager writes an element once for each position that shares it."""
-    if target.is_contiguous():
+    if unbacked(target.size()) or target.is_contiguous():
         return False
     place = Geometry.of(target)
     if func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
@@ -94,12 +110,7 @@ def _by_slices(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwa
     variant = tables.overload(row.functional) if row.functional else func
     elementwise = torch.Tag.pointwise in variant.tags or func is aten.copy_.default
     if not elementwise or len(row.written) > 1:
-        size, stride = tuple(target.size()), tuple(target.stride())
-        raise UnsupportedMutationError(
-            f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
-            why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
-            hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
-        )
+        raise _refusal(func, target)
     others = [leaf for leaf in tensor_leaves(args, kwargs) if leaf is not target and leaf.size() == target.size()]
     dim = _outermost(target, others)
     with program.enter():  # the slices are views of the program like any other

@@ -85,7 +85,7 @@ class TensorsDomain:
         """The value as a tensor object which no later write to a handle can change, for the same graph node."""
         if self.constant(value):
             return aten.clone.default(value)  # a node: what the constant holds is known when the graph runs
-        return self.alias(value, aten.alias.default if _is_fake(value) else _copied)
+        return self.alias(value, aten.alias.default if is_fake(value) else _copied)
 
     def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
         """Another tensor object for the same graph node."""
@@ -118,7 +118,7 @@ class TensorsDomain:
 
     def show(self, handle: torch.Tensor, value: Value) -> None:
         """Bring a real handle's memory up to date, so that whatever reads memory directly sees current data."""
-        if not _is_fake(handle) and not _is_fake(value):
+        if not is_fake(handle) and not is_fake(value):
             if counts_elements(handle):
                 on_handles(aten.resize_as_sparse_.default, (handle, value), {})
             for dim in repeated(handle):  # written once: `copy_` refuses positions that share an element
@@ -143,7 +143,7 @@ class TensorsDomain:
 
     def resize_handle(self, handle: torch.Tensor, size: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """``resize_`` of one of the program's own tensors, spelt out where sizes are symbolic: fake ones refuse it."""
-        if not (self.symbolic and _is_fake(handle)):
+        if not (self.symbolic and is_fake(handle)):
             on_handles(aten.resize_.default, (handle, list(size)), kwargs)
             return
         options = {"dtype": handle.dtype, "device": handle.device, **kwargs}
@@ -156,7 +156,7 @@ class TensorsDomain:
 
     def write_metadata(self, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
         """Have an op that gives an input its metadata recorded; a fake input shows it already."""
-        if self.proxies is not None and _is_fake(handle):
+        if self.proxies is not None and is_fake(handle):
             record_effect(self.proxies, op, handle, args)
         else:
             op(handle, *args)
@@ -231,7 +231,7 @@ class TensorsDomain:
         handles = list(tensor_leaves(args, kwargs))
         if any(handle.layout is not torch.strided for handle in handles):
             return
-        fake = any(map(_is_fake, handles))
+        fake = any(map(is_fake, handles))
         if fake and sum(hint(handle.untyped_storage().nbytes()) for handle in handles) > _STAND_INS:
             return
 
@@ -306,7 +306,8 @@ def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
     return same(one.stride(), two.stride())
 
 
-def _is_fake(tensor: torch.Tensor) -> bool:
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data."""
     return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import collections
 import logging
-import multiprocessing
 import re
 import signal
 import sys
@@ -17,10 +16,11 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.check import FAILED, MODES, Verdict, check
+from tests.fuzz.check import FAILED, MODES, NOT_COUNTED, REFUSED, Verdict, check
 from tests.fuzz.generate import generate, well_defined
 from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
+from tests.fuzz.workers import run_all
 
 SECONDS = 60  # for one program
 Result = tuple[int, str, Verdict]
@@ -51,6 +51,15 @@ def _timed_out(*_: Any) -> None:
     raise TimeoutError(f"a program took more than {SECONDS} s")
 
 
+def _crashed(job: tuple[int, str, int]) -> list[Result]:
+    return [(job[0], "any", Verdict(NOT_COUNTED, "the process died"))]
+
+
+def _unshrunk(job: tuple[Result, int]) -> tuple[Result, str, str]:
+    (seed, mode, verdict), length = job
+    return (seed, mode, verdict), str(generate(seed, length)), "not shrunk: the process died"
+
+
 def _start() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)  # fake tensors log the errors that they raise
@@ -69,7 +78,12 @@ def _fails_alike(program: Program, mode: str, verdict: Verdict) -> bool:
 def shrink_job(job: tuple[Result, int]) -> tuple[Result, str, str]:
     """A failure, its program made smaller, and the group of failures that it looks like: what its steps do."""
     (seed, mode, verdict), length = job
-    small = shrunk(seed, mode, length, verdict)
+    signal.alarm(2 * SECONDS)
+    try:
+        small = shrunk(seed, mode, length, verdict)
+    except TimeoutError:
+        small = generate(seed, length)
+    signal.alarm(0)
     calls = sorted({call for step in small.steps for call in _CALL.findall(step.source)})
     return (seed, mode, verdict), str(small), f"{verdict.kind}: {', '.join(calls)}"
 
@@ -81,23 +95,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mode", default="rotate", choices=("rotate", "all", *MODES))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--length", type=int, default=8, help="steps of a program at most")
+    parser.add_argument("--without", metavar="REGEX", help="leave out the programs with a line that matches")
     parser.add_argument("--show", type=int, default=4, help="failures of one look to shrink and print")
     given = parser.parse_args(arguments)
-    jobs = [(seed, given.mode, given.length) for seed in range(given.seed, given.seed + given.programs)]
+    seeds = range(given.seed, given.seed + given.programs)
+    if given.without:
+        seeds = [s for s in seeds if not re.search(given.without, generate(s, given.length).body())]
+    jobs = [(seed, given.mode, given.length) for seed in seeds]
     begin, results = time.monotonic(), list[Result]()
-    with multiprocessing.get_context("fork").Pool(given.jobs, _start) as pool:
-        for found in pool.imap_unordered(run, jobs, chunksize=4):
-            results += found
-        failed = sorted((r for r in results if r[2].status == FAILED), key=lambda r: r[:2])
-        by_look: dict[str, list[Result]] = collections.defaultdict(list)
-        for result in failed:
-            by_look[f"{result[1].split('/')[0]} {result[2].signature}"].append(result)
-        chosen = [result for look in by_look.values() for result in look[: given.show]]
-        _print_groups(list(pool.imap(shrink_job, [(result, given.length) for result in chosen])))
+    for found in run_all(run, jobs, _crashed, workers=given.jobs, start=_start):
+        results += found
+    failed = sorted((r for r in results if r[2].status == FAILED), key=lambda r: r[:2])
+    by_look: dict[str, list[Result]] = collections.defaultdict(list)
+    for result in failed:
+        by_look[f"{result[1].split('/')[0]} {result[2].signature}"].append(result)
+    chosen = [(result, given.length) for look in by_look.values() for result in look[: given.show]]
+    _print_groups(list(run_all(shrink_job, chosen, _unshrunk, workers=given.jobs, start=_start)))
+    kinds = collections.Counter(v.kind for _, _, v in results if v.status == NOT_COUNTED)
     tally = collections.Counter((mode, verdict.status) for _, mode, verdict in results)
     for (mode, status), count in sorted(tally.items()):
         print(f"{mode:20} {status:12} {count}")
-    print(f"{given.programs} programs in {time.monotonic() - begin:.0f} s")
+    for kind, count in kinds.most_common():
+        print(f"not counted {count:6}: {kind}")
+    reasons = collections.Counter(verdict.reason for _, _, verdict in results if verdict.status == REFUSED)
+    for reason, count in reasons.most_common():
+        print(f"refused {count:6}: {reason}")
+    print(f"{len(jobs)} programs in {time.monotonic() - begin:.0f} s")
     return int(bool(failed))
 
 

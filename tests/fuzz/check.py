@@ -1,13 +1,15 @@
 """One program in one configuration, held against eager. Invariant: the verdict depends on these two alone.
 
-Direct use is compared in everything a caller can see. A traced case counts when plain `make_fx` traces the
-program and its graph does what eager does; then ours must trace, be functional, and do the same.
+Direct use is compared in everything a caller can see, and in what ``backward`` of the outputs gives. A traced case
+counts when plain `make_fx` traces the program and its graph does what eager does; then ours must trace, be functional,
+and do the same. A clear refusal is a verdict of its own, never a pass.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,7 @@ from tests.fuzz.program import Program
 
 REMOVES = {"mutations": "mutations", "views": "mutations_and_views"}
 MODES = tuple(f"{mode}/{remove}" for remove in REMOVES for mode in ("direct", "real", "fake", "symbolic"))
-PASSED, FAILED, NOT_COUNTED = "passed", "failed", "not counted"
+PASSED, FAILED, REFUSED, NOT_COUNTED = "passed", "failed", "refused", "not counted"
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,64 @@ def check(program: Program, mode: str, implementation: Any = functionalize) -> V
 
 def _direct(program: Program, transformed: Any, eager: Observation) -> Verdict:
     actual = observe(transformed, program.arguments())
+    if isinstance(actual.error, UnsupportedMutationError) and eager.error is None:
+        return _refusal(actual.error)
     found = list(_compare(eager, actual, direct=True))
+    if not found:
+        found = [*_visible_differences(eager, actual), *_backward_differences(eager, actual)]
     if eager.error is not None and actual.error is not None and not found:
         for index, (want, got) in enumerate(zip(eager.inputs, actual.inputs, strict=True)):
             found += [f"input {index} after the error: {line}" for line in leaf_differences(want, got, strides=True)]
     return _verdict(found, actual)
+
+
+def _refusal(error: UnsupportedMutationError) -> Verdict:
+    why = next(line for line in str(error).splitlines() if line.strip().startswith("why"))
+    return Verdict(REFUSED, "refused", why.split(maxsplit=1)[1])
+
+
+NEW = 1  # the version of an input as it is made
+_VISIBLE = ("storage_offset", "stride", "is_contiguous", "_is_view", "is_conj", "is_neg")
+_VISIBLE += ("requires_grad", "is_leaf", "_version")
+
+
+def _visible_differences(eager: Observation, actual: Observation) -> Iterator[str]:
+    """Differences in what the tensors themselves say, in the order of outputs and inputs."""
+    for label in ("outputs", "inputs"):
+        for index, (want, got) in enumerate(zip(getattr(eager, label), getattr(actual, label), strict=True)):
+            for name in _VISIBLE if isinstance(want, torch.Tensor) else ():
+                wanted, have = _answer(want, name), _answer(got, name)
+                if name == "_version":
+                    wanted, have = (label == "inputs" and wanted > NEW), (label == "inputs" and have > NEW)
+                if wanted != have:
+                    yield f"{label} {index}: {name} {have}, eager gives {wanted}"
+
+
+def _answer(tensor: torch.Tensor, name: str) -> Any:
+    """What a tensor says of itself; of one that autograd calls unusable, the error's type."""
+    try:
+        said = getattr(tensor, name)
+        return said() if callable(said) else said
+    except RuntimeError as error:
+        return type(error)
+
+
+def _backward_differences(eager: Observation, actual: Observation) -> Iterator[str]:
+    """Differences in the gradients, or the error, that a caller gets who calls ``backward`` on the outputs."""
+    errors: list[Exception | None] = []
+    for seen in (eager, actual):
+        errors.append(None)
+        try:
+            tensors = [t for t in (*seen.outputs, *seen.inputs) if isinstance(t, torch.Tensor)]
+            roots = [t for t in tensors if t.grad_fn is not None]
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        except Exception as error:
+            errors[-1] = error
+    if type(errors[0]) is not type(errors[1]):
+        yield f"backward afterwards: {_line(errors[1])}, eager gives {_line(errors[0])}"
+        return
+    for index, (want, got) in enumerate(zip(eager.inputs, actual.inputs, strict=True)):
+        yield from (f"input {index} after backward: {line}" for line in leaf_differences(want, got, strides=False))
 
 
 def _compare(eager: Observation, actual: Observation, *, direct: bool) -> Any:
@@ -75,24 +130,39 @@ def _traced(program: Program, function: Any, transformed: Any, eager: Observatio
     plain, plain_error = _trace(function, program, way)
     if plain is None:
         if eager.error is None or type(plain_error) is not type(eager.error):
-            return Verdict(NOT_COUNTED)
+            return Verdict(NOT_COUNTED, "make_fx raises")
         graph, error = _trace(transformed, program, way)
         if graph is None and isinstance(error, type(eager.error)):
             return Verdict(PASSED)
         return Verdict(FAILED, "no error", f"{_line(error)}, plain make_fx raises {_line(plain_error)}")
-    if eager.error is not None or list(_compare(eager, observe(plain, program.arguments()), direct=False)):
-        return Verdict(NOT_COUNTED)
+    if eager.error is not None:
+        return Verdict(NOT_COUNTED, "eager raises, make_fx does not")
+    wrong = list(_traced_differences(eager, _run(plain, program)))
     graph, error = _trace(transformed, program, way)
-    if way == "symbolic" and isinstance(error, UnsupportedMutationError):
-        return Verdict(NOT_COUNTED)  # where storages meet may depend on sizes that are not known; a clear refusal
+    if isinstance(error, UnsupportedMutationError):
+        return _refusal(error)
     if graph is None:
-        return Verdict(FAILED, "trace", _line(error))
+        return Verdict(NOT_COUNTED, "make_fx wrong, ours raises") if wrong else Verdict(FAILED, "trace", _line(error))
     try:
         assert_functional(graph, remove)
     except NotFunctionalError as impure:
         return Verdict(FAILED, "purity", str(impure))
-    actual = observe(graph, program.arguments())
-    return _verdict(list(_compare(eager, actual, direct=False)), actual)
+    actual = _run(graph, program)
+    found = list(_traced_differences(eager, actual))
+    return Verdict(NOT_COUNTED, "both wrong") if wrong and found else _verdict(found, actual)
+
+
+def _run(graph: Any, program: Program) -> Observation:
+    """Gradients are computed by the graph's nodes, and its write-backs go to leaves too: nothing for autograd to do."""
+    with torch.no_grad():
+        return observe(graph, program.arguments())
+
+
+def _traced_differences(eager: Observation, actual: Observation) -> Iterator[str]:
+    yield from _compare(eager, actual, direct=False)
+    for index, (want, got) in enumerate(zip(eager.inputs, actual.inputs, strict=True)):
+        if want.storage_offset() != got.storage_offset():
+            yield f"input {index}: storage_offset {got.storage_offset()}, eager gives {want.storage_offset()}"
 
 
 def _trace(function: Any, program: Program, way: Any) -> tuple[Any, Exception | None]:

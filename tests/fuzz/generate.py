@@ -9,18 +9,26 @@ from __future__ import annotations
 import random
 import re
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from tests.fuzz.gradients import GRADIENTS
+from tests.fuzz.metadata import IN_PLACE
 from tests.fuzz.pool import Pool, Unfit, addresses, meet, overlaps_itself, same_place
 from tests.fuzz.program import NAME, Input, Program, Step, Storage
-from tests.fuzz.views import IN_PLACE, MULTI, VIEWS
+from tests.fuzz.views import MULTI, VIEWS
 from tests.fuzz.writes import READS, WRITES
 
 LARGEST = 120  # elements of a tensor
 KEPT_ERRORS = 0.02  # share of the failing steps that end their program
-_TABLES = ("view", "view", "view", "multi", "write", "write", "write", "in_place", "read")
+_TABLES = ("view",) * 6 + ("multi", "multi") + ("write",) * 6 + ("in_place", "in_place", "in_place", "read", "read")
+_TABLES_WITH_GRADIENTS = (*_TABLES, *("gradient",) * 8)
+_METADATA = re.compile(
+    r"^\w+\.(data = |(t|transpose|swapaxes|squeeze|unsqueeze|as_strided|resize|resize_as|set|detach|requires_grad)_\()"
+)
 _WRITTEN = re.compile(r"(?<!_foreach)_\(|\] [*+-]?= |out=|foreach_\w+_\(| [*+-]= ")
 # Their `out=` may not be their input.
 _REARRANGES = re.compile(r"torch\.(sum|cumsum|cat|stack|amax|max|min|sort|flip|tril)\(.*out=")
@@ -45,14 +53,16 @@ class _Grown:
         self.rng, self.storages, self.inputs = rng, storages, inputs
         self.steps: list[Step] = []
         self.pool = Pool(rng)
+        gradients = rng.random() < 0.25 or any(entry.gradient for entry in inputs)
+        self.tables = _TABLES_WITH_GRADIENTS if gradients else _TABLES
         self._replay()
 
     def step(self) -> bool:
         """Add a step; False when it ends the program with an error."""
         for _ in range(30):
             try:
-                step = _statement(self.pool)
-            except (Unfit, IndexError):
+                step = _statement(self.pool, self.tables)
+            except (Unfit, IndexError, RuntimeError):
                 continue
             before = dict(self.pool.tensors)
             try:
@@ -106,42 +116,47 @@ def well_defined(program: Program) -> bool:
     for step in program.steps:
         if not set(step.uses) <= set(tensors) or not defined(step, tensors):
             return False
+        before = sizes(tensors)
         try:
             _execute(step, tensors)
         except Exception:
             break  # an error ends the program
+        if not filled(step, before, sizes(tensors)):
+            return False
     return set(NAME.findall(program.outputs)) <= set(tensors)
 
 
-def _statement(pool: Pool) -> Step:
-    rng, kind = pool.rng, pool.rng.choice(_TABLES)
-    if kind in ("write", "read"):
-        source = rng.choice(list((WRITES if kind == "write" else READS).values()))(pool)
+def _statement(pool: Pool, tables: Sequence[str]) -> Step:
+    rng, kind = pool.rng, pool.rng.choice(tables)
+    whole = {"write": WRITES, "read": READS, "gradient": GRADIENTS}.get(kind)
+    if whole is not None:
+        source = rng.choice(list(whole.values()))(pool)
         head = source.split(" = ")[0]
         return Step(source, (head,) if re.fullmatch(r"v\d+", head) else ())
     x = pool.pick()
     table = {"view": VIEWS, "multi": MULTI, "in_place": IN_PLACE}[kind]
     tail = rng.choice(list(table.values()))(pool, pool[x]).replace("_same_", x)
-    if tail == "alias()":
-        tail, x_call = "", f"torch.ops.aten.alias({x})"
-    else:
-        x_call = f"{x}.{tail}"
     if kind == "in_place":
         return Step(f"{x}.{tail}")
+    call = tail if tail.startswith("torch.") else f"{x}{tail}" if tail.startswith("[") else f"{x}.{tail}"
     if kind == "view":
         name = pool.new()
-        return Step(f"{name} = {x_call}", (name,))
-    pieces = len(eval(f"t.{tail}", {"t": pool[x]})) if pool[x].numel() else 0
-    if 0 < pieces <= 3:
-        names = tuple(pool.new() for _ in range(pieces))
-        return Step(f"{', '.join(names)}{',' if pieces == 1 else ''} = {x_call}", names)
+        return Step(f"{name} = {call}", (name,))
+    return _pieces(pool, call, len(eval(call, {"torch": torch, x: pool[x]})) if pool[x].numel() else 0)
+
+
+def _pieces(pool: Pool, call: str, count: int) -> Step:
+    """All pieces of a multi-output view, if they are few, else one of them."""
+    if 0 < count <= 3:
+        names = tuple(pool.new() for _ in range(count))
+        return Step(f"{', '.join(names)}{',' if count == 1 else ''} = {call}", names)
     name = pool.new()
-    return Step(f"{name} = {x_call}[{rng.randrange(max(pieces, 1))}]", (name,))
+    return Step(f"{name} = {call}[{pool.rng.randrange(max(count, 1))}]", (name,))
 
 
 def defined(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
     """Whether eager's result does not rest on the order in which it walks through elements that overlap."""
-    if not _WRITTEN.search(step.source):
+    if not _WRITTEN.search(step.source) or _METADATA.search(step.source):
         return True
     used = {name: tensors[name] for name in step.uses if name in tensors}
     written = [name for name in written_names(step) if name in tensors]
@@ -162,6 +177,22 @@ def defined(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
     return True
 
 
+def sizes(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
+    """Of each tensor the elements that its storage has room for after its first, and the storage's bytes."""
+    rooms = {name: (t, t.untyped_storage().nbytes()) for name, t in tensors.items()}
+    return {name: (size // t.itemsize - int(t.storage_offset()), size) for name, (t, size) in rooms.items()}
+
+
+def filled(step: Step, before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> bool:
+    """Whether a step that makes a storage larger writes all that it gains: eager leaves there what was there."""
+    if not re.search(r"\.(resize|resize_as|set)_\(", step.source):
+        return True
+    grown = NAME.findall(step.source)[-1 if ".set_(" in step.source else 0]
+    if grown not in before or after[grown][1] <= before[grown][1] or "set_()" in step.source:
+        return True
+    return f"[{max(before[grown][0], 0)}:]" in step.source
+
+
 def written_names(step: Step) -> list[str]:
     """The names that a step writes: the ones of `out=` or of a list, else the one it begins with."""
     source = step.source
@@ -169,7 +200,7 @@ def written_names(step: Step) -> list[str]:
         return NAME.findall(source.split("out=")[1])
     if "foreach" in source:
         return NAME.findall(source.split("]")[0])
-    if source.startswith("if "):
+    if source.startswith(("if ", "with ")):
         return NAME.findall(source.split(": ")[1])[:1]
     return NAME.findall(source)[:1]
 
@@ -190,24 +221,37 @@ def _outputs(rng: random.Random, pool: Pool) -> str:
     return chosen[0] if len(chosen) == 1 and shape < 0.6 else f"({', '.join(chosen)},)"
 
 
+_DTYPES = ["float32"] * 8 + ["complex64", "complex64", "float64", "int64", "int32", "int8", "bool", "float16"]
+
+
 def _inputs(rng: random.Random) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
     storages: list[Storage] = []
     inputs: list[Input] = []
-    for position in range(rng.randint(1, 3)):
-        if not storages or rng.random() < 0.75:
-            dtype = rng.choice(["float32"] * 5 + ["int64", "complex64", "complex64", "bool"])
-            storages.append(Storage(f"s{position}", dtype, rng.choice([4, 6, 8, 12, 12, 24])))
-            inputs.append(_input(rng, f"x{position}", storages[-1], whole=rng.random() < 0.7))
+    gradients = rng.random() < 0.12
+    for position in range(rng.choice([1, 1, 2, 2, 2, 3, 3, 4])):
+        name = f"x{position}"
+        if inputs and rng.random() < 0.06:
+            twin = rng.choice(inputs)
+            inputs.append(replace(twin, name=name, same_as=twin.same_as or twin.name))
+        elif not storages or rng.random() < 0.75:
+            storages.append(Storage(f"s{position}", rng.choice(_DTYPES), rng.choice([4, 6, 8, 12, 12, 24])))
+            made = _input(rng, name, storages[-1], whole=rng.random() < 0.7)
+            smooth = getattr(torch, made.dtype).is_floating_point
+            inputs.append(replace(made, gradient=smooth and gradients and rng.random() < 0.7))
         else:
-            inputs.append(_input(rng, f"x{position}", rng.choice(storages), whole=rng.random() < 0.3))
+            inputs.append(_input(rng, name, rng.choice(storages), whole=rng.random() < 0.3))
     return tuple(storages), tuple(inputs)
+
+
+_SIZED = ("int8", "int16", "int32", "float32", "int64", "float64", "complex64")
 
 
 def _input(rng: random.Random, name: str, storage: Storage, *, whole: bool) -> Input:
     dtype, room = storage.dtype, storage.numel
     if not whole and dtype != "bool" and rng.random() < 0.2:
-        bits = {"float32": ("int32", 1), "int64": ("float32", 2), "complex64": ("float32", 2)}[dtype]
-        dtype, room = bits[0], room * bits[1]
+        item = getattr(torch, dtype).itemsize
+        dtype = rng.choice([other for other in _SIZED if getattr(torch, other).itemsize <= item])
+        room *= item // getattr(torch, dtype).itemsize
     offset = 0 if whole else rng.randrange(0, max(1, room // 2))
     count = room if whole else rng.randint(1, room - offset)
     step = 1 if whole or rng.random() < 0.6 else 2

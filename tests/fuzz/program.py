@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 NAME = re.compile(r"\b[xv]\d+\b")  # x0, x1, ... are inputs, v0, v1, ... intermediates
-DTYPES = ("float32", "int64", "complex64", "bool", "int32", "int8")
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,16 @@ class Input:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    same_as: str = ""  # the input that this one is, not a tensor of its own
+    gradient: bool = False
 
     def source(self) -> str:
+        if self.same_as:
+            return f"{self.name} = {self.same_as}"
         return (
             f"{self.name} = torch.empty(0, dtype=torch.{self.dtype})"
             f".set_({self.storage}.untyped_storage(), {self.offset}, {self.size}, {self.stride})"
+            + (".requires_grad_()" if self.gradient else "")
         )
 
     @property
@@ -98,7 +102,10 @@ class Program:
         return "\n".join(["def arguments():", *(f"    {line}" for line in lines), f"    return [{names}]"])
 
     def within_bounds(self) -> bool:
-        """Whether each input lies within its storage."""
+        """Whether each input lies within its storage, and is no input that is not there."""
+        names = [entry.name for entry in self.inputs]
+        if any(entry.same_as and entry.same_as not in names[:place] for place, entry in enumerate(self.inputs)):
+            return False
         room = {entry.name: entry.numel * getattr(torch, entry.dtype).itemsize for entry in self.storages}
         return all(entry.extent <= room[entry.storage] for entry in self.inputs)
 

@@ -117,6 +117,11 @@ def _with_inputs(program: Program, inputs: tuple[Input, ...]) -> Program:
 
 def _simpler_input(program: Program, entry: Input) -> Iterator[Input]:
     storage = next(other for other in program.storages if other.name == entry.storage)
+    if entry.same_as:
+        yield replace(entry, same_as="")
+        return
+    if entry.gradient:
+        yield replace(entry, gradient=False)
     dense = _dense(entry.size)
     if entry.dtype != storage.dtype:
         yield replace(entry, dtype=storage.dtype)

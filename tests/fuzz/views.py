@@ -1,6 +1,7 @@
-"""Steps that make views: primitive, composite, multi-output, maybe-alias, and in-place ones.
+"""Steps that make views: primitive, composite, multi-output, maybe-alias ones.
 
-A maker returns what follows ``tensor.`` in the source. Limits: sizes are small, so are steps and offsets.
+A maker returns what follows ``tensor.`` in the source, or a whole call of ``_same_``, the tensor.
+Limits: sizes are small, so are steps and offsets.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from tests.fuzz.pool import Pool, Tensor, need
 Maker = Callable[[Pool, Tensor], str]
 VIEWS: dict[str, Maker] = {}
 MULTI: dict[str, Maker] = {}
-IN_PLACE: dict[str, Maker] = {}
 
 
 def register(table: dict[str, Maker]) -> Callable[[Maker], Maker]:
@@ -25,7 +25,7 @@ def register(table: dict[str, Maker]) -> Callable[[Maker], Maker]:
     return add
 
 
-view, multi, in_place = register(VIEWS), register(MULTI), register(IN_PLACE)
+view, multi = register(VIEWS), register(MULTI)
 
 
 def bounds(p: Pool, length: int) -> tuple[int, int]:
@@ -152,21 +152,31 @@ def dtype(p: Pool, t: Tensor) -> str:
 @view
 def as_real(p: Pool, t: Tensor) -> str:
     need(t.is_complex())
-    name = "view_as_real" if not t.is_conj() else "real"
-    return p.one_of("real", "imag", f"unsqueeze(0).{name}" if name == "real" else "real")
+    return p.one_of("real", "imag", "imag", "torch.view_as_real(_same_)", "torch.view_as_real(_same_)[..., 1]")
+
+
+@view
+def as_complex(p: Pool, t: Tensor) -> str:
+    need(t.is_floating_point() and t.dim() > 0 and t.shape[-1] == 2)
+    return "torch.view_as_complex(_same_)"
 
 
 @view
 def conj(p: Pool, t: Tensor) -> str:
     need(t.is_complex())
-    return p.one_of("conj()", "mH" if t.dim() == 2 else "conj()", "resolve_conj()", "conj().imag")
+    return p.one_of("conj()", "mH" if t.dim() == 2 else "conj()", "resolve_conj()", "conj().imag", "conj().real")
+
+
+@view
+def negated(p: Pool, t: Tensor) -> str:
+    need(t.dtype is not torch.bool)
+    return p.one_of("torch._neg_view(_same_)", "resolve_neg()")
 
 
 @view
 def same(p: Pool, t: Tensor) -> str:
-    return p.one_of("detach()", "view_as({x})", "__getitem__(...)", "data", "alias()", "expand_as({x})").format(
-        x="_same_"
-    )
+    calls = ("detach()", "view_as(_same_)", "__getitem__(...)", "data", "torch.ops.aten.alias(_same_)")
+    return p.one_of(*calls, "expand_as(_same_)", "torch.ops.aten.slice(_same_)", "reshape_as(_same_)")
 
 
 @view
@@ -176,10 +186,27 @@ def maybe(p: Pool, t: Tensor) -> str:
         f"to(torch.{str(t.dtype)[6:]})",
         "to(torch.int64)",
         "contiguous().view(-1)",
-        "resolve_neg()",
+        "resolve_conj()",
         "type_as(_same_)",
         "float()" if not t.is_complex() else "contiguous()",
+        "torch.atleast_2d(_same_)",
+        "contiguous(memory_format=torch.channels_last)" if t.dim() == 4 else "contiguous()",
+        "requires_grad_(False)" if not t.requires_grad else "contiguous()",
     )
+
+
+@view
+def indexed(p: Pool, t: Tensor) -> str:
+    """Item access of several kinds at once."""
+    keys: list[str] = []
+    for size in t.shape:
+        kinds = [":", "None, :", "::2", "...", "-1" if size else ":", "0" if size else ":", "1:", ":-1"]
+        key = p.one_of(*kinds)
+        keys.append(":" if key == "..." and "..." in keys else key)
+        if p.chance(0.3):
+            break
+    need(bool(keys))
+    return f"torch.ops.aten.alias(_same_)[{', '.join(keys)}]" if p.chance(0.1) else f"[{', '.join(keys)}]"
 
 
 @view
@@ -212,45 +239,9 @@ def unbind(p: Pool, t: Tensor) -> str:
     return f"unbind({p.dim(t)})"
 
 
-@in_place
-def t_(p: Pool, t: Tensor) -> str:
-    need(t.dim() <= 2)
-    return "t_()"
-
-
-@in_place
-def transpose_(p: Pool, t: Tensor) -> str:
-    return f"{p.one_of('transpose_', 'swapaxes_')}({p.dim(t)}, {p.dim(t)})"
-
-
-@in_place
-def squeeze_(p: Pool, t: Tensor) -> str:
-    return p.one_of("squeeze_()", f"squeeze_({p.dim(t)})")
-
-
-@in_place
-def unsqueeze_(p: Pool, t: Tensor) -> str:
-    return f"unsqueeze_({p.rng.randint(-t.dim() - 1, t.dim())})"
-
-
-@in_place
-def as_strided_(p: Pool, t: Tensor) -> str:
-    need(p.chance(0.4))
-    return as_strided(p, t).replace("as_strided(", "as_strided_(")
-
-
-@in_place
-def resize_(p: Pool, t: Tensor) -> str:
-    need(p.chance(0.4) and t.numel() > 0)
-    return f"resize_({p.factors(p.rng.randint(1, t.numel()))})"
-
-
-@in_place
-def set_(p: Pool, t: Tensor) -> str:
-    need(p.chance(0.4))
-    return f"set_({p.pick(lambda other: other.dtype is t.dtype and not other.is_conj())})"
-
-
-@in_place
-def detach_(p: Pool, t: Tensor) -> str:
-    return "detach_()"
+@multi
+def thirds(p: Pool, t: Tensor) -> str:
+    need(t.dim() > 0)
+    calls = ["hsplit(1)", "tensor_split([1], 0)", "tensor_split([1, 2], -1)", "split_with_sizes([1, 0], 0)"]
+    calls += ["hsplit(2)", "vsplit(2)", "unsafe_chunk(2)", "unsafe_split(1)"]
+    return p.one_of(*calls)

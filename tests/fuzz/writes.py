@@ -63,6 +63,16 @@ def augmented(p: Pool) -> str:
 
 
 @write
+def around_autograd(p: Pool) -> str:
+    """A write that eager carries out through another tensor object of the same memory."""
+    x = target(p, _number)
+    way, number = p.one_of("data", "detach()", "detach()[...]"), p.number(p[x].dtype)
+    calls = [f".add_({number})", ".mul_(2)", ".zero_()", f".fill_({number})", ".neg_()", f".copy_({p.other(p[x])})"]
+    calls += [f".view(-1)[:1].add_({number})", ".t_()", ".unsqueeze_(0)", f"[...] = {number}"]
+    return f"{x}.{way}{p.one_of(*calls)}"
+
+
+@write
 def fill(p: Pool) -> str:
     x = target(p)
     return p.one_of(f"{x}.zero_()", f"{x}.fill_({p.number(p[x].dtype)})", f"{x}.fill_(torch.tensor(2))")

@@ -1,0 +1,135 @@
+"""Programs that the fuzzer found to differ from eager, shrunk; each is named after what it shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from functionalize import UnsupportedMutationError, functionalize
+from functionalize.verify import assert_equivalent
+from tests.graphs import MODES, REMOVES, trace
+
+WAYS = [(mode, remove) for mode in (None, *MODES) for remove in REMOVES]
+in_every_way = pytest.mark.parametrize(("mode", "remove"), WAYS)
+with_known_sizes = pytest.mark.parametrize(("mode", "remove"), [way for way in WAYS if way[0] != "symbolic"])
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_foreach_write_to_a_saved_tensor_is_seen_by_autograd(remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        b = a * 2
+        c = b * b
+        torch._foreach_add_([b], 1)
+        return c
+
+    result = functionalize(f, remove=remove)(torch.ones(2, requires_grad=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_out_is_resized_to_the_strides_that_eager_gives_it(remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        a.t_()
+        return torch.mul(a, a, out=torch.empty(0))
+
+    assert_equivalent(f, torch.ones(2, 3), remove=remove)
+    assert functionalize(f, remove=remove)(torch.ones(2, 3)).stride() == (1, 3)
+
+
+@with_known_sizes
+def test_resize_past_the_end_of_a_storage_keeps_what_it_holds(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        a.resize_(5)
+        a[3:].fill_(1)
+        return a
+
+    assert_equivalent(f, torch.arange(4.0)[1:3], remove=remove, tracing_mode=mode)
+
+
+@with_known_sizes
+def test_out_that_outgrows_the_storage_of_an_input(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        torch.add(b, 2, out=a.chunk(1)[0])
+        return a
+
+    with pytest.warns(UserWarning, match="was resized"):
+        assert_equivalent(f, torch.zeros(1), torch.zeros(2), remove=remove, tracing_mode=mode)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("remove", REMOVES)
+def test_out_of_unknown_size_in_the_storage_of_an_input_is_refused(remove: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        torch.add(b, 2, out=a.chunk(1)[0])
+        return a
+
+    with pytest.raises(UnsupportedMutationError, match="`out=` of size"):
+        trace(f, torch.zeros(1), torch.zeros(2), remove=remove, mode="symbolic")
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@in_every_way
+def test_out_that_moves_an_input_which_others_are_addressed_through(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        torch.sum(c, -2, out=a)
+
+    memory = torch.arange(12.0)
+    inputs = (memory.as_strided((6, 2), (1, 6)), memory[:4:2], torch.ones(1, 2))
+    assert_equivalent(f, *inputs, remove=remove, tracing_mode=mode)
+
+
+@pytest.mark.parametrize(("mode", "remove"), [way for way in WAYS if way[0] != "symbolic"])
+@pytest.mark.parametrize("length", [15, 16, 17, 34])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: x[:, 1].normal_(),
+        lambda x: x.t()[:, ::2].normal_(1, 2),
+        lambda x: x[:, 1:].t().uniform_(),
+        lambda x: x.t()[:, ::2].bernoulli_(0.5),
+        lambda x: torch.rand_like(x[::2].t()),
+        lambda x: torch.randn_like(x.t()),
+    ],
+    ids=["normal of a column", "normal of rows", "uniform", "bernoulli", "rand_like", "randn_like"],
+)
+def test_random_numbers_come_in_the_order_of_memory(draw: Any, length: int, mode: Any, remove: str) -> None:
+    assert_equivalent(draw, torch.zeros(length, 2), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_masked_fill_of_an_expanded_tensor_fills_where_any_position_is_masked(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return a.expand(2, 3).masked_fill_(mask, 5)
+
+    mask = torch.arange(6).reshape(2, 3) == 4
+    with pytest.warns(UserWarning, match="on expanded tensors is deprecated"):
+        assert_equivalent(f, torch.ones(3), mask, remove=remove, tracing_mode=mode)
+
+
+@pytest.mark.filterwarnings("ignore:Use of index_fill_ on expanded tensors")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("write", [lambda v: v.tril_(), lambda v: v.index_fill_(0, torch.tensor([0]), 2)])
+def test_other_writes_to_an_expanded_tensor_are_refused(write: Any, mode: Any) -> None:
+    with pytest.raises(UnsupportedMutationError, match="whose positions share elements"):
+        trace(lambda a: write(a.expand(2, 3)), torch.ones(3), mode=mode)
+
+
+@in_every_way
+def test_write_to_a_tensor_whose_size_the_data_decide(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        b = a.nonzero()
+        b.masked_fill_(b != 0, 3)
+        return b
+
+    assert_equivalent(f, torch.ones(2, 2), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_as_strided_of_a_tensor_whose_size_the_data_decide(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        return a[a > 0].as_strided((3,), (1,), 0)
+
+    assert_equivalent(f, torch.arange(5), remove=remove, tracing_mode=mode)
