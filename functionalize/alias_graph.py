@@ -305,6 +305,8 @@ class AliasGraph:
             return
         steps = _route(base.root, view.geometry)
         parent, rule = self._last(base.root, steps) if steps else self._address(base, view.geometry)
+        if any(source is view or source.geometry.shares for source in parent.lineage()):  # a step was there already
+            parent, rule = self._address(base, view.geometry)
         base.move(view, parent, rule)
 
     def locate(self, base: Base, place: Geometry) -> View:

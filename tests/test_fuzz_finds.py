@@ -133,3 +133,11 @@ def test_as_strided_of_a_tensor_whose_size_the_data_decide(mode: Any, remove: st
         return a[a > 0].as_strided((3,), (1,), 0)
 
     assert_equivalent(f, torch.arange(5), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_write_below_an_expand_whose_place_a_plain_route_passes_through(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        a.expand((3, 8)).select(0, 0)[7:].copy_(torch.arange(1))
+
+    assert_equivalent(f, torch.arange(8.0).as_strided((1, 8), (1, 1)), remove=remove, tracing_mode=mode)

@@ -22,7 +22,7 @@ from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
 from tests.fuzz.workers import run_all
 
-SECONDS = 60  # for one program
+SECONDS, SHRINKING = 20, 120  # for one program in one mode, to make one smaller
 Result = tuple[int, str, Verdict]
 _CALL = re.compile(r"\.\w+\(|[-+*]=|\w\[")
 
@@ -40,15 +40,26 @@ def modes_of(seed: int, mode: str) -> tuple[str, ...]:
 def run(job: tuple[int, str, int]) -> list[Result]:
     """All verdicts on the program of one seed."""
     seed, mode, length = job
-    signal.alarm(SECONDS)
     program = generate(seed, length)
-    results = [(seed, name, check(program, name)) for name in modes_of(seed, mode)]
-    signal.alarm(0)
-    return results
+    return [(seed, name, _timed(program, name)) for name in modes_of(seed, mode)]
 
 
-def _timed_out(*_: Any) -> None:
-    raise TimeoutError(f"a program took more than {SECONDS} s")
+class _TimeIsUpError(BaseException):
+    """Not an Exception, which the program's own errors are."""
+
+
+def _time_is_up(*_: Any) -> None:
+    raise _TimeIsUpError
+
+
+def _timed(program: Program, mode: str) -> Verdict:
+    signal.alarm(SECONDS)
+    try:
+        return check(program, mode)
+    except _TimeIsUpError:
+        return Verdict(FAILED, "hangs")
+    finally:
+        signal.alarm(0)
 
 
 def _crashed(job: tuple[int, str, int]) -> list[Result]:
@@ -63,27 +74,27 @@ def _unshrunk(job: tuple[Result, int]) -> tuple[Result, str, str]:
 def _start() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)  # fake tensors log the errors that they raise
-    signal.signal(signal.SIGALRM, _timed_out)
+    signal.signal(signal.SIGALRM, _time_is_up)
 
 
 def shrunk(seed: int, mode: str, length: int, verdict: Verdict) -> Program:
     """The failing program of a seed, made smaller."""
-    return shrink(generate(seed, length), lambda program: _fails_alike(program, mode, verdict))
+    end = time.monotonic() + SHRINKING
+
+    def fails(program: Program) -> bool:
+        return time.monotonic() < end and _fails_alike(program, mode, verdict)
+
+    return shrink(generate(seed, length), fails)
 
 
 def _fails_alike(program: Program, mode: str, verdict: Verdict) -> bool:
-    return well_defined(program) and check(program, mode).signature == verdict.signature
+    return well_defined(program) and _timed(program, mode).signature == verdict.signature
 
 
 def shrink_job(job: tuple[Result, int]) -> tuple[Result, str, str]:
     """A failure, its program made smaller, and the group of failures that it looks like: what its steps do."""
     (seed, mode, verdict), length = job
-    signal.alarm(2 * SECONDS)
-    try:
-        small = shrunk(seed, mode, length, verdict)
-    except TimeoutError:
-        small = generate(seed, length)
-    signal.alarm(0)
+    small = shrunk(seed, mode, length, verdict)
     calls = sorted({call for step in small.steps for call in _CALL.findall(step.source)})
     return (seed, mode, verdict), str(small), f"{verdict.kind}: {', '.join(calls)}"
 
