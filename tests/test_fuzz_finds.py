@@ -39,7 +39,7 @@ def test_out_is_resized_to_the_strides_that_eager_gives_it(remove: str) -> None:
     assert functionalize(f, remove=remove)(torch.ones(2, 3)).stride() == (1, 3)
 
 
-@with_known_sizes
+@in_every_way
 def test_resize_past_the_end_of_a_storage_keeps_what_it_holds(mode: Any, remove: str) -> None:
     def f(a: torch.Tensor) -> torch.Tensor:
         a.resize_(5)
@@ -49,7 +49,7 @@ def test_resize_past_the_end_of_a_storage_keeps_what_it_holds(mode: Any, remove:
     assert_equivalent(f, torch.arange(4.0)[1:3], remove=remove, tracing_mode=mode)
 
 
-@with_known_sizes
+@in_every_way
 def test_out_that_outgrows_the_storage_of_an_input(mode: Any, remove: str) -> None:
     def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         torch.add(b, 2, out=a.chunk(1)[0])
@@ -57,17 +57,6 @@ def test_out_that_outgrows_the_storage_of_an_input(mode: Any, remove: str) -> No
 
     with pytest.warns(UserWarning, match="was resized"):
         assert_equivalent(f, torch.zeros(1), torch.zeros(2), remove=remove, tracing_mode=mode)
-
-
-@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-@pytest.mark.parametrize("remove", REMOVES)
-def test_out_of_unknown_size_in_the_storage_of_an_input_is_refused(remove: str) -> None:
-    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        torch.add(b, 2, out=a.chunk(1)[0])
-        return a
-
-    with pytest.raises(UnsupportedMutationError, match="`out=` of size"):
-        trace(f, torch.zeros(1), torch.zeros(2), remove=remove, mode="symbolic")
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
@@ -81,7 +70,7 @@ def test_out_that_moves_an_input_which_others_are_addressed_through(mode: Any, r
     assert_equivalent(f, *inputs, remove=remove, tracing_mode=mode)
 
 
-@pytest.mark.parametrize(("mode", "remove"), [way for way in WAYS if way[0] != "symbolic"])
+@with_known_sizes
 @pytest.mark.parametrize("length", [15, 16, 17, 34])
 @pytest.mark.parametrize(
     "draw",
