@@ -389,10 +389,8 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
             if handle is None or not (inside or (type(held) is int and held > 0)):
                 return call(aten.new_zeros.default, first, list(place.size))
             elements = call(aten.as_strided_copy.default, handle, [held], [1], place.offset)
-            if inside:
-                return elements
-            gained = call(aten.new_zeros.default, first, [place.size[0] - held])
-            return call(aten.cat.default, [elements, gained])
+            gained = [] if inside else [call(aten.new_zeros.default, first, [place.size[0] - held])]
+            return call(aten.cat.default, [elements, *gained]) if gained else elements
 
         if empty or (first is handle and not rule.covers and inside):
             return around()
