@@ -177,7 +177,7 @@ def leaves_and_gradients(x: Tensor, look: Look) -> Any:
     (g,) = torch.autograd.grad((y.t() * 2).sum(), w)
     g.t().mul_(2)
     y.detach_()
-    look(x=x, w=w, y=y, d=d, v=v, g=g)
+    look(x=x, w=w, y=y, d=d, g=g)
     return g
 
 
