@@ -53,7 +53,6 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     if any(i >= 0 for i in row.returns) and program.values(*handles)[2]:
         fresh = program.rehandle(variant, *handles, results)
     Admission(program, func, args, kwargs).settle_all(written, results)
-    _count_writes(row, args, kwargs)
     returns = [fresh[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
 
@@ -89,13 +88,6 @@ def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any]
     for index in range(count):
         named = {name: entry(arg, index) for name, arg in kwargs.items()}
         mutate(program, func, row, [entry(arg, index) for arg in args], named)
-
-
-def _count_writes(row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> None:
-    """Of a list, eager's kernel calls an op on each entry, below us, and that call tells autograd of the write."""
-    if len(row.written) == 1 and row.written[0].is_list:
-        entries = row.written[0].given(args, kwargs)
-        torch.autograd.graph.increment_version([entry for entry in entries if not entry.is_inference()])
 
 
 def _named(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
