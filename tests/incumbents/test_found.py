@@ -82,9 +82,15 @@ class Counter(nn.Module):
 
 
 @EITHER
-def test_state_is_carried_to_the_next_call(remove: str) -> None:
+@pytest.mark.parametrize("mode", [None, "real"], ids=str)
+def test_state_is_carried_to_the_next_call(mode: Any, remove: str) -> None:
     ours, eager = Counter(), Counter()
-    call = functionalize(ours, remove=remove)
+    call: Any = functionalize(ours, remove=remove)
+    if mode is not None:
+        call = make_fx(call, tracing_mode=mode)(torch.zeros(2))
+        assert_functional(call, remove)
+        ours.steps.zero_()
+        ours.cache.zero_()
     for _ in range(3):
         row = torch.randn(2)
         torch.testing.assert_close(call(row), eager(row))
@@ -213,6 +219,19 @@ def test_views_are_views_and_outputs_are_the_inputs_of_eager(remove: str) -> Non
     same, part = functionalize(f, remove=remove)(x)
     assert same is x and part.data_ptr() == x[1:].data_ptr()
     assert seen[0] == seen[1]
+
+
+def test_closed_over_state_does_not_pass_unseen(remove: str) -> None:
+    state = torch.zeros(4)
+
+    def f(x: Tensor) -> Tensor:
+        state.view(2, 2)[0].add_(x)
+        return state.sum()
+
+    graph = make_fx(functionalize(f, remove=remove))(torch.ones(2))
+    assert_functional(graph, remove)
+    assert state.tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert float(graph(torch.ones(2))) == 4.0 and state.tolist() == [2.0, 2.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("mode", [None, "real"], ids=str)
