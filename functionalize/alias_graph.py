@@ -24,6 +24,7 @@ from functionalize._torch import storage_key
 from functionalize.errors import UnsupportedMutationError
 from functionalize.regions import Box, Geometry
 from functionalize.view_rules import Call, Value, ViewRule
+from functionalize.write_log import WriteLog
 
 aten = torch.ops.aten
 
@@ -37,7 +38,19 @@ _UNKNOWN: Any = object()
 class View:
     """One place in a storage, as read from its source by a rule (the top of the tree has neither)."""
 
-    __slots__ = ("_box", "base", "borrowed", "covers", "depth", "geometry", "parent", "rule", "stamp", "value")
+    __slots__ = (
+        "_box",
+        "base",
+        "borrowed",
+        "covers",
+        "depth",
+        "geometry",
+        "is_source",
+        "parent",
+        "rule",
+        "stamp",
+        "value",
+    )
 
     def __init__(self, base: Base, parent: View | None, rule: ViewRule | None, geometry: Geometry) -> None:
         self.base = base
@@ -45,6 +58,7 @@ class View:
         self.value: Value | None = None
         self.stamp = 0  # the position in the base's log at which the value was right
         self.borrowed = False  # the value belongs to another tensor as well
+        self.is_source = False  # whether other views were read from it
         self._box: Box | None = _UNKNOWN
         self.hang(parent, rule)
 
@@ -52,6 +66,8 @@ class View:
         """Take a place in the tree."""
         self.parent, self.rule = parent, rule
         self.depth: int = 0 if parent is None else parent.depth + 1
+        if parent is not None:
+            parent.is_source = True
         self.covers: bool = parent is None or (parent.covers and rule is not None and rule.covers)
 
     def settle(self, value: Value, stamp: int, *, borrowed: bool = False) -> None:
@@ -65,26 +81,25 @@ class View:
             self._box = regions.box(self.base.root.geometry, self.geometry)
         return self._box
 
+    def disjoint(self, other: View) -> bool:
+        """Whether the two, of one base, are known to share no element."""
+        if self is other:
+            return False
+        if self.parent is other.parent and self.rule is not None and other.rule is not None:
+            a, b = self.rule.part, other.rule.part
+            if a is not None and b is not None and a.dim == b.dim:
+                return a.stop <= b.start or b.stop <= a.start
+        if regions.spans_disjoint(self.geometry, other.geometry):
+            return True
+        box, other_box = self.box, other.box
+        return box is not None and other_box is not None and regions.boxes_disjoint(box, other_box)
+
     def lineage(self) -> Iterator[View]:
         """The view, its source, its source's source, up to the top."""
         view: View | None = self
         while view is not None:
             yield view
             view = view.parent
-
-
-def disjoint(one: View, two: View) -> bool:
-    """Whether two views of one base are known to share no element."""
-    if one is two:
-        return False
-    if one.parent is two.parent and one.rule is not None and two.rule is not None:
-        a, b = one.rule.part, two.rule.part
-        if a is not None and b is not None and a.dim == b.dim:
-            return a.stop <= b.start or b.stop <= a.start
-    if regions.spans_disjoint(one.geometry, two.geometry):
-        return True
-    box_1, box_2 = one.box, two.box
-    return box_1 is not None and box_2 is not None and regions.boxes_disjoint(box_1, box_2)
 
 
 class Base:
@@ -118,7 +133,7 @@ class Base:
         self.original = weakref.ref(handle) if value is handle else None
         self.held: torch.Tensor | None = None  # the handle, where it is to be written back when the call ends
         self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
-        self.log: list[View] = []  # the views written, in order
+        self.log = WriteLog()
         self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
         self.handles: dict[int, tuple[weakref.ref[torch.Tensor], View]] = {}
         self._views: dict[tuple[Any, ...], View] = {self.root.geometry.key: self.root}
@@ -180,7 +195,7 @@ class Base:
 
     def untouched(self, view: View, since: int) -> bool:
         """Whether each write since that position lies apart from the view."""
-        return all(disjoint(write, view) for write in self.log[since:])
+        return next(self.log.touching(view, since), None) is None
 
 
 class AliasGraph:

@@ -22,7 +22,6 @@ from functionalize._torch import (
     can_auto_functionalize,
     storage_key,
 )
-from functionalize.alias_graph import disjoint
 from functionalize.domains.tensors import same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
@@ -120,7 +119,7 @@ def _meet(program: Program, one: torch.Tensor, two: torch.Tensor) -> bool:
     if storage_key(one) != storage_key(two):
         return False
     views = program.graph.ensure(one), program.graph.ensure(two)
-    return not (disjoint(*views) or regions.apart(views[0].geometry, views[1].geometry))
+    return not (views[0].disjoint(views[1]) or regions.apart(views[0].geometry, views[1].geometry))
 
 
 def _hull(func: Any, places: Sequence[Geometry]) -> Geometry:

@@ -151,7 +151,7 @@ def _outside(program: Program, passed: set[int]) -> Iterator[Input]:
         root = base.held
         if root is None or id(root) in passed:
             continue
-        if all(base.root in view.lineage() for view in base.log):
+        if all(base.root in view.lineage() for view in base.log.views()):
             yield Input(root, base.root.geometry, base.key, base.capacity)
         else:
             top = base.top.geometry

@@ -23,7 +23,6 @@ from functionalize._torch import (
     storage_key,
     unwrap_functorch,
 )
-from functionalize.alias_graph import disjoint
 from functionalize.epilogue import Epilogue
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
@@ -214,7 +213,7 @@ def _refuse_shared(program: Program, func: Any, operands: Sequence[Any], given: 
                 continue
             if storage_key(operand) == storage_key(operands[position]):
                 one, two = program.graph.ensure(operand), program.graph.ensure(operands[position])
-                if not disjoint(one, two):
+                if not one.disjoint(two):
                     what = f"writes to operand {position}, which shares elements with operand {other}"
                     raise _refusal(func, what, "pass one of the two, and take the view of it inside the body")
 

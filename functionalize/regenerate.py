@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
-from functionalize.alias_graph import Base, View, disjoint
+from functionalize.alias_graph import Base, View
 from functionalize.view_routes import tile_runs
 from functionalize.view_rules import Value
+from functionalize.write_log import WriteLog
 
 aten = torch.ops.aten
 Entry = tuple[View, Value, int]  # a pending write: the view, its new value, its position in the log
@@ -64,7 +65,7 @@ def commit(view: View, value: Value, *, borrowed: bool = False) -> None:
     view.settle(_lasting(view, value), len(base.log), borrowed=borrowed)
     if view.covers:
         base.pending.clear()
-    elif base.pending:
+    elif base.pending and view.is_source:
         for covered in [other for other in base.pending if view in other.lineage()]:
             del base.pending[covered]
     if view is not base.top:
@@ -99,12 +100,14 @@ def top_value(run: Execution, base: Base) -> Value:
 def _fold(run: Execution, node: View, entries: list[Entry], before: Before) -> Value:
     """The value of ``node`` after writes at or below it, in order; ``before`` computes the one before them."""
     batch: dict[View, Value] = {}  # new values of children that lie apart, not part of `before` yet
+    lying = WriteLog()  # where those lie
     for child, group in _by_child(node, entries):
         if child is None:
-            batch, before = {}, _constant(group[-1][1])
+            batch, lying, before = {}, WriteLog(), _constant(group[-1][1])
             continue
-        if not all(other is child or disjoint(other, child) for other in batch):
-            batch, before = {}, _constant(_scatter(run, batch, before))
+        if any(other is not child for other in lying.touching(child, 0)):
+            batch, lying, before = {}, WriteLog(), _constant(_scatter(run, batch, before))
+        lying.append(child)
         prior = _constant(batch[child]) if child in batch else _prior(run, child, group, before)
         batch[child] = value = _fold(run, child, group, prior)
         borrowed = any(view.borrowed for view, _, _ in group) and (value is child.value or run.views_alias)
@@ -141,8 +144,7 @@ def _prior(run: Execution, child: View, group: list[Entry], before: Before) -> B
     rule = child.rule
     assert rule is not None
     inside = {view for view, _, _ in group}
-    others = (write for write in child.base.log[child.stamp :] if write not in inside)
-    if child.value is not None and all(disjoint(write, child) for write in others):
+    if child.value is not None and all(write in inside for write in child.base.log.touching(child, child.stamp)):
         return _constant(child.value)
     return lambda: rule.replay(run.call, _owned(run, child, before()))
 

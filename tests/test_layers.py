@@ -25,6 +25,7 @@ LAYERS = {
     "regions": 2,
     "view_rules": 2,
     "view_routes": 2,
+    "write_log": 2,
     "alias_graph": 2,
     "regenerate": 2,
     "domains": 2,
