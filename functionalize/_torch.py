@@ -68,6 +68,7 @@ __all__ = [
     "point_proxy",
     "pytree",
     "record_effect",
+    "record_symbols",
     "record_view",
     "same_node",
     "storage_key",
@@ -290,6 +291,13 @@ def multiply_to_powers(numbers: Sequence[Any]) -> bool:
     """Whether a symbol occurs in two of the numbers: the tracer does not find such a product by itself."""
     free = [symbol for number in numbers if type(number) is not int for symbol in number.node.expr.free_symbols]
     return len(set(free)) < len(free)
+
+
+def record_symbols(mode: ProxyTorchDispatchMode, arguments: Any) -> None:
+    """Have the nodes for the symbols among some arguments now: the tracer adds them when they are first used."""
+    for number in pytree.tree_leaves(arguments):
+        if isinstance(number, torch.SymInt) and number in mode.tracer.symnode_tracker:
+            fetch_sym_proxy(mode.tracer)(number)
 
 
 def track_symbols(mode: ProxyTorchDispatchMode, symbols: Sequence[torch.SymInt]) -> None:

@@ -127,6 +127,7 @@ class Epilogue:
         returned = id(entry.handle) in self._returned and traced_itself()
         shown = self._presentable(entry.handle, view) if returned else None
         steps = tuple(metadata.steps(entry)) if entry in self._moved else ()
+        program.domain.fix_symbols([args for _, args in steps])
         return WriteBack(entry, steps, data, shown)
 
     def _emit(self, back: WriteBack) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
 
 from tests.fuzz.__main__ import modes_of
@@ -10,7 +13,8 @@ from tests.fuzz.generate import generate
 from tests.fuzz.program import Program, Step
 from tests.fuzz.shrink import shrink
 
-SHARDS, FAST, SLOW = 10, 10, 40  # programs of a shard
+SHARDS, FAST, FRESH, SLOW = 10, 15, 5, 40  # programs of a shard
+FRESH_FROM = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(10**6, 10**9))
 
 
 def _failures(seeds: range) -> list[str]:
@@ -25,7 +29,7 @@ def _failures(seeds: range) -> list[str]:
                     f"{verdict.kind}: {verdict.reason[:300]}\n{program}"
                     f"shrink it: scripts/fuzz --programs 1 --seed {seed} --mode {mode}"
                 )
-    assert passed
+    assert passed, "no program of these seeds was counted"
     return failed
 
 
@@ -33,6 +37,13 @@ def _failures(seeds: range) -> list[str]:
 def test_programs_equal_eager(shard: int) -> None:
     failures = _failures(range(shard * FAST, (shard + 1) * FAST))
     assert not failures, "\n\n".join(failures)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_programs_of_fresh_seeds_equal_eager(shard: int) -> None:
+    """Other programs in each run; a failure names its seed, and FUZZ_SEED repeats the run."""
+    failures = _failures(range(FRESH_FROM + shard * FRESH, FRESH_FROM + (shard + 1) * FRESH))
+    assert not failures, "\n\n".join([f"FUZZ_SEED={FRESH_FROM}", *failures])
 
 
 @pytest.mark.slow

@@ -130,3 +130,11 @@ def test_write_below_an_expand_whose_place_a_plain_route_passes_through(mode: An
         a.expand((3, 8)).select(0, 0)[7:].copy_(torch.arange(1))
 
     assert_equivalent(f, torch.arange(8.0).as_strided((1, 8), (1, 1)), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_sizes_are_read_before_the_input_gets_others(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        a.set_(a.clone())
+
+    assert_equivalent(f, torch.ones(4, 3), remove=remove, tracing_mode=mode)

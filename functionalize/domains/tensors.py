@@ -34,6 +34,7 @@ from functionalize._torch import (
     point_proxy,
     pytree,
     record_effect,
+    record_symbols,
     record_view,
     same_node,
     storage_key,
@@ -160,6 +161,11 @@ class TensorsDomain:
             record_effect(self.proxies, op, handle, args)
         else:
             op(handle, *args)
+
+    def fix_symbols(self, arguments: Any) -> None:
+        """Have a graph read symbols now, before the tensor that they are sizes of gets others."""
+        if self.proxies is not None:
+            record_symbols(self.proxies, arguments)
 
     def know_symbols(self, handle: torch.Tensor) -> None:
         """Let the tracer find the sizes of a handle that was made behind its back."""

@@ -22,7 +22,7 @@ from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
 from tests.fuzz.workers import run_all
 
-SECONDS, SHRINKING = 20, 120  # for one program in one mode, to make one smaller
+SECONDS, SHRINKING = 20, 60  # for one program in one mode, to make one smaller
 Result = tuple[int, str, Verdict]
 _CALL = re.compile(r"\.\w+\(|[-+*]=|\w\[")
 
