@@ -64,10 +64,10 @@ class _Grown:
                 step = _statement(self.pool, self.tables)
             except (Unfit, IndexError, RuntimeError):
                 continue
-            before = dict(self.pool.tensors)
+            before, rooms = dict(self.pool.tensors), sizes(self.pool.tensors)
             try:
                 self._run(step)
-                if defined(step, before) and self._small():
+                if defined(step, before) and filled(step, rooms, sizes(self.pool.tensors)) and self._small():
                     self.steps.append(step)
                     return True
             except Exception:
