@@ -249,9 +249,12 @@ def hooks_of_modules(x: Tensor, w: Tensor) -> Any:
         log.append(out.detach().clone())
         return out.relu_()
 
+    def before(module: nn.Module, grad_in: Any, grad_out: Any) -> None:
+        log.append(grad_out[0].clone())
+
     module.register_forward_pre_hook(lambda module, args: (args[0].mul_(2),))
     module.register_forward_hook(after)
-    module.register_full_backward_hook(lambda module, grad_in, grad_out: log.append(grad_out[0].clone()))
+    module.register_full_backward_hook(before)
     module(x * 1).sum().backward()
     return log, module.weight.grad, module.bias.grad
 
@@ -334,7 +337,7 @@ def batched_gradients(x: Tensor, w: Tensor) -> Any:
 def version_kept(x: Tensor, w: Tensor) -> Any:
     leaf = leaf_of(x)
     y = leaf * 1
-    with torch.autograd._unsafe_preserve_version_counter(y):
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(y):
         y.detach().mul_(2)
     y.sin().sum().backward()
     return leaf.grad

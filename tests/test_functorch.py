@@ -69,7 +69,7 @@ def tangent(func: Program) -> Program:
 
 def pullback(func: Program) -> Program:
     def run(x: Tensor) -> Any:
-        output, back = F.vjp(func, x)
+        output, back = F.vjp(func, x)[:2]
         return output, back(torch.ones_like(output))[0]
 
     return run

@@ -187,7 +187,7 @@ def scan_with_a_closure(x: Tensor) -> Any:
 
     x = x.clone()
     x[0].add_(1)
-    last, rows = scan(body, x[1] * 1, x, reverse=True)  # type: ignore[arg-type]
+    last, rows = scan(body, x[1] * 1, x, reverse=True)
     rows = rows * 1
     rows.t()[0].mul_(3)
     return last, rows
@@ -355,7 +355,7 @@ def test_a_written_operand_is_a_further_result() -> None:
         with torch.no_grad():
             return torch.cond(x.sum() > 3, lambda a: a.add_(1) * 1, torch.sin, (x,))
 
-    graph = make_fx(functionalize(f), tracing_mode="fake")(torch.ones(3))
+    graph: Any = make_fx(functionalize(f), tracing_mode="fake")(torch.ones(3))
     assert operators(graph)[-2:] == ["<built-in function getitem>", "copy_.default"]
     assert operators(graph.true_graph_0) == ["add.Tensor", "mul.Tensor", "clone.default"]
     assert operators(graph.false_graph_0) == ["sin.default", "clone.default"]
@@ -371,7 +371,7 @@ def test_what_torch_refuses_is_refused(mode: Any, remove: str) -> None:
         return map_over(lambda row: row.add_(1) * 2, x)
 
     def step(x: Tensor) -> Any:
-        return scan(lambda carry, row: (carry + row.add_(1), row * 1), x[0] * 1, x)  # type: ignore[arg-type]
+        return scan(lambda carry, row: (carry + row.add_(1), row * 1), x[0] * 1, x)
 
     for func in (branch, row, step):
         pure = functionalize(func, remove=remove)

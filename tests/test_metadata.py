@@ -154,7 +154,7 @@ def resized_and_set(x: Tensor, look: Look) -> Any:
     y.resize_(2, 2)
     y.add_(1)
     look(x=x, y=y, v=v)
-    z.set_(y)
+    torch.ops.aten.set_.source_Tensor(z, y)
     z.mul_(2)
     look(x=x, y=y, v=v, z=z)
     z.data = x.t() * 1
