@@ -1,30 +1,27 @@
 """Who shares a storage with whom: the records, found from any tensor.
 
-A `Base` stands for one storage. Its `View`s form a tree: the root is the first handle that was seen on the storage,
-each other view says by a rule how it is read from its source. Which view a handle has is derived from the handle's
-storage and geometry, so that metadata mutation, ``.data`` and copies of a tensor object that are made behind the
-dispatcher need no bookkeeping.
+Which view a handle has is derived from the handle's storage and geometry, so that metadata mutation, ``.data`` and
+copies of a tensor object that are made behind the dispatcher need no bookkeeping.
 
-Invariant: replaying the rules from the top of the tree down to a view gives the view's geometry.
-Limits: strided layout; views of symbolic sizes that no rule reaches only of a contiguous root. What the views are
-worth is the matter of :mod:`functionalize.regenerate`.
+Invariant: replaying the rules from the top of a base's tree down to a view gives the view's geometry.
+Limits: strided layout. What the views are worth is the matter of :mod:`functionalize.regenerate`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from functionalize import regions, view_routes, view_rules
 from functionalize._torch import storage_key
+from functionalize.bases import Base, View
 from functionalize.errors import UnsupportedMutationError
-from functionalize.regions import Box, Geometry
+from functionalize.regions import Geometry
 from functionalize.view_rules import Call, Value, ViewRule
-from functionalize.write_log import WriteLog
 
 aten = torch.ops.aten
 
@@ -32,170 +29,6 @@ aten = torch.ops.aten
 # graphs of torch.func.functionalize. Deeper in a chain, and for other ops, such a step is dropped.
 _RENAMINGS = frozenset({aten.view.default, aten._unsafe_view.default})
 _LONG_CHAIN = 3  # from here on a view looks for a shorter way from the root
-_UNKNOWN: Any = object()
-
-
-class View:
-    """One place in a storage, as read from its source by a rule (the top of the tree has neither)."""
-
-    __slots__ = (
-        "_box",
-        "base",
-        "borrowed",
-        "covers",
-        "depth",
-        "geometry",
-        "is_source",
-        "parent",
-        "rule",
-        "stamp",
-        "value",
-    )
-
-    def __init__(self, base: Base, parent: View | None, rule: ViewRule | None, geometry: Geometry) -> None:
-        self.base = base
-        self.geometry = geometry
-        self.value: Value | None = None
-        self.stamp = 0  # the position in the base's log at which the value was right
-        self.borrowed = False  # the value belongs to another tensor as well
-        self.is_source = False  # whether other views were read from it
-        self._box: Box | None = _UNKNOWN
-        self.hang(parent, rule)
-
-    def hang(self, parent: View | None, rule: ViewRule | None) -> None:
-        """Take a place in the tree."""
-        self.parent, self.rule = parent, rule
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        if parent is not None:
-            parent.is_source = True
-        self.covers: bool = parent is None or (parent.covers and rule is not None and rule.covers)
-
-    def settle(self, value: Value, stamp: int, *, borrowed: bool = False) -> None:
-        """Note what the view is worth at a position of the log."""
-        self.value, self.stamp, self.borrowed = value, stamp, borrowed
-
-    @property
-    def box(self) -> Box | None:
-        """The place as a box of the root, if it is one."""
-        if self._box is _UNKNOWN:
-            self._box = regions.box(self.base.root.geometry, self.geometry)
-        return self._box
-
-    def disjoint(self, other: View) -> bool:
-        """Whether the two, of one base, are known to share no element."""
-        if self is other:
-            return False
-        if self.parent is other.parent and self.rule is not None and other.rule is not None:
-            a, b = self.rule.part, other.rule.part
-            if a is not None and b is not None and a.dim == b.dim:
-                return a.stop <= b.start or b.stop <= a.start
-        if regions.spans_disjoint(self.geometry, other.geometry):
-            return True
-        box, other_box = self.box, other.box
-        return box is not None and other_box is not None and regions.boxes_disjoint(box, other_box)
-
-    def lineage(self) -> Iterator[View]:
-        """The view, its source, its source's source, up to the top."""
-        view: View | None = self
-        while view is not None:
-            yield view
-            view = view.parent
-
-
-class Base:
-    """One storage that was viewed or written: its tree of views, its handles, and the log of its writes."""
-
-    __slots__ = (
-        "_renamed",
-        "_views",
-        "capacity",
-        "handles",
-        "held",
-        "key",
-        "log",
-        "original",
-        "pending",
-        "root",
-        "seed",
-        "storage",
-        "top",
-    )
-
-    def __init__(self, handle: torch.Tensor, value: Value) -> None:
-        self.key = storage_key(handle)
-        # Held, so that its identity is not used again.
-        self.storage: Any = handle.untyped_storage() if self.key > 0 else handle
-        # In bytes, when the handle's value was right.
-        self.capacity = regions.plain(handle.untyped_storage().nbytes()) if self.key > 0 else 0
-        self.root = self.top = View(self, None, None, Geometry.of(handle))
-        self.root.value = value
-        # The handle addresses all of its storage, also what lies between and around its elements.
-        self.original = weakref.ref(handle) if value is handle else None
-        self.held: torch.Tensor | None = None  # the handle, where it is to be written back when the call ends
-        self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
-        self.log = WriteLog()
-        self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
-        self.handles: dict[int, tuple[weakref.ref[torch.Tensor], View]] = {}
-        self._views: dict[tuple[Any, ...], View] = {self.root.geometry.key: self.root}
-        self._renamed: View | None = None
-
-    def at(self, place: Geometry) -> View | None:
-        """The view of a place, if there is one."""
-        return self._views.get(place.key)
-
-    def add(self, parent: View, rule: ViewRule, place: Geometry) -> View:
-        """A new view of a place."""
-        return self._views.setdefault(place.key, View(self, parent, rule, place))
-
-    def renamed(self, rule: ViewRule) -> View:
-        """The view which the program made of the root by a reshape to the root's own size."""
-        if self._renamed is None:
-            self._renamed = View(self, self.root, rule, self.root.geometry)
-        return self._renamed
-
-    def crown(self, image: View, rule: ViewRule) -> None:
-        """Put a new top above the old one."""
-        old, self.top = self.top, image
-        self._views.setdefault(image.geometry.key, image)
-        self.move(old, image, rule)
-
-    def move(self, view: View, parent: View, rule: ViewRule) -> None:
-        """Hang a view elsewhere; what hangs below it goes along."""
-        view.hang(parent, rule)
-        views = [*self._views.values()] + ([self._renamed] if self._renamed else [])
-        for view in sorted(views, key=lambda view: view.depth):
-            view.hang(view.parent, view.rule)
-
-    def simplify(self) -> None:
-        """Write the views' places in the symbols that are left: guards pin some while the program runs."""
-        if all(view.geometry.static for view in self._views.values()):
-            return
-        for view in self._views.values():
-            view.geometry = view.geometry.simplified()
-        self._views = {view.geometry.key: view for view in reversed(self._views.values())}
-
-    def drop_stale(self) -> None:
-        """Forget values that no read would use."""
-        for view in self._views.values():
-            if view is not self.top and not self.untouched(view, since=view.stamp):
-                view.value = None
-
-    def let_go(self) -> None:
-        """Drop all tensors: base and views refer to one another, and would hold them until garbage is collected."""
-        for view in self._views.values():
-            view.value = None
-        if self._renamed is not None:
-            self._renamed.value = None
-        self.pending.clear()
-        self.storage = self.held = self.seed = None
-
-    def is_original(self, handle: torch.Tensor) -> bool:
-        """Whether a handle is the one that was first seen on the storage, and its value."""
-        return self.original is not None and self.original() is handle
-
-    def untouched(self, view: View, since: int) -> bool:
-        """Whether each write since that position lies apart from the view."""
-        return next(self.log.touching(view, since), None) is None
 
 
 class AliasGraph:
@@ -400,8 +233,8 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
         inside = regions.fits(place, base.capacity)
 
         def around() -> Value:
-            held = place.size[0] if inside else base.capacity // place.dtype.itemsize - place.offset
-            if handle is None or not (inside or (type(held) is int and held > 0)):
+            held = place.size[0] if inside else _held(base, place, old.geometry)
+            if handle is None or not (inside or held > 0):
                 return call(aten.new_zeros.default, first, list(place.size))
             elements = call(aten.as_strided_copy.default, handle, [held], [1], place.offset)
             gained = [] if inside else [call(aten.new_zeros.default, first, [place.size[0] - held])]
@@ -412,3 +245,16 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
         return rule.inverse(call, around, first)
 
     return seed
+
+
+def _held(base: Base, place: Geometry, old: Geometry) -> int:
+    """How many elements of a place the storage had before it grew; none, where it had those of the old top alone."""
+    if type(base.capacity) is int:
+        return int(base.capacity // place.dtype.itemsize - place.offset)
+    if regions.hinted_span(old) == (0, regions.hint(base.capacity)):
+        return 0
+    raise UnsupportedMutationError(
+        f"a tensor of size {tuple(old.size)} grows into a storage that it shows in part",
+        why="how much the storage held before depends on sizes that the graph has no name for",
+        hint="trace with static shapes (tracing_mode='fake'), or resize a tensor that has a storage of its own",
+    )

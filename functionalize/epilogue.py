@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import memory_view, storage_key, traced_itself
-from functionalize.alias_graph import View
+from functionalize.bases import View
 from functionalize.domains.tensors import counts_elements, repeats
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program

@@ -13,7 +13,8 @@ import torch
 
 from functionalize import tables
 from functionalize._torch import PLAIN_TYPES, DisableTorchFunction, pytree, storage_key, unbacked
-from functionalize.alias_graph import AliasGraph, View
+from functionalize.alias_graph import AliasGraph
+from functionalize.bases import View
 from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError, name_of

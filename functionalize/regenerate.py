@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from functionalize.alias_graph import Base, View
+from functionalize.bases import Base, View
 from functionalize.view_routes import tile_runs
 from functionalize.view_rules import Value
 from functionalize.write_log import WriteLog

@@ -11,12 +11,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from functionalize.view_rules import Progression
+from functionalize.view_rules import Progression, ViewRule
 
-if TYPE_CHECKING:
-    from functionalize.alias_graph import View
+
+class View(Protocol):
+    """What is asked of a view: :class:`functionalize.bases.View`."""
+
+    parent: Any
+    rule: ViewRule | None
+
+    def lineage(self) -> Iterator[Any]:
+        """The view, its source, its source's source, up to the top."""
+
+    def disjoint(self, other: Any) -> bool:
+        """Whether the two, of one base, are known to share no element."""
 
 
 class Parts:
@@ -36,6 +46,11 @@ class Parts:
         self._at[part.start][view] = (part, position)
         self._longest = max(self._longest, part.stop - part.start)
         self.last = position
+
+    def views(self) -> Iterator[View]:
+        """Each view kept."""
+        for at in self._at.values():
+            yield from at
 
     def meeting(self, part: Progression, since: int) -> Iterator[View]:
         """The views after a position whose parts overlap one."""
@@ -66,14 +81,13 @@ class WriteLog:
         else:
             self._parts.setdefault((view.parent, part.dim), Parts()).add(view, part, self._length)
 
-    def views(self) -> Iterator[View]:
+    def views(self) -> Iterator[Any]:
         """Each view written, once."""
         yield from self._others
         for parts in self._parts.values():
-            for at in parts._at.values():
-                yield from at
+            yield from parts.views()
 
-    def touching(self, view: View, since: int) -> Iterator[View]:
+    def touching(self, view: View, since: int) -> Iterator[Any]:
         """The views written after a position that may share an element with a view."""
         if since >= self._length:
             return
@@ -90,9 +104,9 @@ class WriteLog:
 _EVERYWHERE = Progression(0, 0, 1 << 62, drops=False)
 
 
-def part_of(view: Any) -> Progression | None:
+def part_of(view: View) -> Progression | None:
     """Which part of its source a view is, if it is one."""
-    return None if view.rule is None else view.rule.part  # type: ignore[no-any-return]
+    return None if view.rule is None else view.rule.part
 
 
 def _within(view: View, source: View, dim: int) -> Progression:

@@ -26,6 +26,7 @@ LAYERS = {
     "view_rules": 2,
     "view_routes": 2,
     "write_log": 2,
+    "bases": 2,
     "alias_graph": 2,
     "regenerate": 2,
     "domains": 2,

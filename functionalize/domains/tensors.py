@@ -172,7 +172,7 @@ class TensorsDomain:
         if self.proxies is not None and handle.layout is torch.strided:
             numbers = (*handle.size(), *handle.stride(), handle.storage_offset())
             if multiply_to_powers(handle.size()):
-                numbers = (*numbers, handle.numel())
+                numbers = (*numbers, on_handles(torch.Tensor.numel, (handle,), {}))
             track_symbols(self.proxies, [n for n in numbers if isinstance(n, torch.SymInt)])
 
     def constant(self, handle: torch.Tensor) -> bool:
