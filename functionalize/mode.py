@@ -108,6 +108,8 @@ class FunctionalizeMode(TorchDispatchMode):
             return BY_STORAGE[func](*args, **kwargs)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if not self.program.domain.observed:
+            return on_handles(func, args, kwargs)  # memory is all that anybody will read: nothing to record
         source, graph = args[0], self.program.graph
         key = storage_key(source)
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:

@@ -43,6 +43,8 @@ class Program:
 
     def value(self, handle: torch.Tensor) -> Value:
         """What a handle is worth now."""
+        if not self.domain.observed:
+            return handle  # its memory is current, also where a NumPy array that shares it was written
         view = self.graph.find(handle)
         return handle if view is None else self.read(view)
 
@@ -103,6 +105,9 @@ class Program:
                 why=protected[0],
                 hint="build a new sparse or nested tensor from the changed parts, or write to a .to_dense() copy",
             )
+        if not self.domain.observed and self.graph.find(handle) is None:
+            self.domain.show(handle, value)  # memory is all that anybody will read
+            return
         view = self.graph.ensure(handle)
         base = view.base
         root_handle = base.original() if base.original else None
