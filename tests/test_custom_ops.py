@@ -283,7 +283,7 @@ def two_dtypes(x: Tensor) -> Any:
     return y
 
 
-NO_FORM = {
+NO_FORM: dict[Callable[..., Any], str] = {
     returns_what_it_writes: "returns what it writes",
     writes_out_and_returns_it: "returns what it writes",
     returns_a_list: "return tensors or nothing",
@@ -298,4 +298,4 @@ def test_without_a_form_in_graphs(func: Callable[..., Any], remove: str) -> None
     assert_equivalent(func, numbers(3, 4), remove=remove)
     for mode in ("real", "fake"):
         with pytest.raises(UnsupportedMutationError, match=NO_FORM[func]):
-            make_fx(functionalize(func, remove=remove), tracing_mode=mode)(numbers(3, 4))  # type: ignore[arg-type]
+            make_fx(functionalize(func, remove=remove), tracing_mode=mode)(numbers(3, 4))

@@ -201,7 +201,7 @@ def bad_asstrided(x: Tensor) -> Any:
 @program(numbers(2, 3))
 def bad_set(x: Tensor) -> Any:
     x.add_(1)
-    y = torch.ones(2, dtype=torch.long)
+    y: Any = torch.ones(2, dtype=torch.long)
     y.set_(x)
     return x
 

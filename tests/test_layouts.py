@@ -111,7 +111,7 @@ def resized(x: Tensor) -> Any:
     return sparse.to_dense()
 
 
-REFUSED_IN_GRAPHS = {
+REFUSED_IN_GRAPHS: dict[Function, str] = {
     values: "which has no strided storage",
     values_of_what_is_written: "would not see the write",
     what_it_was_built_of: "would not see the write",
@@ -120,7 +120,7 @@ REFUSED_IN_GRAPHS = {
 
 
 def nested(x: Tensor) -> Any:
-    n = torch.nested.as_nested_tensor([x[0] * 1, x[1, :2] * 1])
+    n: Any = torch.nested.as_nested_tensor([x[0] * 1, x[1, :2] * 1])
     n.mul_(2)
     n.relu_()
     first, _ = n.unbind()
@@ -136,7 +136,7 @@ def nested_in_a_buffer(x: Tensor) -> Any:
 
 
 def jagged(x: Tensor) -> Any:
-    n = torch.nested.as_nested_tensor([x[0] * 1, x[1, :2] * 1], layout=torch.jagged)
+    n: Any = torch.nested.as_nested_tensor([x[0] * 1, x[1, :2] * 1], layout=torch.jagged)
     n.sin_()
     n.values().mul_(2)
     first, _ = n.unbind()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from functionalize.verify import assert_equivalent
 from tests.graphs import REMOVES
@@ -34,7 +35,7 @@ def read(x: Tensor) -> Any:
         row.numpy().tobytes(),
     )
     texts = repr(row), str(columns), f"{y[0, 0]:.2f}"
-    copies = pickle.loads(pickle.dumps(row)), copy.deepcopy(columns), torch.load(saved), torch.from_dlpack(row).clone()
+    copies = pickle.loads(pickle.dumps(row)), copy.deepcopy(columns), torch.load(saved), from_dlpack(row).clone()
     return numbers, texts, copies, list(y.untyped_storage()), row.data_ptr() == y.data_ptr()
 
 
@@ -53,7 +54,7 @@ def written_by_dlpack(x: Tensor) -> Any:
     y = x + 1
     row = y[0]
     row.add_(1)
-    torch.from_dlpack(row).numpy()[1] = 55
+    from_dlpack(row).numpy()[1] = 55
     x.numpy()[0] = 9
     y.add_(1)
     return y * 1, row + 0, x * 2
@@ -72,7 +73,7 @@ def copied(x: Tensor) -> Any:
 def by_the_storage(x: Tensor) -> Any:
     storage = x.untyped_storage()
     x.add_(1)
-    y = torch.empty(0).set_(storage, 0, (4,), (1,))  # type: ignore[call-overload]
+    y = torch.empty(0).set_(storage, 0, (4,), (1,))
     y.mul_(2)
     z = x * 1
     z[0].add_(1)

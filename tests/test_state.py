@@ -159,7 +159,7 @@ def gradient_descent() -> Stateful:
 
     def f(x: Tensor) -> Tensor:
         with torch.enable_grad():
-            loss = module(x).sum()
+            loss: Tensor = module(x).sum()
             gradients = torch.autograd.grad(loss, list(module.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(module.parameters(), gradients, strict=True):

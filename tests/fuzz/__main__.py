@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--without", metavar="REGEX", help="leave out the programs with a line that matches")
     parser.add_argument("--show", type=int, default=4, help="failures of one look to shrink and print")
     given = parser.parse_args(arguments)
-    seeds = range(given.seed, given.seed + given.programs)
+    seeds: Sequence[int] = range(given.seed, given.seed + given.programs)
     if given.without:
         seeds = [s for s in seeds if not re.search(given.without, generate(s, given.length).body())]
     jobs = [(seed, given.mode, given.length) for seed in seeds]

@@ -73,7 +73,7 @@ def _refusal(error: UnsupportedMutationError) -> Verdict:
 
 
 NEW = 1  # the version of an input as it is made
-_VISIBLE = ("storage_offset", "stride", "is_contiguous", "_is_view", "is_conj", "is_neg")
+_VISIBLE: tuple[str, ...] = ("storage_offset", "stride", "is_contiguous", "_is_view", "is_conj", "is_neg")
 _VISIBLE += ("requires_grad", "is_leaf", "_version")
 
 

@@ -7,18 +7,20 @@ Limits: sizes are small, so are steps and offsets.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from tests.fuzz.pool import Pool, Tensor, need
 
 Maker = Callable[[Pool, Tensor], str]
+AnyMaker = TypeVar("AnyMaker", bound=Callable[..., str])
 VIEWS: dict[str, Maker] = {}
 MULTI: dict[str, Maker] = {}
 
 
-def register(table: dict[str, Maker]) -> Callable[[Maker], Maker]:
-    def add(maker: Maker) -> Maker:
+def register(table: dict[str, AnyMaker]) -> Callable[[AnyMaker], AnyMaker]:
+    def add(maker: AnyMaker) -> AnyMaker:
         table[maker.__name__] = maker
         return maker
 
