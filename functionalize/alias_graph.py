@@ -230,7 +230,7 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
     def seed(call: Call) -> Value:
         first = old_seed(call) if value is None and old_seed is not None else value
         handle = original() if original else None
-        inside = regions.fits(place, base.capacity)
+        inside = base.holds(place)
 
         def around() -> Value:
             held = place.size[0] if inside else _held(base, place, old.geometry)

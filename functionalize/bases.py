@@ -114,8 +114,7 @@ class Base:
         self.key = storage_key(handle)
         # Held, so that its identity is not used again.
         self.storage: Any = handle.untyped_storage() if self.key > 0 else handle
-        # In bytes, when the handle's value was right.
-        self.capacity = regions.plain(handle.untyped_storage().nbytes()) if self.key > 0 else 0
+        self.capacity: Any = None  # in bytes, before the program resized the storage
         self.root = self.top = View(self, None, None, Geometry.of(handle))
         self.root.value = value
         # The handle addresses all of its storage, also what lies between and around its elements.
@@ -154,6 +153,15 @@ class Base:
         views = [*self._views.values()] + ([self._renamed] if self._renamed else [])
         for view in sorted(views, key=lambda view: view.depth):
             view.hang(view.parent, view.rule)
+
+    def grows(self) -> None:
+        """Note that the program is about to resize the storage: what it gains holds nothing yet."""
+        if self.capacity is None and self.key > 0:
+            self.capacity = regions.plain(self.storage.nbytes())
+
+    def holds(self, place: Geometry) -> bool:
+        """Whether the storage held a place from the start. What views lead to it did, whatever a fake storage says."""
+        return self.capacity is None or regions.fits(place, self.capacity)
 
     def simplify(self) -> None:
         """Write the views' places in the symbols that are left: guards pin some while the program runs."""

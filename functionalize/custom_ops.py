@@ -22,7 +22,7 @@ from functionalize._torch import (
     can_auto_functionalize,
     storage_key,
 )
-from functionalize.domains.tensors import same_strides, tensor_leaves
+from functionalize.domains.tensors import is_contiguous, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry
@@ -90,7 +90,7 @@ def _values(program: Program, arg: Any) -> Any:
     if not isinstance(arg, torch.Tensor):
         return arg
     value = program.value(arg)
-    if value is not arg and arg.is_contiguous() and not same_strides(value, arg):
+    if value is not arg and is_contiguous(arg) and not same_strides(value, arg):
         return program.domain.call(aten.clone.default, value, memory_format=torch.contiguous_format)
     return value
 

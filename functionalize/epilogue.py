@@ -15,7 +15,7 @@ import torch
 
 from functionalize._torch import memory_view, storage_key, traced_itself
 from functionalize.bases import View
-from functionalize.domains.tensors import counts_elements, repeats
+from functionalize.domains.tensors import counts_elements, repeated, repeats
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, fits, plain
@@ -49,6 +49,7 @@ class WriteBack:
     input: Input
     metadata: tuple[Step, ...]
     data: Value | None
+    after: tuple[Step, ...]  # ops for its metadata once the data are there
     shown: Value | None
 
 
@@ -127,23 +128,42 @@ class Epilogue:
         returned = id(entry.handle) in self._returned and traced_itself()
         shown = self._presentable(entry.handle, view) if returned else None
         steps = tuple(metadata.steps(entry)) if entry in self._moved else ()
+        after: tuple[Step, ...] = ()
+        if data is not None and repeated(entry.handle):
+            data, before, after = self._once(entry.handle, data)
+            steps += before
         program.domain.fix_symbols([args for _, args in steps])
-        return WriteBack(entry, steps, data, shown)
+        return WriteBack(entry, steps, data, after, shown)
+
+    def _once(self, handle: torch.Tensor, data: Value) -> tuple[Value, tuple[Step, ...], tuple[Step, ...]]:
+        """What to copy, and where, for an expanded input: `copy_` refuses positions that share an element."""
+        size, stride, offset = list(handle.size()), list(handle.stride()), handle.storage_offset()
+        compact = list(size)
+        for dim in repeated(handle):
+            data, compact[dim] = self.program.domain.call(aten.slice.Tensor, data, dim, 0, 1), 1
+        place = aten.as_strided_.default
+        return data, ((place, (compact, stride, offset)),), ((place, (size, stride, offset)),)
 
     def _emit(self, back: WriteBack) -> None:
         """Run a write-back in the modes below, which record it."""
         handle, domain = back.input.handle, self.program.domain
-        if back.metadata:
-            node = domain.alias(handle)  # stands for the input; each op below is one on it
-            for op, args in back.metadata:
-                domain.write_metadata(op, handle, args)
-                domain.point(handle, node)
+        node = domain.alias(handle) if back.metadata else handle  # stands for the input; each op below is one on it
+        self._run(back.metadata, handle, node)
         if back.data is not None:
             if counts_elements(handle):
                 aten.resize_as_sparse_.default(handle, back.data)
-            aten.copy_.default(handle, back.data)
+            if back.after:  # a fake input shows its last geometry already, which refuses to be written
+                self._run(((aten.copy_.default, (back.data,)),), handle, node)
+            else:
+                aten.copy_.default(handle, back.data)
+        self._run(back.after, handle, node)
         if back.shown is not None:
             domain.point(handle, back.shown)
+
+    def _run(self, steps: Sequence[Step], handle: torch.Tensor, node: torch.Tensor) -> None:
+        for op, args in steps:
+            self.program.domain.write_metadata(op, handle, args)
+            self.program.domain.point(handle, node)
 
 
 def _outside(program: Program, passed: set[int]) -> Iterator[Input]:
@@ -153,7 +173,8 @@ def _outside(program: Program, passed: set[int]) -> Iterator[Input]:
         if root is None or id(root) in passed:
             continue
         if all(base.root in view.lineage() for view in base.log.views()):
-            yield Input(root, base.root.geometry, base.key, base.capacity)
+            capacity = plain(base.storage.nbytes()) if base.capacity is None else base.capacity
+            yield Input(root, base.root.geometry, base.key, capacity)
         else:
             top = base.top.geometry
             yield Input.of(memory_view(root, top.size, top.stride, top.offset))

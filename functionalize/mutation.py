@@ -208,6 +208,7 @@ def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     program.fix(handle)
     program.unshare(handle)
     run = program.domain.on_handles
+    program.graph.ensure(handle).base.grows()
     program.domain.resize_handle(handle, like.size(), {})
     if not same_strides(handle, like):
         run(aten.as_strided_.default, (handle, list(like.size()), list(like.stride())), {})

@@ -120,6 +120,7 @@ class Program:
 
     def replaced(self, handle: torch.Tensor, source: torch.Tensor) -> None:
         """The program says ``handle.data = source``: one more handle of the source's storage, at the source's place."""
+        self.fix(handle)
         self.unshare(handle)
         view = self.graph.ensure(source)
         with DisableTorchFunction():

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.domains.tensors import same_strides, tensor_leaves
+from functionalize.domains.tensors import is_contiguous, same_strides, tensor_leaves
 from functionalize.program import Program
 from functionalize.regions import Geometry
 from functionalize.view_rules import Value
@@ -71,7 +71,7 @@ def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, An
 def _ordered(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Value:
     """The value's elements in the order of the handle's storage, contiguous."""
     ordered = program.domain.call(aten.permute.default, program.value(handle), list(order))
-    if ordered.is_contiguous():
+    if is_contiguous(ordered):
         return ordered
     return program.domain.call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
 
@@ -90,7 +90,7 @@ _FAST = 16  # elements from which the kernel of `normal_` takes a way of its own
 
 def _is_large_with_gaps(handle: torch.Tensor) -> bool:
     count = handle.numel()
-    return type(count) is int and count >= _FAST and handle.device.type == "cpu" and not handle.is_contiguous()
+    return type(count) is int and count >= _FAST and handle.device.type == "cpu" and not is_contiguous(handle)
 
 
 def _in_turn(call: Any, count: int, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:

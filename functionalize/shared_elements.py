@@ -71,9 +71,9 @@ def _strided(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def _order_matters(func: Any, target: torch.Tensor, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether it matters that eager writes an element once for each position that shares it."""
-    if unbacked(target.size()) or target.is_contiguous():
-        return False
     place = Geometry.of(target)
+    if unbacked(place.size) or place.contiguous:
+        return False
     if func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
         return place.overlapping and _ambiguous(place)
     if func.overloadpacket in _IDEMPOTENT and len(list(tensor_leaves(args, kwargs))) == 1:

@@ -138,3 +138,44 @@ def test_sizes_are_read_before_the_input_gets_others(mode: Any, remove: str) -> 
         a.set_(a.clone())
 
     assert_equivalent(f, torch.ones(4, 3), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_what_lies_around_an_input_is_read(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        a.t_()
+        return a.as_strided((7,), (1,), 3)
+
+    assert_equivalent(f, torch.arange(10.0).as_strided((), ()), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_write_back_to_an_input_that_becomes_expanded(mode: Any, remove: str) -> None:
+    def f(a: Any) -> None:
+        expanded = a.broadcast_to((1, 2, 2, 3))
+        a.tril_()
+        a.set_(expanded)
+
+    assert_equivalent(f, torch.ones(1, 1), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_write_back_to_an_expanded_input(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        a[:, 1].mul_(3)
+        a.t_()
+        return a.sum()
+
+    assert_equivalent(f, torch.arange(3.0)[:, None].expand(3, 4), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_square_of_one_symbol(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        b = a.view(-1)
+        b.view(-1).add_(1)
+        b.mul_(2)
+        a.mul_(2)
+        return b
+
+    assert_equivalent(f, torch.ones(2, 2), remove=remove, tracing_mode=mode)

@@ -304,3 +304,15 @@ def returned_and_written(x: Tensor) -> Any:
 def test_a_trace_that_goes_on(func: Function, mode: Any) -> None:
     graph = make_fx(func, tracing_mode=mode)(torch.zeros(3))
     assert_alike(graph, [], func, [], torch.arange(3.0))
+
+
+def test_data_of_a_constant_is_refused() -> None:
+    state = torch.zeros(2)
+
+    def f(x: Tensor) -> Tensor:
+        state.data = x * 2
+        return state + 1
+
+    with pytest.raises(UnsupportedMutationError, match="`?state`?.*which is no input, is changed"):
+        make_fx(functionalize(f))(torch.ones(2))
+    assert torch.equal(functionalize(f)(torch.ones(2)), torch.full((2,), 3.0))

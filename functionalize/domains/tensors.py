@@ -282,6 +282,11 @@ def _same_random_numbers(func: Any) -> Iterator[None]:
         yield
 
 
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    """Asked where no tracer sees the arithmetic on symbols."""
+    return bool(on_handles(torch.Tensor.is_contiguous, (tensor,), {}))
+
+
 def repeats(tensor: torch.Tensor) -> bool:
     """Whether several positions of a tensor share one element."""
     return bool(repeated(tensor))
@@ -344,14 +349,14 @@ def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     start = base.storage_offset()
     # A scatter copies its base, and its meta kernel forgets that the copy starts where the base did.
     shifted = op is aten.as_strided_scatter.default and not (type(start) is int and start == 0)
-    if shifted or not base.is_contiguous():
+    if shifted or not is_contiguous(base):
         base = aten.clone.default(base, memory_format=torch.contiguous_format)
     return (base, *rest, offset + base.storage_offset())
 
 
 def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> Value:
     base: Value = args[0]
-    if op is aten.view.default and base.is_contiguous():
+    if op is aten.view.default and is_contiguous(base):
         return base
     try:
         on_handles(op, args, {})
