@@ -179,3 +179,11 @@ def test_square_of_one_symbol(mode: Any, remove: str) -> None:
         return b
 
     assert_equivalent(f, torch.ones(2, 2), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_empty_diagonal_that_is_resized(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        torch.add(a.diagonal(-1, 0, 1), 2, out=a.diagonal(1, 0, 1))
+
+    assert_equivalent(f, torch.ones(2, 1), remove=remove, tracing_mode=mode)

@@ -85,7 +85,8 @@ class TensorsDomain:
     def freeze(self, value: Value) -> Value:
         """The value as a tensor object which no later write to a handle can change, for the same graph node."""
         if self.constant(value):
-            return aten.clone.default(value)  # a node: what the constant holds is known when the graph runs
+            twin: Value = aten.clone.default(value)
+            return twin  # a node: what the constant holds is known when the graph runs
         return self.alias(value, aten.alias.default if is_fake(value) else _copied)
 
     def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
@@ -138,6 +139,10 @@ class TensorsDomain:
         """Run an op on the program's own tensors, seen by no tracer."""
         out = on_handles(func, args, kwargs)
         if self.symbolic:
+            if func is aten.diagonal.default and 0 in map(hint, out.size()):
+                # Of symbolic sizes it starts where one with elements would, in eager where its source does.
+                place = (out.size(), out.stride(), args[0].storage_offset())
+                on_handles(aten.as_strided_.default, (out, *place), {})
             for handle in tensor_leaves([out], {}):
                 self.know_symbols(handle)
         return out
