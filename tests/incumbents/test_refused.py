@@ -224,7 +224,7 @@ def test_84495_jit_trace_takes_the_graph_of_a_functionalized_function() -> None:
         return y
 
     graph = make_fx(functionalize(f))(SQUARE.clone())
-    with pytest.warns(DeprecationWarning, match="deprecated"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="deprecated"):
         traced = torch.jit.trace(graph, (SQUARE.clone(),))
     assert torch.equal(traced(SQUARE.clone()), f(SQUARE.clone()))
 
