@@ -15,10 +15,10 @@ import torch
 
 from functionalize._torch import memory_view, storage_key, traced_itself
 from functionalize.bases import View
-from functionalize.domains.tensors import counts_elements, repeated, repeats
+from functionalize.domains.tensors import TensorsDomain, counts_elements, repeated, repeats
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
-from functionalize.regions import Geometry, fits, plain
+from functionalize.regions import Geometry, fits, plain, stop
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten
@@ -112,7 +112,7 @@ class Epilogue:
             written = view is not None and not view.base.untouched(view, since=0)
             if view is not None and (written or entry in self._moved):
                 changed.append((entry, view, written))
-        metadata = _Metadata(self.inputs)
+        metadata = _Metadata(self.inputs, self.program.domain)
         return [self._write_back(*change, metadata, {entry.storage for entry, _, _ in changed}) for change in changed]
 
     def _write_back(
@@ -188,8 +188,8 @@ def moved(entry: Input) -> bool:
 class _Metadata:
     """The ops that give inputs their new metadata, in the order in which they run."""
 
-    def __init__(self, inputs: Sequence[Input]) -> None:
-        self._inputs = inputs
+    def __init__(self, inputs: Sequence[Input], domain: TensorsDomain) -> None:
+        self._domain = domain
         # Which input holds a storage when the ops so far have run.
         self._holder = {entry.storage: entry.handle for entry in sorted(inputs, key=moved, reverse=True)}
 
@@ -207,15 +207,19 @@ class _Metadata:
                 why="no operator changes the dtype of a tensor that a graph gets as its input",
                 hint="return the new tensor, and assign it to `.data` outside of the traced function",
             )
-        fresh = self.takes_fresh_storage(entry)
+        size = list(handle.size())
+        if self.takes_fresh_storage(entry):
+            whole = place.contiguous and type(place.offset) is int and place.offset == 0
+            options = {"dtype": place.dtype, "device": handle.device}
+            memory = self._domain.call(aten.empty.memory_format, size if whole else [stop(place)], **options)
+        else:
+            whole, memory = False, self._holder.get(key)
         if key != entry.storage:
             if self._holder.get(entry.storage) is handle:
                 del self._holder[entry.storage]
-            source = self._holder.setdefault(key, handle)
-            yield (aten.set_.default, ()) if fresh else (aten.set_.source_Tensor, (source,))
-        size = list(handle.size())
-        if fresh or (key == entry.storage and not fits(place, entry.capacity)):
+            self._holder.setdefault(key, handle)
+            yield aten.set_.source_Tensor, (memory,)
+        elif not fits(place, entry.capacity):
             yield aten.resize_.default, (size,)
-            if fresh and place.contiguous and type(place.offset) is int and place.offset == 0:
-                return
-        yield aten.as_strided_.default, (size, list(handle.stride()), handle.storage_offset())
+        if not whole:
+            yield aten.as_strided_.default, (size, list(handle.stride()), handle.storage_offset())

@@ -350,7 +350,7 @@ def stop(place: Geometry) -> Any:
         return place.offset
     if place.order is not None:
         return place.offset + math.prod(place.size)
-    stop = place.offset + 1
+    last = place.offset
     for size, stride in zip(place.size, place.stride, strict=True):
-        stop = stop + (size - 1) * stride
-    return stop
+        last = last + (size - 1) * stride
+    return last + 1

@@ -187,3 +187,12 @@ def test_empty_diagonal_that_is_resized(mode: Any, remove: str) -> None:
         torch.add(a.diagonal(-1, 0, 1), 2, out=a.diagonal(1, 0, 1))
 
     assert_equivalent(f, torch.ones(2, 1), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_data_of_an_input_that_requires_grad(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        a.data = a.detach().t().clone()
+        return a.detach() * 2
+
+    assert_equivalent(f, torch.ones(2, 3, requires_grad=True), remove=remove, tracing_mode=mode)
