@@ -143,6 +143,8 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         handle, program = args[0], self.program
+        if not program.domain.observed:
+            return on_handles(func, args, kwargs)
         if func in _RESIZES and _keeps_size(handle, _size(args[1]), kwargs):
             return handle
         program.fix(handle)

@@ -205,15 +205,17 @@ def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
             why="in a graph only strided tensors can be given another size",
             hint="build a new tensor of that size",
         )
-    program.fix(handle)
-    program.unshare(handle)
-    run = program.domain.on_handles
-    program.graph.ensure(handle).base.grows()
+    if program.domain.observed:
+        program.fix(handle)
+        program.unshare(handle)
+        program.graph.ensure(handle).base.grows()
     program.domain.resize_handle(handle, like.size(), {})
     if not same_strides(handle, like):
-        run(aten.as_strided_.default, (handle, list(like.size()), list(like.stride())), {})
-    program.domain.know_symbols(handle)
-    program.graph.moved(handle)
+        place = (list(like.size()), list(like.stride()))
+        program.domain.on_handles(aten.as_strided_.default, (handle, *place), {})
+    if program.domain.observed:
+        program.domain.know_symbols(handle)
+        program.graph.moved(handle)
 
 
 # Writes with a way of their own: the value does not depend on what was there, or on one position alone

@@ -105,7 +105,7 @@ class Program:
                 why=protected[0],
                 hint="build a new sparse or nested tensor from the changed parts, or write to a .to_dense() copy",
             )
-        if not self.domain.observed and self.graph.find(handle) is None:
+        if not self.domain.observed:
             self.domain.show(handle, value)  # memory is all that anybody will read
             return
         view = self.graph.ensure(handle)
@@ -120,12 +120,12 @@ class Program:
 
     def replaced(self, handle: torch.Tensor, source: torch.Tensor) -> None:
         """The program says ``handle.data = source``: one more handle of the source's storage, at the source's place."""
-        self.fix(handle)
-        self.unshare(handle)
-        view = self.graph.ensure(source)
+        if self.domain.observed:
+            self.fix(handle)
+            self.unshare(handle)
+            self.graph.track(handle, self.graph.ensure(source))
         with DisableTorchFunction():
             handle.data = source
-        self.graph.track(handle, view)
 
     def meet(self, storage: torch.UntypedStorage) -> None:
         """The program is about to set a tensor to a storage, of which the graph may not know yet."""
