@@ -66,8 +66,12 @@ class Epilogue:
 
     def run(self) -> None:
         """Every value is computed before the first write-back runs."""
-        for back in self.settle():
+        backs = self.settle()
+        for back in backs:
             self._emit(back)
+        for back in backs:  # when all are written: until then an input stands for itself, others may be set_ to it
+            if back.shown is not None:
+                self.program.domain.point(back.input.handle, back.shown)
 
     def settle(self) -> list[WriteBack]:
         """Bring all that escapes up to date; the write-backs that are left to do."""
@@ -157,8 +161,6 @@ class Epilogue:
             else:
                 aten.copy_.default(handle, back.data)
         self._run(back.after, handle, node)
-        if back.shown is not None:
-            domain.point(handle, back.shown)
 
     def _run(self, steps: Sequence[Step], handle: torch.Tensor, node: torch.Tensor) -> None:
         for op, args in steps:

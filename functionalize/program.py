@@ -44,7 +44,7 @@ class Program:
     def value(self, handle: torch.Tensor) -> Value:
         """What a handle is worth now."""
         if not self.domain.observed:
-            return handle  # its memory is current, also where a NumPy array that shares it was written
+            return self.domain.physical(handle)  # its memory is current, also where a NumPy array was written
         view = self.graph.find(handle)
         return handle if view is None else self.read(view)
 

@@ -196,3 +196,22 @@ def test_data_of_an_input_that_requires_grad(mode: Any, remove: str) -> None:
         return a.detach() * 2
 
     assert_equivalent(f, torch.ones(2, 3, requires_grad=True), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_negative_of_a_negative_view(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        negative = torch._neg_view(a)
+        negative.data.neg_()
+        return negative
+
+    assert_equivalent(f, torch.arange(3.0), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_set_to_an_input_that_is_written_and_returned(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, b: Any) -> torch.Tensor:
+        b.set_(a)
+        return a.mul_(2)
+
+    assert_equivalent(f, torch.arange(3.0)[::2], torch.ones(()), remove=remove, tracing_mode=mode)

@@ -130,6 +130,14 @@ class TensorsDomain:
                 return
             memory_write(handle, value)
 
+    def physical(self, handle: torch.Tensor) -> Value:
+        """A handle as kernels take it: conjugate and negative bits are resolved above us in the dispatcher."""
+        if handle.is_sparse or not (handle.is_conj() or handle.is_neg()):
+            return handle
+        view, op = (aten._conj, aten.conj_physical) if handle.is_conj() else (aten._neg_view, aten.neg)
+        value: Value = on_handles(op.default, (self.physical(on_handles(view.default, (handle,), {})),), {})
+        return value
+
     def point(self, handle: torch.Tensor, value: Value) -> None:
         """Let a handle that leaves the function stand for ``value`` in the modes below."""
         if self.proxies is not None:
