@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.fuzz.program import Program, Step
 from tests.fuzz.shrink import shrink
 
 SHARDS, FAST, FRESH, SLOW = 10, 15, 5, 40  # programs of a shard
-FRESH_FROM = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(10**6, 10**9))
+FRESH_FROM = int(os.environ.get("FUZZ_SEED", "0"))
 
 
 def _failures(seeds: range) -> list[str]:
@@ -39,6 +38,7 @@ def test_programs_equal_eager(shard: int) -> None:
     assert not failures, "\n\n".join(failures)
 
 
+@pytest.mark.skipif(not FRESH_FROM, reason="programs nobody has run yet: scripts/check --full gives them a FUZZ_SEED")
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_programs_of_fresh_seeds_equal_eager(shard: int) -> None:
     """Other programs in each run; a failure names its seed, and FUZZ_SEED repeats the run."""
