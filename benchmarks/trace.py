@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script from anywhere
 
-from benchmarks.measure import environment, interleaved, table
-from benchmarks.patterns import PATTERNS
+from benchmarks.measure import Timing, environment, interleaved, table
+from benchmarks.patterns import PATTERNS, Pattern
 from functionalize import functionalize
 from functionalize.observation import clone_inputs
 from functionalize.verify import assert_functional
@@ -103,16 +104,30 @@ def row(name: str, ours: Graph, theirs: Graph) -> list[str]:
 HEADER = ["", "ms", "theirs", "ratio", "nodes", "theirs", "ratio", "KiB", "theirs", "ratio"]
 
 
-def growth(graphs: list[tuple[str, Graph]]) -> Iterator[str]:
-    """By how much nodes and time of ours grow where n doubles, pattern by pattern."""
-    for family in PATTERNS:
-        ours = [graph for name, graph in graphs if name.startswith(f"{family.name}, ") and not graph.failure]
-        steps = [
-            f"x{large.nodes / small.nodes:.2f} nodes, x{large.seconds / small.seconds:.2f} time"
-            for small, large in pairwise(ours)
-        ]
-        if steps:
-            yield f"{family.name}, n doubling from {family.sizes[0]}: {'; '.join(steps)}"
+def growth(family: Pattern, nodes: list[int], rounds: int) -> str:
+    """By how much nodes and time of ours grow where n doubles, beside the time of torch's fake tensors untraced."""
+    calls: dict[str, Callable[[], object]] = {}
+    for size in family.sizes:
+        func, tensor = family.build(size)
+        calls[f"ours {size}"] = partial(trace, functionalize(func), (tensor,))
+        calls[f"fake {size}"] = partial(run_fake, func, tensor)
+    timings = interleaved(calls, rounds)
+    steps = [
+        f"{small} to {large}: x{after / before:.2f} nodes, {', '.join(_times(timings, small, large))}"
+        for (small, large), (before, after) in zip(pairwise(family.sizes), pairwise(nodes), strict=True)
+    ]
+    return f"{family.name}, n " + "; ".join(steps)
+
+
+def _times(timings: Mapping[str, Timing], small: int, large: int) -> Iterator[str]:
+    for system, label in (("ours", "time"), ("fake", "fake tensors alone")):
+        yield f"x{timings[f'{system} {large}'].median / timings[f'{system} {small}'].median:.2f} {label}"
+
+
+def run_fake(func: Callable[..., Any], tensor: torch.Tensor) -> None:
+    """The program on fake tensors as torch runs it: the growth that no tracer can be below."""
+    with FakeTensorMode() as mode:
+        func(mode.from_tensor(tensor))
 
 
 def programs(what: str, pattern: str) -> Iterator[tuple[str, Callable[[], Program]]]:
@@ -176,8 +191,10 @@ def main() -> None:
     for kind, measured in pairs.items():
         if measured:
             print(f"{kind}: {summary(measured)}")
-    for line in growth(ours_by_name):
-        print(line)
+    for family in PATTERNS:
+        nodes = [graph.nodes for name, graph in ours_by_name if name.startswith(f"{family.name}, ")]
+        if nodes:
+            print(growth(family, nodes, options.rounds))
     if options.failures:
         print("\n".join(failures))
 
