@@ -44,6 +44,8 @@ class FunctionalizeMode(TorchDispatchMode):
         self._purify = purify  # functionalizes the bodies of higher-order ops, programs of their own
         # Made outside of the mode: the domain looks at the modes that will run below it.
         self.program = Program(TensorsDomain(remove_views=remove_views), enter=lambda: self)
+        self._tracer = self.program.domain.proxies
+        self._bases = self.program.graph.bases
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -51,39 +53,29 @@ class FunctionalizeMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
-        kwargs = kwargs or {}
-        if not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs):
+        if not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs or {}):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
-        if self.aside():
-            return self._traced_inside(func, args, kwargs)
+        tracer = current_proxy_mode()
+        if tracer is not None and tracer is not self._tracer:
+            return func(*args, **(kwargs or {}))
         handler = _handlers.get(func)
         if handler is None:
             handler = _handlers[func] = _choose(func)
-        return handler(self, func, args, kwargs)
+        return handler(self, func, args, kwargs or {})
 
     def aside(self) -> bool:
         """Whether the program itself is tracing a function: a graph of its own, that runs through here when called."""
         tracer = current_proxy_mode()
-        return tracer is not None and tracer is not self.program.domain.proxies
-
-    def _traced_inside(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        out = func(*args, **kwargs)
-        if not self.program.domain.observed and not isinstance(func, HigherOrderOperator):
-            for handle in tensor_leaves([w.given(args, kwargs) for w in tables.row(func).written], {}):
-                self.program.graph.bases.pop(storage_key(handle), None)  # its memory is what it is worth
-        return out
+        return tracer is not None and tracer is not self._tracer
 
     def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        program = self.program
-        if not program.graph.bases:
+        if not self._bases:
             return func(*args, **kwargs)
+        program = self.program
         call_args, call_kwargs, skewed = program.values(args, kwargs)
         if not skewed:
             return func(*call_args, **call_kwargs)
-        random = tables.row(func).random
-        if random and not program.domain.observed:
-            return on_handles(func, args, kwargs)
-        ordered = random_order.compute(program, func, args, kwargs) if random else None
+        ordered = random_order.compute(program, func, args, kwargs) if tables.row(func).random else None
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
         return program.rehandle(func, args, kwargs, out)
 

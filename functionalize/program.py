@@ -197,10 +197,12 @@ class Program:
         """Give results of an op on skewed values the strides that eager gives them: they are handles from now on."""
         handles = self.domain.expected(func, args, kwargs, out)
         for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):
-            if handle is not value:
+            if handle is value:
+                continue
+            if self.domain.observed:
                 self.graph.adopt(handle, value)
-                if tables.row(func).random:
-                    self.domain.show(handle, value)  # it drew numbers of its own
+            if tables.row(func).random or not self.domain.observed:
+                self.domain.show(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
 
 

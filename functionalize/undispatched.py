@@ -21,6 +21,7 @@ from functionalize.program import Program
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
+_UNDISPATCHED = _LOSE_OUT | _DROPOUTS | {_SET_DATA}
 
 
 class Undispatched(TorchFunctionMode):
@@ -31,16 +32,19 @@ class Undispatched(TorchFunctionMode):
         self._program = program
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _DROPOUTS and _drops_nothing(*args, **(kwargs or {})):
+        if func in _UNDISPATCHED:
+            return self._spell_out(func, args, kwargs or {})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
-        if not kwargs:
-            if func == _SET_DATA and all(map(_is_plain, args)):
-                return self._program.replaced(*args)
-            return func(*args)
+        if func == _SET_DATA and all(map(_is_plain, args)):
+            return self._program.replaced(*args)
         if func in _LOSE_OUT and kwargs.get("out") is not None:
-            kwargs = dict(kwargs)
-            out, result = kwargs.pop("out"), func(*args, **kwargs)
-            return out.resize_(result.size()).copy_(result)
+            others = {name: value for name, value in kwargs.items() if name != "out"}
+            result = func(*args, **others)
+            return kwargs["out"].resize_(result.size()).copy_(result)
         return func(*args, **kwargs)
 
 
