@@ -53,14 +53,13 @@ class FunctionalizeMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
-        if not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs or {}):
+        if types and not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs or {}):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
-        tracer = current_proxy_mode()
-        if tracer is not None and tracer is not self._tracer:
-            return func(*args, **(kwargs or {}))
         handler = _handlers.get(func)
         if handler is None:
             handler = _handlers[func] = _choose(func)
+        if (handler is _FUNCTIONAL and not self._bases) or self.aside():
+            return func(*args, **kwargs) if kwargs else func(*args)
         return handler(self, func, args, kwargs or {})
 
     def aside(self) -> bool:
@@ -69,8 +68,6 @@ class FunctionalizeMode(TorchDispatchMode):
         return tracer is not None and tracer is not self._tracer
 
     def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        if not self._bases:
-            return func(*args, **kwargs)
         program = self.program
         call_args, call_kwargs, skewed = program.values(args, kwargs)
         if not skewed:
@@ -224,6 +221,7 @@ _METADATA = frozenset(
 
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[Any, Handler] = {}
+_FUNCTIONAL = FunctionalizeMode._functional
 
 
 def _choose(func: Any) -> Handler:

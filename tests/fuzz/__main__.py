@@ -59,6 +59,8 @@ def _timed(program: Program, mode: str) -> Verdict:
         return check(program, mode)
     except _TimeIsUpError:
         return Verdict(FAILED, "hangs")
+    except Exception as error:
+        return Verdict(FAILED, "the fuzzer itself raises", f"{type(error).__name__}: {error}")
     finally:
         signal.alarm(0)
 
@@ -117,6 +119,9 @@ def main(arguments: list[str] | None = None) -> int:
     begin, results = time.monotonic(), list[Result]()
     for found in run_all(run, jobs, _crashed, workers=given.jobs, start=_start):
         results += found
+        for seed, mode, verdict in found:
+            if verdict.status == FAILED:
+                print(f"failed: {seed} {mode}: {verdict.kind}: {verdict.reason[:300]}", file=sys.stderr, flush=True)
     failed = sorted((r for r in results if r[2].status == FAILED), key=lambda r: r[:2])
     by_look: dict[str, list[Result]] = collections.defaultdict(list)
     for result in failed:

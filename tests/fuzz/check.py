@@ -7,6 +7,8 @@ and do the same. A clear refusal is a verdict of its own, never a pass.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import warnings
 from collections.abc import Iterator
@@ -154,7 +156,7 @@ def _traced(program: Program, function: Any, transformed: Any, eager: Observatio
 
 def _run(graph: Any, program: Program) -> Observation:
     """Gradients are computed by the graph's nodes, and its write-backs go to leaves too: nothing for autograd to do."""
-    with torch.no_grad():
+    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # FX prints where a graph raises
         return observe(graph, program.arguments())
 
 
