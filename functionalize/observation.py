@@ -97,10 +97,14 @@ def leaf_differences(
     except AssertionError as error:
         yield "values: " + " ".join(str(error).split())
     if _is_leaf(want) and _is_leaf(got):
-        if want.grad is not None and got.grad is not None:
-            yield from (f"grad: {line}" for line in leaf_differences(want.grad, got.grad, strides=False))
-        elif want.grad is not got.grad:
-            yield f"grad {got.grad}, eager gives {want.grad}"
+        yield from _grad_differences(want.grad, got.grad)
+
+
+def _grad_differences(want: torch.Tensor | None, got: torch.Tensor | None) -> Iterator[str]:
+    if want is not None and got is not None:
+        yield from (f"grad: {line}" for line in leaf_differences(want, got, strides=False))
+    elif want is not got:
+        yield f"grad {got}, eager gives {want}"
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
