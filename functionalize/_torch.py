@@ -34,6 +34,8 @@ from torch.utils._python_dispatch import (  # a mode must know which modes run b
     TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
     return_and_correct_aliasing,
 )
 
@@ -51,6 +53,8 @@ __all__ = [
     "auto_functionalized_v2",
     "below_all_modes",
     "below_autograd",
+    "below_mode",
+    "bytes_of_original",
     "can_auto_functionalize",
     "copy_of_memory",
     "counts_versions",
@@ -87,6 +91,21 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 
 # Types whose tensors reach a mode without a __torch_dispatch__ of their own.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
+
+
+def bytes_of_original(handle: torch.Tensor) -> int | None:
+    """How large the storage is which a fake tensor's storage stands for, if it stands for one that lives.
+
+    The storage of a fake tensor that was no view is as large as that tensor, whatever the original had around it.
+    """
+    if not isinstance(handle, FakeTensor):
+        return None
+    converter, fake = handle.fake_mode.fake_tensor_converter.meta_converter, handle.untyped_storage()._cdata
+    for number, storage in converter.storage_memo.items():
+        if storage._cdata == fake:
+            originals = converter.describer.lookup_storage.items()
+            return next((original.nbytes() for original, its in originals if its == number), None)
+    return None
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -168,6 +187,20 @@ def below_autograd() -> Iterator[None]:
     above = above.add(torch._C.DispatchKey.FuncTorchDynamicLayerBackMode)
     with torch._C._ExcludeDispatchKeyGuard(above), torch._C._AutoDispatchBelowADInplaceOrView():
         yield
+
+
+@contextlib.contextmanager
+def below_mode(mode: Any) -> Iterator[None]:
+    """As inside the ``__torch_dispatch__`` of an active mode, for what runs elsewhere: a torch function's handler."""
+    popped = []
+    while mode in _get_current_dispatch_mode_stack():
+        popped.append(_pop_mode())
+    try:
+        with below_autograd():
+            yield
+    finally:
+        for one in reversed(popped):
+            _push_mode(one)
 
 
 @cache

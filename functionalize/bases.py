@@ -156,8 +156,7 @@ class Base:
 
     def grows(self) -> None:
         """Note that the program is about to resize the storage: what it gains holds nothing yet."""
-        if self.capacity is None and self.key > 0:
-            self.capacity = regions.plain(self.storage.nbytes())
+        self.capacity = regions.plain(self.storage.nbytes())
 
     def holds(self, place: Geometry) -> bool:
         """Whether the storage held a place from the start. What views lead to it did, whatever a fake storage says."""

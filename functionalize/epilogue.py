@@ -18,7 +18,7 @@ from functionalize.bases import View
 from functionalize.domains.tensors import TensorsDomain, counts_elements, repeated, repeats
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
-from functionalize.regions import Geometry, fits, plain, stop
+from functionalize.regions import Geometry, fits, plain, same, stop
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten
@@ -222,6 +222,8 @@ class _Metadata:
             self._holder.setdefault(key, handle)
             yield aten.set_.source_Tensor, (memory,)
         elif not fits(place, entry.capacity):
-            yield aten.resize_.default, (size,)
+            start, before = place.offset, entry.place.offset
+            as_is = place.contiguous and same((start,), (before,))
+            yield aten.resize_.default, (size if as_is else [stop(place) - before],)
         if not whole:
             yield aten.as_strided_.default, (size, list(handle.stride()), handle.storage_offset())

@@ -144,7 +144,7 @@ class FunctionalizeMode(TorchDispatchMode):
                 program.meet(arg)
         view = program.graph.ensure(handle)
         if func in _RESIZES:
-            view.base.grows()
+            program.grows(handle)
             program.domain.resize_handle(handle, _size(args[1]), kwargs)
         else:
             program.domain.on_handles(func, args, kwargs)

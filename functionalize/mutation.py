@@ -6,6 +6,7 @@ Limits: an op whose row names no functional variant is the matter of :mod:`funct
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from functionalize.view_rules import Value
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]
+_Entry = tuple[int, torch.Tensor, bool]  # of a list: its index, the tensor, whether it is written
 
 
 def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -58,18 +60,31 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
 
 
 def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
-    """Whether an entry that a foreach op writes lies where it reads or writes another entry."""
-    targets = list(tensor_leaves([w.given(args, kwargs) for w in written], {}))
-    keys = [storage_key(leaf) for leaf in tensor_leaves(args, kwargs)]
-    if len(set(keys)) == len(keys):
-        return False
-    places = [(storage_key(leaf), Geometry.of(leaf)) for leaf in tensor_leaves(args, kwargs)]
+    """Whether an entry that a foreach op writes lies where it reads or writes another entry.
+
+    An entry may be read in the place where it is written, as `x` in `_foreach_mul_([x], [x])`.
+    """
+    targets = [w.given(args, kwargs) for w in written]
+    of_all = 0 if len(targets[0]) == 1 else -1  # the index of a tensor that each entry reads
+    by_storage: dict[int, list[_Entry]] = {}
+    for arg in (*args, *kwargs.values()):
+        writes = any(arg is target for target in targets)
+        for index, leaf in enumerate(arg) if isinstance(arg, (list, tuple)) else [(of_all, arg)]:
+            if isinstance(leaf, torch.Tensor):
+                by_storage.setdefault(storage_key(leaf), []).append((index, leaf, writes))
     return any(
-        key == storage_key(target) and place.key != Geometry.of(target).key and not spans_disjoint(place, own)
-        for target in targets
-        for own in (Geometry.of(target),)
-        for key, place in places
-    ) or len({(storage_key(target), Geometry.of(target).key) for target in targets}) < len(targets)
+        _meet(one, other) for entries in by_storage.values() for one, other in itertools.combinations(entries, 2)
+    )
+
+
+def _meet(one: _Entry, other: _Entry) -> bool:
+    (index, tensor, writes), (other_index, other_tensor, other_writes) = one, other
+    if not (writes or other_writes):
+        return False
+    place, other_place = Geometry.of(tensor), Geometry.of(other_tensor)
+    if place.key == other_place.key and index == other_index:
+        return writes and other_writes
+    return not spans_disjoint(place, other_place)
 
 
 def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> None:
@@ -208,7 +223,7 @@ def resize(program: Program, handle: torch.Tensor, like: torch.Tensor) -> None:
     if program.domain.observed:
         program.fix(handle)
         program.unshare(handle)
-        program.graph.ensure(handle).base.grows()
+        program.grows(handle)
     program.domain.resize_handle(handle, like.size(), {})
     if not same_strides(handle, like):
         place = (list(like.size()), list(like.stride()))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from functionalize import tables
-from functionalize._torch import PLAIN_TYPES, DisableTorchFunction, pytree, storage_key, unbacked
+from functionalize._torch import PLAIN_TYPES, DisableTorchFunction, below_mode, pytree, storage_key, unbacked
 from functionalize.alias_graph import AliasGraph
 from functionalize.bases import View
 from functionalize.by_storage import BY_STORAGE
@@ -121,11 +121,20 @@ class Program:
     def replaced(self, handle: torch.Tensor, source: torch.Tensor) -> None:
         """The program says ``handle.data = source``: one more handle of the source's storage, at the source's place."""
         if self.domain.observed:
-            self.fix(handle)
-            self.unshare(handle)
-            self.graph.track(handle, self.graph.ensure(source))
+            with below_mode(self.enter()):
+                self.fix(handle)
+                self.unshare(handle)
+                self.graph.track(handle, self.graph.ensure(source))
         with DisableTorchFunction():
             handle.data = source
+
+    def grows(self, handle: torch.Tensor) -> View:
+        """The program is about to resize a handle: its view. What its storage gains holds nothing yet."""
+        view = self.graph.ensure(handle)
+        if view.base.capacity is None and view.base.key > 0:
+            self.domain.know_storage(handle)
+            view.base.grows()
+        return view
 
     def meet(self, storage: torch.UntypedStorage) -> None:
         """The program is about to set a tensor to a storage, of which the graph may not know yet."""

@@ -215,3 +215,51 @@ def test_set_to_an_input_that_is_written_and_returned(mode: Any, remove: str) ->
         return a.mul_(2)
 
     assert_equivalent(f, torch.arange(3.0)[::2], torch.ones(()), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_resize_of_an_input_that_shows_part_of_its_storage(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        a.resize_(13)
+        a[12:].fill_(1)
+        return a
+
+    def part() -> torch.Tensor:
+        return torch.empty(0).set_(torch.arange(12.0).untyped_storage(), 0, (2,), (1,))
+
+    if mode == "symbolic":  # how large the storage is when the graph is run, no symbol says
+        with pytest.raises(UnsupportedMutationError, match="grows into a storage that it shows in part"):
+            trace(f, part(), remove=remove, mode=mode)
+    else:
+        assert_equivalent(f, part(), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_resize_of_an_input_that_was_moved_in_its_storage(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        a.as_strided_((3, 1), (1, 1), 1)
+        a.resize_(2, 2, 2)
+        a.view(-1)[7:].fill_(-2)
+
+    assert_equivalent(f, torch.arange(8.0), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_data_after_a_resize(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        b = a + 1
+        b.resize_(5)
+        b[4:].fill_(-2)
+        b.data = b
+        return b
+
+    assert_equivalent(f, torch.arange(4.0).view(2, 2), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_foreach_entry_that_reads_what_an_earlier_one_wrote(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> None:
+        torch._foreach_mul_([a, b], [b, a])
+        torch._foreach_mul_([a[0], b[0]], a[0])
+
+    assert_equivalent(f, torch.arange(1.0, 4.0), torch.arange(2.0, 5.0), remove=remove, tracing_mode=mode)

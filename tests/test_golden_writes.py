@@ -208,9 +208,10 @@ return (getitem, getitem_1)""")
 _foreach_add = _foreach_add.Scalar([one_1, two_1], 1)
 getitem = _foreach_add[0]
 getitem_1 = _foreach_add[1]
-_foreach_mul = _foreach_mul.List([getitem, getitem_1], [getitem, getitem])
+_foreach_mul = _foreach_mul.List([getitem], [getitem])
 getitem_2 = _foreach_mul[0]
-getitem_3 = _foreach_mul[1]
+_foreach_mul_1 = _foreach_mul.List([getitem_1], [getitem_2])
+getitem_3 = _foreach_mul_1[0]
 sum_1 = sum.default(getitem_2)
 copy_ = copy_.default(one_1, getitem_2)
 copy__1 = copy_.default(two_1, getitem_3)

@@ -20,6 +20,7 @@ from functionalize._torch import (
     FakeTensorMode,
     ProxyTorchDispatchMode,
     below_all_modes,
+    bytes_of_original,
     copy_of_memory,
     current_proxy_mode,
     forget_offset,
@@ -167,6 +168,13 @@ class TensorsDomain:
             on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, bytes_needed), {})
         on_handles(aten.as_strided_.default, (handle, like.size(), like.stride(), handle.storage_offset()), {})
         self.know_symbols(handle)
+
+    def know_storage(self, handle: torch.Tensor) -> None:
+        """Give a fake input all of the storage that the original has, before the program looks beyond the input."""
+        storage, original = handle.untyped_storage(), bytes_of_original(handle)
+        if original is not None and original > hint(storage.nbytes()):
+            missing = original - hint(storage.nbytes())
+            on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, storage.nbytes() + missing), {})
 
     def write_metadata(self, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
         """Have an op that gives an input its metadata recorded; a fake input shows it already."""
