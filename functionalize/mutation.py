@@ -200,9 +200,18 @@ class Admission:
         if torch.Tag.dynamic_output_shape in self.func.tags:
             return cast("torch.Tensor", value)
         if self._twins is None:
-            twins = self.program.domain.rehearse(self.func, self.args, self.kwargs, self._targets)
+            twins = self._rehearsed()
             self._twins = {id(h): twin for h, twin in zip(tensor_leaves(self._targets, {}), twins, strict=True)}
         return self._twins[id(handle)]
+
+    def _rehearsed(self) -> list[torch.Tensor]:
+        domain = self.program.domain
+        try:
+            return domain.rehearse(self.func, self.args, self.kwargs, self._targets)
+        except Exception:
+            if not domain.observed:  # what eager does to its arguments before it raises: `out=` may have another size
+                domain.on_handles(self.func, self.args, self.kwargs)
+            raise
 
 
 def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.Tensor, Value]]:

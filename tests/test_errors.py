@@ -367,3 +367,18 @@ def test_traced(func: Program, example: Tensor, mode: Any, remove: str) -> None:
     plain, _ = call(lambda x: make_fx(func, tracing_mode=mode)(x), example)
     ours, _ = call(lambda x: make_fx(functionalize(func, remove=remove), tracing_mode=mode)(x), example)
     assert type(ours.error) in (type(eager.error), type(plain.error))
+
+
+@EITHER
+def test_out_that_eager_resizes_before_it_raises(remove: str) -> None:
+    def f(a: Tensor, out: Tensor) -> None:
+        torch.stack([a, a], out=out)
+
+    left = []
+    for function in (f, functionalize(f, remove=remove)):
+        out = torch.zeros(3, 1).t() > 0
+        with warnings.catch_warnings(), pytest.raises(TypeError, match="can't be cast"):
+            warnings.simplefilter("ignore")
+            function(torch.arange(4), out)
+        left.append((out.size(), out.stride()))
+    assert left[0] == left[1]
