@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from functionalize import regions, view_routes, view_rules
-from functionalize._torch import storage_key
+from functionalize._torch import storage_key, unbacked
 from functionalize.bases import Base, View
 from functionalize.errors import UnsupportedMutationError
 from functionalize.regions import Geometry
@@ -111,6 +111,8 @@ class AliasGraph:
         if source is base.root and op in _RENAMINGS and place.key == source.geometry.key:
             return base.renamed(view_rules.VIEW_RULES[op](source.geometry, place, *args))
         known = base.at(place)
+        if known is source and build is not None and not place.static and unbacked(place.size):
+            return View(base, source, build(source.geometry, place, *args), place)  # may do more when a graph is run
         if known is not None:
             return known
         if build is None:

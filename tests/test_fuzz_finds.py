@@ -263,3 +263,13 @@ def test_foreach_entry_that_reads_what_an_earlier_one_wrote(mode: Any, remove: s
         torch._foreach_mul_([a[0], b[0]], a[0])
 
     assert_equivalent(f, torch.arange(1.0, 4.0), torch.arange(2.0, 5.0), remove=remove, tracing_mode=mode)
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_squeeze_of_a_size_that_only_the_data_tell(remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        return a[a > 0].squeeze(0)
+
+    graph = trace(f, torch.arange(2.0), remove=remove, mode="symbolic")
+    for inputs in (torch.arange(2.0), torch.arange(3.0)):
+        torch.testing.assert_close(graph(inputs), f(inputs))
