@@ -17,7 +17,7 @@ from functionalize._torch import storage_key
 from functionalize.domains.tensors import counts_elements, is_fake, placed, repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
-from functionalize.regions import Geometry, spans_disjoint
+from functionalize.regions import Geometry, hinted_span, spans_disjoint
 from functionalize.tables import OpRow, Written
 from functionalize.view_rules import Value
 
@@ -189,6 +189,7 @@ class Admission:
                 # A fake twin is resized to contiguous strides, a real one to those of the result.
                 by_value = is_fake(twin) and value.size() == twin.size()
                 resize(self.program, handle, value if by_value else twin)
+                self._refuse_overlap(handle)
             if value.dtype != handle.dtype:
                 value = self.program.domain.call(aten._to_copy.default, value, dtype=handle.dtype)
         if value.device != handle.device:
@@ -203,6 +204,20 @@ class Admission:
             twins = self._rehearsed()
             self._twins = {id(h): twin for h, twin in zip(tensor_leaves(self._targets, {}), twins, strict=True)}
         return self._twins[id(handle)]
+
+    def _refuse_overlap(self, resized: torch.Tensor) -> None:
+        """Eager does not notice that an `out=` which it resized lies where it reads, and gives what comes of it."""
+        key, (start, stop) = storage_key(resized), hinted_span(Geometry.of(resized))
+        for other in tensor_leaves(self.args, self.kwargs):
+            if other is resized or storage_key(other) != key:
+                continue
+            first, end = hinted_span(Geometry.of(other))
+            if start < end and first < stop:
+                raise UnsupportedMutationError(
+                    f"{self.func} resizes its out= to {tuple(resized.size())}, into memory that it reads or writes",
+                    why="what eager gives then depends on the order in which its kernel goes through the elements",
+                    hint="pass an out= of the right size, or a tensor that shares no memory with the arguments",
+                )
 
     def _rehearsed(self) -> list[torch.Tensor]:
         domain = self.program.domain

@@ -273,3 +273,20 @@ def test_squeeze_of_a_size_that_only_the_data_tell(remove: str) -> None:
     graph = trace(f, torch.arange(2.0), remove=remove, mode="symbolic")
     for inputs in (torch.arange(2.0), torch.arange(3.0)):
         torch.testing.assert_close(graph(inputs), f(inputs))
+
+
+@in_every_way
+def test_out_that_is_resized_into_what_is_read(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        one, two = a.chunk(2, 1)
+        return torch.clamp(one, -1, 2, out=two)
+
+    if mode is None:  # eager's kernel runs on the memory itself
+        with pytest.warns(UserWarning, match="was resized"):
+            assert_equivalent(f, torch.arange(12.0).view(4, 3), remove=remove)
+        return
+    with (
+        pytest.raises(UnsupportedMutationError, match="into memory that it reads or writes"),
+        pytest.warns(UserWarning, match="was resized"),
+    ):
+        trace(f, torch.ones(4, 3), remove=remove, mode=mode)
