@@ -191,13 +191,12 @@ def below_autograd() -> Iterator[None]:
 
 @contextlib.contextmanager
 def below_mode(mode: Any) -> Iterator[None]:
-    """As inside the ``__torch_dispatch__`` of an active mode, for what runs elsewhere: a torch function's handler."""
+    """As if an active mode, and those that were entered after it, were not there."""
     popped = []
     while mode in _get_current_dispatch_mode_stack():
         popped.append(_pop_mode())
     try:
-        with below_autograd():
-            yield
+        yield
     finally:
         for one in reversed(popped):
             _push_mode(one)

@@ -5,14 +5,23 @@ Invariant: between two ops every handle has one current value, and a real handle
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from functionalize import tables
-from functionalize._torch import PLAIN_TYPES, DisableTorchFunction, below_mode, pytree, storage_key, unbacked
+from functionalize._torch import (
+    PLAIN_TYPES,
+    DisableTorchFunction,
+    below_autograd,
+    below_mode,
+    mode_stack,
+    pytree,
+    storage_key,
+    unbacked,
+)
 from functionalize.alias_graph import AliasGraph
 from functionalize.bases import View
 from functionalize.by_storage import BY_STORAGE
@@ -27,7 +36,7 @@ aten = torch.ops.aten
 class Program:
     """What the ops of one call act on."""
 
-    def __init__(self, domain: TensorsDomain, enter: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, domain: TensorsDomain, enter: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
         self.domain = domain
         self.enter = enter  # has the ops inside dispatched to this program again
         self.graph = AliasGraph(held=domain.older)
@@ -121,7 +130,7 @@ class Program:
     def replaced(self, handle: torch.Tensor, source: torch.Tensor) -> None:
         """The program says ``handle.data = source``: one more handle of the source's storage, at the source's place."""
         if self.domain.observed:
-            with below_mode(self.enter()):
+            with below_mode(self.enter()), below_autograd():
                 self.fix(handle)
                 self.unshare(handle)
                 self.graph.track(handle, self.graph.ensure(source))
@@ -135,6 +144,13 @@ class Program:
             self.domain.know_storage(handle)
             view.base.grows()
         return view
+
+    def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run autograd's engine: as if we were not there, where memory is all that anybody will read."""
+        mode = self.enter()
+        aside = not self.domain.observed and mode_stack()[-1:] == [mode]
+        with below_mode(mode) if aside else contextlib.nullcontext():
+            return backward(*args, **kwargs)
 
     def meet(self, storage: torch.UntypedStorage) -> None:
         """The program is about to set a tensor to a storage, of which the graph may not know yet."""

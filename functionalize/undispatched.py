@@ -1,9 +1,11 @@
 """What happens above the dispatcher, where no dispatch mode is told of it: caught as a torch function.
 
-Three cases. ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active,
+Four cases. ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active,
 compute a new tensor in place of writing the one that was passed as ``out=`` (found by the sweep over torch's operator
 database). And `dropout` that drops nothing returns its input, but a copy where sizes are symbolic: torch runs a
 decomposition in Python then (pytorch/pytorch#195422).
+And autograd's engine asks whether a mode is active: it adds gradients up in place where none is, and some formulas
+choose other ops, so that gradients have other strides.
 
 Invariant: the program is as if eager had run the call. Limits: calls by the public name, on plain tensors.
 """
@@ -21,7 +23,8 @@ from functionalize.program import Program
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
-_UNDISPATCHED = _LOSE_OUT | _DROPOUTS | {_SET_DATA}
+_BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+_UNDISPATCHED = _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
 
 
 class Undispatched(TorchFunctionMode):
@@ -37,6 +40,8 @@ class Undispatched(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _BACKWARD:
+            return self._program.differentiate(func, args, kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):

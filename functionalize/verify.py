@@ -135,9 +135,12 @@ def _epilogue(gm: GraphModule, remove: str) -> list[Node]:
     return tail[::-1]
 
 
+def _packet(node: Node) -> Any:
+    return getattr(node.target, "overloadpacket", None)
+
+
 def _is_write_back(node: Node) -> bool:
-    packet = getattr(node.target, "overloadpacket", None)
-    if node.op != "call_function" or packet not in _WRITE_BACKS or not node.args:
+    if node.op != "call_function" or _packet(node) not in _WRITE_BACKS or not node.args:
         return False
     target = node.args[0]
     while isinstance(target, Node) and _is_write_back(target):
@@ -151,10 +154,13 @@ def _is_view(node: Node) -> bool:
 
 
 def _late_reads(tail: Sequence[Node]) -> Iterator[tuple[Node, str]]:
-    """Write-backs whose source is an input that an earlier write-back has overwritten."""
+    """Write-backs whose source is an input that an earlier write-back has overwritten.
+
+    `set_` reads no data: it has an input share the memory of another, whatever that holds by then.
+    """
     written: set[Node] = set()
     for node in filter(_is_write_back, tail):
-        for source in node.args[1:]:
+        for source in () if _packet(node) is _aten.set_ else node.args[1:]:
             while isinstance(source, Node) and _is_view(source) and source.args:
                 source = source.args[0]
             if isinstance(source, Node) and source in written and source is not node.args[0]:

@@ -290,3 +290,56 @@ def test_out_that_is_resized_into_what_is_read(mode: Any, remove: str) -> None:
         pytest.warns(UserWarning, match="was resized"),
     ):
         trace(f, torch.ones(4, 3), remove=remove, mode=mode)
+
+
+@in_every_way
+def test_set_to_an_input_whose_metadata_change_later(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, b: Any) -> None:
+        b.set_(a)
+        a.squeeze_((0, 1))
+
+    assert_equivalent(f, torch.ones(1, 1), torch.ones(()), remove=remove, tracing_mode=mode)
+
+
+def _by_grad(a: torch.Tensor) -> Any:
+    return torch.autograd.grad((a * a).sum(), [a])[0]
+
+
+def _by_backward(a: torch.Tensor) -> Any:
+    (a * a).sum().backward()
+    return a.grad
+
+
+def _by_backward_of_a_list(a: torch.Tensor) -> Any:
+    torch.autograd.backward([(a * a).sum()])
+    return a.grad
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("gradient", [_by_grad, _by_backward, _by_backward_of_a_list])
+def test_strides_of_a_gradient_are_those_without_a_mode(gradient: Any, remove: str) -> None:
+    inputs = torch.ones(2).as_strided((1, 2), (1, 1)).requires_grad_()
+    assert gradient(inputs.detach().requires_grad_()).stride() == (1, 1)
+    assert_equivalent(gradient, inputs.detach().requires_grad_(), remove=remove, strides=True)
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_writes_in_a_backward_pass(remove: str) -> None:
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+            ctx.total = total
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            ctx.total.view(-1)[1:].add_(gradient.sum())
+            ctx.total.t_()
+            return gradient.clone().mul_(2), None
+
+    def f(a: torch.Tensor, total: torch.Tensor) -> Any:
+        gradient = torch.autograd.grad(Doubles.apply(a, total).sum(), [a])[0]
+        total[0].mul_(3)
+        return gradient, total.sum()
+
+    assert_equivalent(f, torch.ones(3, requires_grad=True), torch.zeros(2, 3), remove=remove, strides=True)
