@@ -13,11 +13,11 @@ from typing import Any, cast
 import torch
 
 from functionalize import custom_ops, random_order, shared_elements, tables
-from functionalize._torch import storage_key
+from functionalize._torch import storage_key, unbacked
 from functionalize.domains.tensors import counts_elements, is_fake, placed, repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
-from functionalize.regions import Geometry, hinted_span, spans_disjoint
+from functionalize.regions import Geometry, hinted_span, same, spans_disjoint
 from functionalize.tables import OpRow, Written
 from functionalize.view_rules import Value
 
@@ -264,6 +264,8 @@ def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> b
     target, source = args[0], args[1]
     if not (placed(target) and placed(source)):
         return _copy_sparse(program, target, source)
+    if unbacked(target.size()) and not same(source.size(), target.size()):
+        return False  # the functional variant knows how to broadcast to sizes that only the data tell
     call, value = program.domain.call, program.value(source)
     if source.size() != target.size():
         program.domain.rehearse(func, args, kwargs, [target])

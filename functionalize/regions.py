@@ -328,6 +328,9 @@ def image(old: Geometry, place: Geometry) -> Geometry | None:
     Of symbolic places those are the ends that are it for the sizes of this trace; the ops check their bounds. None
     where symbols would have to be rounded.
     """
+    if unbacked(old.size):  # all that is old: it cannot be told what lies beyond
+        whole = old.order is not None and old.dtype == place.dtype
+        return Geometry((math.prod(old.size),), (1,), old.offset, old.dtype) if whole else None
     item, unit = old.dtype.itemsize, min(old.dtype.itemsize, place.dtype.itemsize)
     places = [g for g in (old, place) if 0 not in map(hint, g.size)] or [old]
     first = min(places, key=lambda g: hinted_span(g)[0])
