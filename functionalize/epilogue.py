@@ -7,6 +7,7 @@ Limits: runs only where a mode below observes us; otherwise the handles' memory 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +33,13 @@ class Input:
     place: Geometry
     storage: int
     capacity: Any  # bytes that its storage holds
+    requires_grad: bool
 
     @classmethod
     def of(cls, handle: torch.Tensor) -> Input:
         key, place = storage_key(handle), Geometry.of(handle)
-        return cls(handle, place, key, plain(handle.untyped_storage().nbytes()) if key > 0 else 0)
+        capacity = plain(handle.untyped_storage().nbytes()) if key > 0 else 0
+        return cls(handle, place, key, capacity, handle.requires_grad)
 
 
 Step = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
@@ -176,7 +179,7 @@ def _outside(program: Program, passed: set[int]) -> Iterator[Input]:
             continue
         if all(base.root in view.lineage() for view in base.log.views()):
             capacity = plain(base.storage.nbytes()) if base.capacity is None else base.capacity
-            yield Input(root, base.root.geometry, base.key, capacity)
+            yield Input(root, base.root.geometry, base.key, capacity, root.requires_grad)
         else:
             top = base.top.geometry
             yield Input.of(memory_view(root, top.size, top.stride, top.offset))
@@ -194,11 +197,18 @@ class _Metadata:
         self._domain = domain
         # Which input holds a storage when the ops so far have run.
         self._holder = {entry.storage: entry.handle for entry in sorted(inputs, key=moved, reverse=True)}
+        self._alone = {key for key, count in Counter(entry.storage for entry in inputs).items() if count == 1}
 
     def takes_fresh_storage(self, entry: Input) -> bool:
-        """Whether an input left its storage (`set_`, `.data =`) for one that no input holds."""
+        """Whether an input left its storage (`set_`, `.data =`) for one that no input holds.
+
+        Or outgrew it after `detach_`: a graph gets an input that requires grad, which eager's `resize_` refuses.
+        """
         key = storage_key(entry.handle)
-        return key != entry.storage and key not in self._holder
+        if key == entry.storage:
+            grows = entry.requires_grad and not fits(Geometry.of(entry.handle), entry.capacity)
+            return grows and key in self._alone
+        return key not in self._holder
 
     def steps(self, entry: Input) -> Iterator[Step]:
         """What to run on an input whose metadata changed; its data are copied afterwards."""
@@ -216,7 +226,7 @@ class _Metadata:
             memory = self._domain.call(aten.empty.memory_format, size if whole else [stop(place)], **options)
         else:
             whole, memory = False, self._holder.get(key)
-        if key != entry.storage:
+        if key != entry.storage or memory is not self._holder.get(key):
             if self._holder.get(entry.storage) is handle:
                 del self._holder[entry.storage]
             self._holder.setdefault(key, handle)

@@ -343,3 +343,24 @@ def test_writes_in_a_backward_pass(remove: str) -> None:
         return gradient, total.sum()
 
     assert_equivalent(f, torch.ones(3, requires_grad=True), torch.zeros(2, 3), remove=remove, strides=True)
+
+
+@in_every_way
+def test_resize_of_a_detached_input(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        a.detach_()
+        torch.stack([torch.ones(2, 2)] * 2, out=a)
+
+    inputs = torch.ones(2, 2, requires_grad=True)
+    with pytest.warns(UserWarning, match="was resized"), torch.no_grad():
+        assert_equivalent(f, inputs, remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_write_to_one_element_that_is_read(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        one = a.squeeze(-2)
+        one.mul_(a.contiguous().view(-1))
+
+    inputs = torch.full((2,), 3.0).as_strided((1, 1), (2, 2))
+    assert_equivalent(f, inputs, remove=remove, tracing_mode=mode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -263,7 +263,7 @@ class TensorsDomain:
             return
 
         def run() -> None:
-            copies = _copies(handles, _zeros if fake else copy_of_memory)
+            copies = _copies(handles, partial(_zeros, symbolic=self.symbolic) if fake else copy_of_memory)
             new = pytree.tree_map_only(torch.Tensor, lambda handle: copies[id(handle)], (tuple(args), kwargs))
             func(*new[0], **new[1])
 
@@ -289,10 +289,12 @@ def _copies(handles: Sequence[torch.Tensor], copy: Callable[..., torch.Tensor]) 
 _STAND_INS = 2**26  # bytes, beyond which a trace should not compute for the sake of an error message
 
 
-def _zeros(tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> torch.Tensor:
+def _zeros(tensor: torch.Tensor, storage: torch.UntypedStorage | None, symbolic: bool) -> torch.Tensor:
     if storage is None:
         storage = torch.zeros(hint(tensor.untyped_storage().nbytes()), dtype=torch.uint8).untyped_storage()
     size, stride = [hint(n) for n in tensor.size()], [hint(n) for n in tensor.stride()]
+    if symbolic:  # where a dimension has one position, its stride may be other than eager's, and says nothing
+        stride = [1 if n == 1 else s for n, s in zip(size, stride, strict=True)]
     return torch.empty(0, dtype=tensor.dtype).set_(storage, hint(tensor.storage_offset()), size, stride)
 
 
