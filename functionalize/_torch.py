@@ -6,12 +6,8 @@ Invariant: nothing here knows of bases, views or rules. Limits: written against 
 from __future__ import annotations
 
 import contextlib
-import linecache
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no publi
 from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tensors by no public call
     ProxyTorchDispatchMode,
     _enable_thunkify,
+    _sym_register,
     fetch_sym_proxy,
     set_original_aten_op,
     track_tensor_tree,
@@ -61,12 +58,12 @@ __all__ = [
     "current_proxy_mode",
     "forget_offset",
     "has_symbols",
+    "hint_of",
     "holders",
     "last_node",
     "memory_view",
     "memory_write",
     "mode_stack",
-    "multiply_to_powers",
     "node_of",
     "on_handles",
     "point_proxy",
@@ -75,14 +72,12 @@ __all__ = [
     "record_symbols",
     "record_view",
     "same_node",
+    "sized_by_data",
     "storage_key",
-    "traced_itself",
     "track_symbols",
     "unbacked",
     "uncached_fakes",
     "unwrap_functorch",
-    "user_frame",
-    "user_frames",
 ]
 
 DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences subclasses only, not modes
@@ -256,9 +251,26 @@ def holders(mode: ProxyTorchDispatchMode, key: int) -> Iterator[torch.Tensor]:
     return (tensor for tensor in mode.tracer.tensor_tracker if storage_key(tensor) == key)
 
 
+def hint_of(number: Any, supposed: int | None = None) -> Any:
+    """The size that a symbol has in this trace, without a guard; of one that comes from data what is to be supposed."""
+    node = number.node
+    if node.hint is not None:
+        return node.hint
+    if node.shape_env.has_guarding_hint(node.expr):  # was equated with sizes of inputs after it was made
+        return node.shape_env.guarding_hint_or_throw(node.expr)
+    return None if supposed is None else node.shape_env.optimization_hint(node.expr, fallback=supposed)
+
+
 def unbacked(numbers: Sequence[Any]) -> bool:
     """Whether some size is known when the program runs only: it comes from data, not from the inputs' sizes."""
-    return any(type(number) is not int and number.node.hint is None for number in numbers)
+    return any(type(number) is not int and hint_of(number) is None for number in numbers)
+
+
+def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
+    """Whether sizes, of a tensor or among numbers, are known when the program runs only, or were so until a guard."""
+    if not (tensor._has_symbolic_sizes_strides or any(_is_symbol(number) for number in numbers)):
+        return False
+    return tensor.fake_mode.static_shapes or unbacked((*tensor.size(), *filter(_is_symbol, numbers)))
 
 
 def forget_offset(handle: FakeTensor) -> None:
@@ -319,12 +331,6 @@ def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:
     return any(isinstance(mode, FakeTensorMode) and mode.shape_env is not None for mode in modes)
 
 
-def multiply_to_powers(numbers: Sequence[Any]) -> bool:
-    """Whether a symbol occurs in two of the numbers: the tracer does not find such a product by itself."""
-    free = [symbol for number in numbers if type(number) is not int for symbol in number.node.expr.free_symbols]
-    return len(set(free)) < len(free)
-
-
 def record_symbols(mode: ProxyTorchDispatchMode, arguments: Any) -> None:
     """Have the nodes for the symbols among some arguments now: the tracer adds them when they are first used."""
     for number in pytree.tree_leaves(arguments):
@@ -332,14 +338,26 @@ def record_symbols(mode: ProxyTorchDispatchMode, arguments: Any) -> None:
             fetch_sym_proxy(mode.tracer)(number)
 
 
-def track_symbols(mode: ProxyTorchDispatchMode, symbols: Sequence[torch.SymInt]) -> None:
-    """Let the tracer know symbols that were computed while it did not look: as arithmetic on those that it knows.
+_the_number: Any = torch.sym_int  # a function like any other to a graph
+
+
+def _is_symbol(number: Any) -> bool:
+    return isinstance(number, torch.SymInt)
+
+
+def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
+    """Let the tracer know the sizes of a tensor made while it did not look: as arithmetic on symbols that it knows.
 
     Nodes for the arithmetic appear when a symbol is used. The tracer does the same for sums and products by itself,
-    and gives up on powers, minima and the like.
+    and gives up on powers, minima and the like, and on numbers: symbols that a guard has pinned.
     """
+    numbers = [*handle.size(), *handle.stride(), handle.storage_offset()]
+    symbols = list(filter(_is_symbol, numbers))
     if not symbols:
         return
+    free = [symbol for number in symbols for symbol in number.node.expr.free_symbols]
+    if len(set(free)) < len(free):  # the tracer does not find a power by itself
+        symbols += filter(_is_symbol, [on_handles(torch.Tensor.numel, (handle,), {})])
     # Imported here: sympy takes longer to load than all the rest, and where there are symbols torch has loaded it.
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -347,7 +365,11 @@ def track_symbols(mode: ProxyTorchDispatchMode, symbols: Sequence[torch.SymInt])
     tracer: Any = mode.tracer
     for symbol in symbols:
         expression = symbol.node.expr
-        if symbol in tracer.symnode_tracker or expression.is_number:
+        if symbol in tracer.symnode_tracker:
+            continue
+        if expression.is_number:
+            with _enable_thunkify(tracer):
+                _sym_register(tracer, _the_number, (int(expression),), symbol)
             continue
         known = {free: tracer.sympy_expr_tracker.get(free) for free in expression.free_symbols}
         if any(entry is None for entry in known.values()):
@@ -364,35 +386,3 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
-
-
-_OWN = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-_TRACER = ProxyTorchDispatchMode.__init__.__code__.co_filename
-
-
-def user_frames() -> Iterator[FrameType]:
-    """The frames that are neither torch's nor ours, innermost first."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith((_OWN, _TORCH, "<")):
-            yield frame
-        frame = frame.f_back
-
-
-def user_frame() -> str:
-    """``file:line in function: text`` of the innermost frame that is neither torch's nor ours."""
-    for frame in user_frames():
-        file, line, code = frame.f_code.co_filename, frame.f_lineno, frame.f_code
-        return f"{file}:{line} in {code.co_name}: {linecache.getline(file, line).strip()}"
-    return "unknown"
-
-
-def traced_itself() -> bool:
-    """Whether a tracer called the transformed function, and no code of the user between the two."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _TORCH, "<")):
-        if frame.f_code.co_filename == _TRACER:
-            return True
-        frame = frame.f_back
-    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from functionalize._torch import user_frame, user_frames
+from functionalize.frames import user_frame, user_frames
 
 
 class NotFunctionalError(AssertionError):

@@ -17,7 +17,7 @@ from functionalize._torch import storage_key, unbacked
 from functionalize.domains.tensors import counts_elements, is_fake, placed, repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
-from functionalize.regions import Geometry, hinted_span, same, spans_disjoint
+from functionalize.regions import Geometry, differ, hinted_span, same, spans_disjoint
 from functionalize.tables import OpRow, Written
 from functionalize.view_rules import Value
 
@@ -183,11 +183,11 @@ class Admission:
             self.program.write(handle, value)
 
     def _admitted(self, handle: torch.Tensor, value: Value) -> Value:
-        if value.size() != handle.size() or value.dtype != handle.dtype:
+        if differ(value.size(), handle.size()) or value.dtype != handle.dtype:
             twin = self._twin(handle, value)
-            if twin.size() != handle.size():
+            if differ(twin.size(), handle.size()):
                 # A fake twin is resized to contiguous strides, a real one to those of the result.
-                by_value = is_fake(twin) and value.size() == twin.size()
+                by_value = is_fake(twin) and not differ(value.size(), twin.size())
                 resize(self.program, handle, value if by_value else twin)
                 self._refuse_overlap(handle)
             if value.dtype != handle.dtype:
@@ -267,13 +267,14 @@ def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> b
     if unbacked(target.size()) and not same(source.size(), target.size()):
         return False  # the functional variant knows how to broadcast to sizes that only the data tell
     call, value = program.domain.call, program.value(source)
-    if source.size() != target.size():
+    other = differ(source.size(), target.size())
+    if other:
         program.domain.rehearse(func, args, kwargs, [target])
     elif program.graph.find(target) is not None and program.graph.find(source) is program.graph.find(target):
         return True
     options = {o: getattr(target, o) for o in ("dtype", "device") if getattr(target, o) != getattr(source, o)}
     converted = call(aten._to_copy.default, value, **options) if options else value
-    if source.size() != target.size():
+    if other:
         converted = call(aten.expand.default, converted, list(target.size()))
     program.write(target, converted, borrowed=not options)
     return True

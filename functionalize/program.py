@@ -28,6 +28,7 @@ from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.regenerate import commit, regenerate, top_value
+from functionalize.regions import same
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten
@@ -76,9 +77,11 @@ class Program:
         if handle is None or view.rule is None or view.parent is None or len(view.rule.path) != 1:
             return None
         place, (op, args) = view.parent.geometry, view.rule.path[0]
-        if unbacked(view.geometry.size):
+        if unbacked(view.geometry.size) or (
+            unbacked(place.size) and self.domain.remove_views and not view.rule.by_storage
+        ):
             return self.domain.record_unbacked(op, source_value, args, handle)
-        if source_value.stride() != place.stride or source_value.storage_offset() != place.offset:
+        if not same(source_value.stride(), place.stride) or not same([source_value.storage_offset()], [place.offset]):
             return None
         return handle if self.domain.record(op, source_value, args, handle) else None
 
@@ -90,6 +93,8 @@ class Program:
         if not view.geometry.static and unbacked(view.geometry.size):
             self._carriers[view] = handle
             self.read(view)  # at once: the tracer binds new symbols to the node that it sees next
+        elif unbacked(view.parent.geometry.size):
+            self._carriers[view] = handle  # tells sizes that an op may not know of the part that it takes
         elif self.domain.records and view.geometry.static and view.parent.geometry.static:
             self._carriers.setdefault(view, handle)
 

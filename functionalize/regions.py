@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import unbacked
+from functionalize._torch import hint_of, unbacked
 
 Size = tuple[Any, ...]  # of int or SymInt
 
@@ -29,9 +29,22 @@ def same(one: Sequence[Any], two: Sequence[Any]) -> bool:
     return len(one) == len(two) and all(_hashable(a) == _hashable(b) for a, b in zip(one, two, strict=True))
 
 
+def differ(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    """Whether two sizes differ. Asks the symbols, which become guards; what data decide differs unless known equal."""
+    return not same(one, two) and (len(one) != len(two) or unbacked((*one, *two)) or tuple(one) != tuple(two))
+
+
 def hint(number: Any) -> int:
     """A number's size for ordering: of a symbol the one that it has in this trace, without a guard."""
-    return number if type(number) is int else number.node.hint or 0
+    return number if type(number) is int else hint_of(number) or 0
+
+
+_MANY = 61  # elements supposed where only the data tell: a prime, so that they fill rows of no other size
+
+
+def supposed(number: Any) -> int:
+    """A number's size in this trace, or what it would be if each size that comes from data were a large one."""
+    return number if type(number) is int else hint_of(number, _MANY)
 
 
 def plain(number: Any) -> Any:
@@ -122,10 +135,10 @@ class Geometry:
 
     @cached_property
     def shares(self) -> bool:
-        """Whether two positions share an element, for the sizes of this trace."""
+        """Whether two positions share an element, for the sizes of this trace; those that data decide are supposed."""
         if len(self.stride) < len(self.size) or (self.static and self.contiguous):
             return False  # sparse, or all apart
-        dims = [(hint(stride), hint(size)) for size, stride in zip(self.size, self.stride, strict=True)]
+        dims = [(supposed(stride), supposed(size)) for size, stride in zip(self.size, self.stride, strict=True)]
         dims = sorted((stride, size) for stride, size in dims if size != 1)
         reach = 0
         for stride, size in dims:
@@ -139,7 +152,9 @@ class Geometry:
     @cached_property
     def overlapping(self) -> bool:
         """Whether two positions share an element though no stride is zero."""
-        zero = any(hint(stride) == 0 and hint(size) > 1 for size, stride in zip(self.size, self.stride, strict=True))
+        zero = any(
+            supposed(stride) == 0 and supposed(size) > 1 for size, stride in zip(self.size, self.stride, strict=True)
+        )
         return self.shares and not zero
 
     @cached_property
@@ -261,7 +276,7 @@ def _progressions_disjoint(one: tuple[int, int, int], two: tuple[int, int, int])
 
 def apart(one: Geometry, two: Geometry) -> bool:
     """Whether the byte ranges do not meet, for the sizes of this trace: asks the symbols, which become guards."""
-    if any(number.node.hint is None for place in (one, two) for number in place.symbols):
+    if any(unbacked(place.symbols) for place in (one, two)):
         return False
     ends = [(place.offset * place.dtype.itemsize, stop(place) * place.dtype.itemsize) for place in (one, two)]
     (low_1, high_1), (low_2, high_2) = ends

@@ -21,7 +21,7 @@ from functionalize._torch import storage_key, unbacked
 from functionalize.domains.tensors import repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
-from functionalize.regions import Geometry, hint, spans_disjoint
+from functionalize.regions import Geometry, differ, spans_disjoint, supposed
 from functionalize.tables import OpRow, Written
 
 aten = torch.ops.aten
@@ -72,7 +72,7 @@ def _strided(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def _order_matters(func: Any, target: torch.Tensor, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether it matters that eager writes an element once for each position that shares it."""
     place = Geometry.of(target)
-    if unbacked(place.size) or place.contiguous:
+    if place.contiguous:
         return False
     if func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
         return place.overlapping and _ambiguous(place)
@@ -82,7 +82,7 @@ def _order_matters(func: Any, target: torch.Tensor, args: Sequence[Any], kwargs:
 
 
 def _ambiguous(place: Geometry) -> bool:
-    strides = [hint(stride) for size, stride in zip(place.size, place.stride, strict=True) if hint(size) > 1]
+    strides = [supposed(stride) for size, stride in zip(place.size, place.stride, strict=True) if supposed(size) > 1]
     return len(set(strides)) < len(strides)
 
 
@@ -111,8 +111,12 @@ def _by_slices(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwa
     elementwise = torch.Tag.pointwise in variant.tags or func is aten.copy_.default
     if not elementwise or len(row.written) > 1:
         raise _refusal(func, target)
-    others = [leaf for leaf in tensor_leaves(args, kwargs) if leaf is not target and leaf.size() == target.size()]
+    others = [
+        leaf for leaf in tensor_leaves(args, kwargs) if leaf is not target and not differ(leaf.size(), target.size())
+    ]
     dim = _outermost(target, others)
+    if unbacked([target.size(dim)]):
+        raise _refusal(func, target)
     with program.enter():  # the slices are views of the program like any other
         for index in range(int(target.size(dim))):
             sliced = [_slice(arg, target, dim, index) for arg in args]
@@ -122,15 +126,15 @@ def _by_slices(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwa
 
 def _outermost(target: torch.Tensor, others: Sequence[torch.Tensor]) -> int:
     """The dimension that eager's loop over the elements walks along last: TensorIterator's order."""
-    dims = [dim for dim in range(target.dim()) if hint(target.size(dim)) > 1]
+    dims = [dim for dim in range(target.dim()) if supposed(target.size(dim)) > 1]
 
     def order(one: int, two: int) -> int:
         for operand in (target, *others):
-            a, b = hint(operand.stride(one)), hint(operand.stride(two))
+            a, b = supposed(operand.stride(one)), supposed(operand.stride(two))
             if a and b and a != b:
                 return b - a
-            if a and b and hint(target.size(one)) != hint(target.size(two)):
-                return hint(target.size(two)) - hint(target.size(one))
+            if a and b and supposed(target.size(one)) != supposed(target.size(two)):
+                return supposed(target.size(two)) - supposed(target.size(one))
         return one - two
 
     return min(dims, key=functools.cmp_to_key(order))

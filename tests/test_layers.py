@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 # Modules of `functionalize`, lowest first: each imports from lower layers, and without cycles from its own.
 LAYERS = {
     "_torch": 0,
+    "frames": 0,
     "errors": 0,
     "tables": 1,
     "live_schema": 1,

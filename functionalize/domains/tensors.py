@@ -29,7 +29,6 @@ from functionalize._torch import (
     last_node,
     memory_write,
     mode_stack,
-    multiply_to_powers,
     node_of,
     on_handles,
     point_proxy,
@@ -38,6 +37,7 @@ from functionalize._torch import (
     record_symbols,
     record_view,
     same_node,
+    sized_by_data,
     storage_key,
     track_symbols,
     uncached_fakes,
@@ -80,15 +80,25 @@ class TensorsDomain:
         elif op in (_CHECKED_AS_COPY if self.remove_views else _LEGAL_BY_STRIDES):
             args = (_with_legal_strides(op, args), *args[1:])
         if self.remove_views:
-            op = _copy_op(op)
+            copied = self._copy_of_unbacked(op, args)
+            return _copy_op(op)(*args, **kwargs) if copied is None else copied
         return op(*args, **kwargs)
+
+    def _copy_of_unbacked(self, op: Any, args: tuple[Any, ...]) -> Value | None:
+        """Copy a view of a tensor whose size only the data tell: torch's copy ops ask that size, their views do not."""
+        if _copy_op(op) is op or not isinstance(args[0], FakeTensor):
+            return None
+        if not sized_by_data(args[0], pytree.tree_leaves(args[1:])):
+            return None
+        return self.record_unbacked(op, args[0], args[1:], on_handles(op, args, {}))
 
     def freeze(self, value: Value) -> Value:
         """The value as a tensor object which no later write to a handle can change, for the same graph node."""
         if self.constant(value):
             twin: Value = aten.clone.default(value)
             return twin  # a node: what the constant holds is known when the graph runs
-        return self.alias(value, aten.alias.default if is_fake(value) else _copied)
+        copied = copy_of_memory if type(value) in PLAIN_TYPES else torch.clone
+        return self.alias(value, aten.alias.default if is_fake(value) else copied)
 
     def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
         """Another tensor object for the same graph node."""
@@ -113,7 +123,8 @@ class TensorsDomain:
             return None
         result: Value = handle
         if self.remove_views:
-            op, result = _copy_op(op), on_handles(aten.clone.default, (handle,), {})
+            op = _copy_op(op)
+            result = on_handles(aten.clone.default, (handle,), {"memory_format": torch.contiguous_format})
             forget_offset(handle)
         return result if record_view(self.proxies, op, value, args, result) else None
 
@@ -191,10 +202,7 @@ class TensorsDomain:
     def know_symbols(self, handle: torch.Tensor) -> None:
         """Let the tracer find the sizes of a handle that was made behind its back."""
         if self.proxies is not None and handle.layout is torch.strided:
-            numbers = (*handle.size(), *handle.stride(), handle.storage_offset())
-            if multiply_to_powers(handle.size()):
-                numbers = (*numbers, on_handles(torch.Tensor.numel, (handle,), {}))
-            track_symbols(self.proxies, [n for n in numbers if isinstance(n, torch.SymInt)])
+            track_symbols(self.proxies, handle)
 
     def constant(self, handle: torch.Tensor) -> bool:
         """Whether a tracer below takes a handle for a constant: neither an input nor an op gave it to the program."""
@@ -349,10 +357,6 @@ def _rehandled(result: Any, want: Any) -> Any:
     if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or same_strides(result, want):
         return result
     return want
-
-
-def _copied(value: Value) -> Value:
-    return copy_of_memory(value) if type(value) in PLAIN_TYPES else value.clone()
 
 
 def placed(tensor: torch.Tensor) -> bool:
