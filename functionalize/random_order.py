@@ -19,7 +19,7 @@ import torch
 from functionalize._torch import pytree
 from functionalize.domains.tensors import is_contiguous, same_strides, tensor_leaves
 from functionalize.program import Program
-from functionalize.regions import Geometry
+from functionalize.regions import Geometry, hint
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten
@@ -89,15 +89,20 @@ _FAST = 16  # elements from which the kernel of `normal_` takes a way of its own
 
 
 def _is_large_with_gaps(handle: torch.Tensor) -> bool:
-    count = handle.numel()
-    return type(count) is int and count >= _FAST and handle.device.type == "cpu" and not is_contiguous(handle)
+    return hint(handle.numel()) >= _FAST and handle.device.type == "cpu" and not is_contiguous(handle)
 
 
-def _in_turn(call: Any, count: int, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
+def _in_turn(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
     """So many normal numbers, drawn one after another: a tensor of two permuted dimensions is not contiguous."""
-    rows = next((n for n in range(2, math.isqrt(count) + 1) if count % n == 0), 1)
-    if rows == 1 and count >= _FAST:  # a prime number
-        return call(aten.cat.default, [_in_turn(call, part, dtype, *args, **kwargs) for part in (count - 1, 1)])
+    size = hint(count)
+    rows = next((n for n in range(2, math.isqrt(size) + 1) if size % n == 0), 1)
+    rest = count - count // rows * rows if type(count) is not int else 0  # of other sizes than in this trace
+    if rows == 1 and size >= _FAST:  # a prime number
+        rows, rest = 2, count - count // 2 * 2
     unset = call(aten.empty_strided.default, [rows, count // rows], [1, rows], dtype=dtype, device="cpu")
     drawn = call(aten.normal_functional.default, unset, *args, **kwargs)
-    return call(aten.view.default, call(aten.permute.default, drawn, [1, 0]), [-1])
+    in_order = call(aten.view.default, call(aten.permute.default, drawn, [1, 0]), [-1])
+    if type(rest) is int and rest == 0:
+        return in_order
+    unset = call(aten.empty.memory_format, [rest], dtype=dtype, device="cpu")
+    return call(aten.cat.default, [in_order, call(aten.normal_functional.default, unset, *args, **kwargs)])

@@ -13,7 +13,6 @@ from tests.graphs import MODES, REMOVES, trace
 
 WAYS = [(mode, remove) for mode in (None, *MODES) for remove in REMOVES]
 in_every_way = pytest.mark.parametrize(("mode", "remove"), WAYS)
-with_known_sizes = pytest.mark.parametrize(("mode", "remove"), [way for way in WAYS if way[0] != "symbolic"])
 
 
 @pytest.mark.parametrize("remove", REMOVES)
@@ -70,7 +69,7 @@ def test_out_that_moves_an_input_which_others_are_addressed_through(mode: Any, r
     assert_equivalent(f, *inputs, remove=remove, tracing_mode=mode)
 
 
-@with_known_sizes
+@in_every_way
 @pytest.mark.parametrize("length", [15, 16, 17, 34])
 @pytest.mark.parametrize(
     "draw",

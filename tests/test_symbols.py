@@ -74,3 +74,18 @@ def test_copy_to_windows_of_a_tensor_whose_size_the_data_decide(mode: Any, remov
 def test_so_many_writes_to_one_element_as_the_data_decide_are_refused(mode: str, write: Any) -> None:
     with pytest.raises(UnsupportedMutationError, match="whose positions share elements"):
         trace(lambda a: write(a[a > 0].unfold(0, 2, 1)), torch.arange(9.0) - 2, mode=mode)
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("length", [16, 17])
+def test_random_numbers_come_in_the_order_of_memory_at_any_size(length: int, remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        a[:, 1].normal_()
+
+    graph = trace(f, torch.zeros(length, 2), remove=remove, mode="symbolic")
+    for other in (length, 16, 19, 40, 61):
+        wanted, got = torch.zeros(other, 2), torch.zeros(other, 2)
+        for function, argument in ((f, wanted), (graph, got)):
+            torch.manual_seed(0)
+            function(argument)
+        assert torch.equal(got, wanted)
