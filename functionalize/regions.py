@@ -31,7 +31,7 @@ def same(one: Sequence[Any], two: Sequence[Any]) -> bool:
 
 def differ(one: Sequence[Any], two: Sequence[Any]) -> bool:
     """Whether two sizes differ. Asks the symbols, which become guards; what data decide differs unless known equal."""
-    return not same(one, two) and (len(one) != len(two) or unbacked((*one, *two)) or tuple(one) != tuple(two))
+    return not same(one, two) and (unbacked((*one, *two)) or tuple(one) != tuple(two))
 
 
 def hint(number: Any) -> int:

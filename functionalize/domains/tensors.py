@@ -86,9 +86,8 @@ class TensorsDomain:
 
     def _copy_of_unbacked(self, op: Any, args: tuple[Any, ...]) -> Value | None:
         """Copy a view of a tensor whose size only the data tell: torch's copy ops ask that size, their views do not."""
-        if _copy_op(op) is op or not isinstance(args[0], FakeTensor):
-            return None
-        if not sized_by_data(args[0], pytree.tree_leaves(args[1:])):
+        fake = _copy_op(op) is not op and isinstance(args[0], FakeTensor)
+        if not (fake and sized_by_data(args[0], pytree.tree_leaves(args[1:]))):
             return None
         return self.record_unbacked(op, args[0], args[1:], on_handles(op, args, {}))
 
