@@ -68,6 +68,7 @@ def commit(view: View, value: Value, *, borrowed: bool = False) -> None:
     elif base.pending and view.is_source:
         for covered in [other for other in base.pending if view in other.lineage()]:
             del base.pending[covered]
+    base.pending.pop(view, None)  # the newest write stands last, also where the same view was written before
     if view is not base.top:
         base.pending[view] = (value, len(base.log))
 

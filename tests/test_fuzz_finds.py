@@ -363,3 +363,14 @@ def test_write_to_one_element_that_is_read(mode: Any, remove: str) -> None:
 
     inputs = torch.full((2,), 3.0).as_strided((1, 1), (2, 2))
     assert_equivalent(f, inputs, remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_second_write_to_a_view_comes_after_those_in_between(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        b = a[::2].unsqueeze(0)
+        b.add_(1)
+        b.fill_diagonal_(1)
+        b.fill_(0.5)
+
+    assert_equivalent(f, torch.arange(7.0), remove=remove, tracing_mode=mode)
