@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from functionalize import custom_ops, random_order, shared_elements, tables
-from functionalize._torch import storage_key, unbacked
+from functionalize._torch import FakeTensor, sized_by_data, storage_key, unbacked
 from functionalize.domains.tensors import counts_elements, is_fake, placed, repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
@@ -48,7 +48,7 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     handles = _variant_arguments(program, func, row, variant, args, kwargs)
     results = random_order.compute(program, variant, *handles) if row.random else None
     if results is None:
-        results = program.compute(variant, *handles)
+        results = _computed(program, func, written, args, kwargs, variant, *handles)
     if len(variant._schema.returns) == 1:
         results = (results,)
     fresh = results
@@ -57,6 +57,29 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     Admission(program, func, args, kwargs).settle_all(written, results)
     returns = [fresh[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
+
+
+def _computed(
+    program: Program,
+    func: Any,
+    written: Sequence[Written],
+    args: Sequence[Any],
+    kwargs: Kwargs,
+    variant: Any,
+    *handles: Any,
+) -> Any:
+    """The functional variant's results; some of torch's know no sizes that only the data tell, where the op does."""
+    try:
+        return program.compute(variant, *handles)
+    except RuntimeError as error:
+        if not any(isinstance(leaf, FakeTensor) and sized_by_data(leaf) for leaf in tensor_leaves(args, kwargs)):
+            raise
+        program.domain.rehearse(func, args, kwargs, [w.given(args, kwargs) for w in written])
+        raise UnsupportedMutationError(
+            f"{func} on tensors whose sizes only the data tell",
+            why=f"{variant}, which computes what it writes, cannot be traced with such sizes",
+            hint="spell it out by other operators, or check the sizes first (torch._check)",
+        ) from error
 
 
 def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:

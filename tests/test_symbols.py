@@ -89,3 +89,12 @@ def test_random_numbers_come_in_the_order_of_memory_at_any_size(length: int, rem
             torch.manual_seed(0)
             function(argument)
         assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_write_whose_functional_variant_knows_no_sizes_from_data_is_refused(remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        torch._foreach_add_([a[a > 0]], [a], alpha=2)
+
+    with pytest.raises(UnsupportedMutationError, match="sizes only the data tell"):
+        trace(f, torch.ones(1), remove=remove, mode="fake")
