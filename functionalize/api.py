@@ -77,7 +77,7 @@ def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: 
     mode = FunctionalizeMode(remove_views=remove_views, purify=functools.partial(_body, remove_views))
     program = mode.program
     with DisableTorchFunction():  # what we ask tensors is not for modes to hear
-        inputs = _inputs(program, (args, kwargs))
+        inputs = _inputs(program, (args, kwargs)) if program.domain.observed else []
     try:
         with Undispatched(program), mode:
             outputs = func(*args, **kwargs)

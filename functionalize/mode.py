@@ -72,7 +72,7 @@ class FunctionalizeMode(TorchDispatchMode):
         call_args, call_kwargs, skewed = program.values(args, kwargs)
         if not skewed:
             return func(*call_args, **call_kwargs)
-        ordered = random_order.compute(program, func, args, kwargs) if tables.row(func).random else None
+        ordered = random_order.compute(program, func, args, kwargs, writes=False) if tables.row(func).random else None
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
         return program.rehandle(func, args, kwargs, out)
 
@@ -128,6 +128,13 @@ class FunctionalizeMode(TorchDispatchMode):
         out = self._functional(func, args, kwargs)
         for part in tensor_leaves(args, kwargs):
             self.program.protect(part, f"it is a part of what {func} made, which would not see the write")
+        return out
+
+    def _quantized(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        out = self._functional(func, args, kwargs)
+        for handle in tensor_leaves([out], {}):
+            if not handle.is_quantized:
+                self.program.protect(handle, f"it is what {func} made, which a fake tensor takes for plain numbers")
         return out
 
     def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -187,6 +194,12 @@ _OF_PARTS = frozenset(
         aten._nested_view_from_buffer.default,
     }
 )
+_QUANTIZES = frozenset(
+    getattr(packet, name)
+    for packet in (aten.quantize_per_tensor, aten.quantize_per_channel, aten.quantize_per_tensor_dynamic)
+    for name in packet.overloads()
+    if "out" not in name
+)
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
@@ -232,6 +245,8 @@ def _choose(func: Any) -> Handler:
         return FunctionalizeMode._metadata
     if func in _OF_PARTS:
         return FunctionalizeMode._of_parts
+    if func in _QUANTIZES:
+        return FunctionalizeMode._quantized
     if func in BY_STORAGE:
         return FunctionalizeMode._by_storage
     row: OpRow = tables.row(func)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from functionalize import custom_ops, random_order, shared_elements, tables
-from functionalize._torch import FakeTensor, sized_by_data, storage_key, unbacked
+from functionalize._torch import FakeTensor, pytree, sized_by_data, storage_key, unbacked
 from functionalize.domains.tensors import counts_elements, is_fake, placed, repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
@@ -46,7 +46,7 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     hidden = any(w.when for w in written) or row.quiet is None
     variant = tables.overload(row.functional if hidden else row.quiet or row.functional)
     handles = _variant_arguments(program, func, row, variant, args, kwargs)
-    results = random_order.compute(program, variant, *handles) if row.random else None
+    results = random_order.compute(program, variant, *handles, writes=True) if row.random else None
     if results is None:
         results = _computed(program, func, written, args, kwargs, variant, *handles)
     if len(variant._schema.returns) == 1:
@@ -54,7 +54,7 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     fresh = results
     if any(i >= 0 for i in row.returns) and program.values(*handles)[2]:
         fresh = program.rehandle(variant, *handles, results)
-    Admission(program, func, args, kwargs).settle_all(written, results)
+    Admission(program, func, args, kwargs).settle_all(written, results, (variant, *handles))
     returns = [fresh[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
 
@@ -85,7 +85,7 @@ def _computed(
 def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether an entry that a foreach op writes lies where it reads or writes another entry.
 
-    An entry may be read in the place where it is written, as `x` in `_foreach_mul_([x], [x])`.
+    What one entry reads may lie where that entry writes, as `x` in `_foreach_mul_([x], [x])`: it is read before.
     """
     targets = [w.given(args, kwargs) for w in written]
     of_all = 0 if len(targets[0]) == 1 else -1  # the index of a tensor that each entry reads
@@ -102,12 +102,9 @@ def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kw
 
 def _meet(one: _Entry, other: _Entry) -> bool:
     (index, tensor, writes), (other_index, other_tensor, other_writes) = one, other
-    if not (writes or other_writes):
+    if index == other_index and not (writes and other_writes):
         return False
-    place, other_place = Geometry.of(tensor), Geometry.of(other_tensor)
-    if place.key == other_place.key and index == other_index:
-        return writes and other_writes
-    return not spans_disjoint(place, other_place)
+    return (writes or other_writes) and not spans_disjoint(Geometry.of(tensor), Geometry.of(other_tensor))
 
 
 def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> None:
@@ -191,10 +188,17 @@ class Admission:
     def __init__(self, program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
         self.program, self.func, self.args, self.kwargs = program, func, args, kwargs
         self._targets: list[Any] = []
+        self._origin: tuple[Any, Any] | None = None
         self._twins: dict[int, torch.Tensor] | None = None
 
-    def settle_all(self, written: Sequence[Written], results: Sequence[Any]) -> None:
-        """Commit each result to its argument; all are admitted before the first is committed."""
+    def settle_all(
+        self, written: Sequence[Written], results: Sequence[Any], variant: tuple[Any, Any, Any] | None = None
+    ) -> None:
+        """Commit each result to its argument; all are admitted before the first is committed.
+
+        ``variant`` is the call, on handles, whose results these are.
+        """
+        self._origin = None if variant is None else (variant, results)
         self._targets = [w.given(self.args, self.kwargs) for w in written]
         pairs = [
             (handle, value)
@@ -211,13 +215,21 @@ class Admission:
             if differ(twin.size(), handle.size()):
                 # A fake twin is resized to contiguous strides, a real one to those of the result.
                 by_value = is_fake(twin) and not differ(value.size(), twin.size())
-                resize(self.program, handle, value if by_value else twin)
+                resize(self.program, handle, self._as_in_eager(value) if by_value else twin)
                 self._refuse_overlap(handle)
             if value.dtype != handle.dtype:
                 value = self.program.domain.call(aten._to_copy.default, value, dtype=handle.dtype)
         if value.device != handle.device:
             value = self.program.domain.call(aten._to_copy.default, value, device=handle.device)
         return value
+
+    def _as_in_eager(self, value: Value) -> torch.Tensor:
+        """A result with the strides that eager gives it, which its value may not have."""
+        if self._origin is None or not self.program.values(*self._origin[0][1:])[2]:
+            return value
+        variant, results = self._origin
+        likes = pytree.tree_leaves(self.program.domain.expected(*variant, results))
+        return next(like for like, leaf in zip(likes, pytree.tree_leaves(results), strict=True) if leaf is value)
 
     def _twin(self, handle: torch.Tensor, value: Value) -> torch.Tensor:
         """What becomes of a written handle's metadata, tried on a twin."""

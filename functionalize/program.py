@@ -117,7 +117,7 @@ class Program:
             raise UnsupportedMutationError(
                 f"a write to a tensor of shape {tuple(handle.size())}",
                 why=protected[0],
-                hint="build a new sparse or nested tensor from the changed parts, or write to a .to_dense() copy",
+                hint="build a new tensor from the changed parts, or write to a `.to_dense()` or `.dequantize()` copy",
             )
         if not self.domain.observed:
             self.domain.show(handle, value)  # memory is all that anybody will read

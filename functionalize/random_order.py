@@ -2,8 +2,8 @@
 
 Kernels draw in the order of the storage, and by another algorithm where the tensor is contiguous. A value may have
 other strides than its handle (Note [Values may have other strides than their handles]). Where no mode below observes
-us, the op runs on the handle itself. In a graph it runs on a tensor which has the handle's strides, or, if it reads its
-argument, on the value's elements in the handle's storage order.
+us, the op runs on the handle itself. In a graph it runs on tensors which have the handles' strides, or on the value's
+elements in the handle's storage order.
 
 Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as one without, but for ``normal_``.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.domains.tensors import is_contiguous, same_strides, tensor_leaves
+from functionalize.domains.tensors import is_contiguous, placed, same_strides, tensor_leaves
 from functionalize.program import Program
 from functionalize.regions import Geometry, hint
 from functionalize.view_rules import Value
@@ -46,14 +46,17 @@ _FILLING = frozenset(
 )
 
 
-def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Results, as values, of a random op on handles; None where the plain way draws in eager's order."""
-    handles = list(tensor_leaves(args, kwargs))
+def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, Any], *, writes: bool) -> Any:
+    """Results, as values, of a random op on handles; None where the plain way draws in eager's order.
+
+    ``writes`` tells whether the op stands for one that writes its first argument.
+    """
+    if kwargs.get("memory_format") not in (None, torch.preserve_format) or (op in _CONTIGUOUS and not writes):
+        return None
+    handles, call = list(tensor_leaves(args, kwargs)), program.domain.call
     if op not in _READING | _FILLING or len(handles) != 1:
-        return None
-    if kwargs.get("memory_format") not in (None, torch.preserve_format):
-        return None
-    handle, order, call = handles[0], Geometry.of(handles[0]).outermost_first, program.domain.call
+        return _laid_out(program, op, args, kwargs)
+    handle, order = handles[0], _order(program, handles[0])
     if op is aten.normal_functional.default and order == sorted(order) and _is_large_with_gaps(handle):
         drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
         return call(aten.view.default, drawn, list(handle.size()))
@@ -66,6 +69,29 @@ def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, An
     if op in _FILLING:
         return out
     return pytree.tree_map_only(torch.Tensor, lambda leaf: call(aten.permute.default, leaf, back), out)
+
+
+def _order(program: Program, handle: torch.Tensor) -> list[int]:
+    """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first."""
+    place = Geometry.of(handle)
+    if place.contiguous or not placed(handle):
+        return list(range(handle.dim()))
+    return Geometry.of(program.domain.on_handles(aten.empty_like.default, (handle,), {})).outermost_first
+
+
+def _laid_out(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The op on values that lie in storage as the handles do, if some do not."""
+    if not program.domain.observed or not program.values(args, kwargs)[2]:
+        return None
+
+    def laid_out(handle: torch.Tensor) -> Value:
+        value, order = program.value(handle), _order(program, handle)
+        if not placed(handle) or same_strides(value, handle) or (order == sorted(order) and is_contiguous(value)):
+            return value
+        return program.domain.call(aten.copy.default, _alike(program, handle, order), value)
+
+    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, laid_out, (tuple(args), kwargs))
+    return program.domain.call(op, *call_args, **call_kwargs)
 
 
 def _ordered(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Value:

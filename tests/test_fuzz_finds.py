@@ -374,3 +374,24 @@ def test_second_write_to_a_view_comes_after_those_in_between(mode: Any, remove: 
         b.fill_(0.5)
 
     assert_equivalent(f, torch.arange(7.0), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_foreach_entry_that_reads_beside_what_it_writes(mode: Any, remove: str) -> None:
+    def f(x: torch.Tensor) -> None:
+        torch._foreach_copy_([x[1]], [x[0]])
+        torch._foreach_add_([x[:, 1]], [x[:, 0]])
+        torch._foreach_addcmul_([x[0], x[1]], [x[1], x[2]], [x[2], x[0]], 2.0)
+
+    assert_equivalent(f, torch.arange(12.0).view(3, 4), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_resized_out_has_the_strides_that_eager_gives(mode: Any, remove: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        product, (values, places) = torch.empty(0), (torch.empty(0), torch.empty(0, dtype=torch.long))
+        torch.mul(x.t(), 2, out=product)
+        torch.sort(x.t(), dim=0, out=(values, places))
+        return product, values, places, [int(n) for out in (product, values, places) for n in out.stride()]
+
+    assert_equivalent(f, torch.arange(12.0).view(3, 4), remove=remove, tracing_mode=mode)

@@ -111,6 +111,12 @@ def resized(x: Tensor) -> Any:
     return sparse.to_dense()
 
 
+def requantized(x: Tensor) -> Any:
+    q = torch.quantize_per_tensor(x, 0.5, 3, torch.quint8)
+    q.copy_(x * 2.2)
+    return q.dequantize()
+
+
 REFUSED_IN_GRAPHS: dict[Function, str] = {
     values: "which has no strided storage",
     values_of_what_is_written: "would not see the write",
@@ -145,7 +151,9 @@ def jagged(x: Tensor) -> Any:
 
 
 @EITHER
-@pytest.mark.parametrize("func", [*WHOLE, rows, rows_copied, *REFUSED_IN_GRAPHS, nested, nested_in_a_buffer, jagged])
+@pytest.mark.parametrize(
+    "func", [*WHOLE, rows, rows_copied, *REFUSED_IN_GRAPHS, requantized, nested, nested_in_a_buffer, jagged]
+)
 def test_direct(func: Function, remove: str) -> None:
     assert_equivalent(func, X, remove=remove)
 
@@ -177,3 +185,9 @@ def test_sparse_inputs(name: str, mode: Any, remove: str) -> None:
 def test_refused_in_graphs(func: Function, remove: str) -> None:
     with pytest.raises(UnsupportedMutationError, match=REFUSED_IN_GRAPHS[func]):
         make_fx(functionalize(func, remove=remove))(X.clone())
+
+
+@EITHER
+def test_a_write_to_what_a_fake_tensor_does_not_know_to_be_quantized_is_refused(remove: str) -> None:
+    with pytest.raises(UnsupportedMutationError, match="which a fake tensor takes for plain numbers"):
+        make_fx(functionalize(requantized, remove=remove), tracing_mode="fake")(X)

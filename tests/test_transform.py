@@ -206,6 +206,26 @@ def test_random_numbers_in_the_order_of_the_storage(mode: Any, remove: str) -> N
     assert_equivalent(f, torch.ones(8, 8), remove=remove, tracing_mode=mode)
 
 
+@WHILE
+@EITHER
+def test_random_numbers_of_arguments_in_another_order(mode: Any, remove: str) -> None:
+    def f(x: Tensor) -> Any:
+        chances = x.t() / 10
+        y = torch.empty_like(x.t()).bernoulli_(chances)
+        rows = torch.rand_like(x[:1].expand(3, 4)), torch.randn_like(x.t()[:, :2].expand(2, 4, 2))
+        return torch.bernoulli(chances), torch.bernoulli(chances, 0.5), torch.multinomial(chances, 3), y, *rows
+
+    assert_equivalent(f, torch.arange(12.0).view(3, 4) * 0.8 + 0.5, remove=remove, tracing_mode=mode)
+
+
+@EITHER
+def test_batched_random_numbers_are_drawn_in_order(remove: str) -> None:
+    def f(x: Tensor) -> Any:
+        return torch.vmap(lambda row: torch.nn.functional.dropout(row, 0.5), randomness="different")(x)
+
+    assert_equivalent(f, torch.ones(3, 4), remove=remove, tracing_mode="fake")
+
+
 @EITHER
 def test_random_numbers_with_gaps(remove: str) -> None:
     def f(x: Tensor) -> Any:
@@ -274,3 +294,14 @@ def test_writes_after_the_call_reach_aliases() -> None:
     view, whole = functionalize(lambda x: (x.t()[0], x.mul_(1)))(x)
     view.add_(1)
     assert torch.equal(whole, x) and x[:, 0].tolist() == [1.0, 1.0]
+
+
+@EITHER
+@pytest.mark.filterwarnings("ignore:.*jit.*deprecated")
+def test_jit_trace_sees_what_runs(remove: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        x[1].mul_(2)
+        return bump(x)
+
+    traced = torch.jit.trace(functionalize(f, remove=remove), (torch.ones(2, 2),))
+    assert_equivalent(f, torch.ones(2, 2) * 3, transform=lambda _: traced)
