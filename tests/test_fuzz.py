@@ -12,7 +12,7 @@ from tests.fuzz.generate import generate
 from tests.fuzz.program import Program, Step
 from tests.fuzz.shrink import shrink
 
-SHARDS, FAST, FRESH, SLOW = 10, 15, 5, 40  # programs of a shard
+SHARDS, FAST, FRESH, SLOW = 10, 15, 30, 40  # programs of a shard
 FRESH_FROM = int(os.environ.get("FUZZ_SEED", "0"))
 
 
@@ -38,7 +38,8 @@ def test_programs_equal_eager(shard: int) -> None:
     assert not failures, "\n\n".join(failures)
 
 
-@pytest.mark.skipif(not FRESH_FROM, reason="programs nobody has run yet: scripts/check --full gives them a FUZZ_SEED")
+@pytest.mark.slow
+@pytest.mark.skipif(not FRESH_FROM, reason="programs nobody has run yet: scripts/test gives them a FUZZ_SEED")
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_programs_of_fresh_seeds_equal_eager(shard: int) -> None:
     """Other programs in each run; a failure names its seed, and FUZZ_SEED repeats the run."""
