@@ -22,11 +22,11 @@ from functionalize._torch import (
     can_auto_functionalize,
     storage_key,
 )
-from functionalize.domains.tensors import is_contiguous, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry
 from functionalize.tables import OpRow
+from functionalize.traits import is_contiguous, same_strides, tensor_leaves
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]

@@ -16,11 +16,12 @@ import torch
 
 from functionalize._torch import memory_view, storage_key
 from functionalize.bases import View
-from functionalize.domains.tensors import TensorsDomain, counts_elements, repeated, repeats
+from functionalize.domains.tensors import TensorsDomain
 from functionalize.errors import UnsupportedMutationError
 from functionalize.frames import traced_itself
 from functionalize.program import Program
 from functionalize.regions import Geometry, fits, plain, same, stop
+from functionalize.traits import counts_elements, repeated, repeats
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten

@@ -25,10 +25,11 @@ from functionalize._torch import (
     unbacked,
 )
 from functionalize.by_storage import BY_STORAGE
-from functionalize.domains.tensors import TensorsDomain, counts_elements, tensor_leaves
+from functionalize.domains.tensors import TensorsDomain
 from functionalize.program import Program
 from functionalize.regions import Geometry
 from functionalize.tables import Kind, OpRow, ViewKind
+from functionalize.traits import counts_elements, tensor_leaves
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]

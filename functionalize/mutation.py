@@ -14,11 +14,11 @@ import torch
 
 from functionalize import custom_ops, random_order, shared_elements, tables
 from functionalize._torch import FakeTensor, pytree, sized_by_data, storage_key, unbacked
-from functionalize.domains.tensors import counts_elements, is_fake, placed, repeats, same_strides, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, differ, hinted_span, same, spans_disjoint
 from functionalize.tables import OpRow, Written
+from functionalize.traits import counts_elements, is_fake, placed, repeats, same_strides, tensor_leaves
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten

@@ -25,10 +25,11 @@ from functionalize._torch import (
 from functionalize.alias_graph import AliasGraph
 from functionalize.bases import View
 from functionalize.by_storage import BY_STORAGE
-from functionalize.domains.tensors import TensorsDomain, same_strides, tensor_leaves
+from functionalize.domains.tensors import TensorsDomain
 from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.regenerate import commit, regenerate, top_value
 from functionalize.regions import same
+from functionalize.traits import same_strides, tensor_leaves
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten

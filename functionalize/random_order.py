@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.domains.tensors import is_contiguous, placed, same_strides, tensor_leaves
 from functionalize.program import Program
 from functionalize.regions import Geometry, hint
+from functionalize.traits import is_contiguous, placed, same_strides, tensor_leaves
 from functionalize.view_rules import Value
 
 aten = torch.ops.aten

@@ -18,11 +18,11 @@ import torch
 
 from functionalize import custom_ops, tables
 from functionalize._torch import storage_key, unbacked
-from functionalize.domains.tensors import repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, differ, spans_disjoint, supposed
 from functionalize.tables import OpRow, Written
+from functionalize.traits import repeats, tensor_leaves
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]

@@ -24,6 +24,7 @@ LAYERS = {
     "tables": 1,
     "live_schema": 1,
     "regions": 2,
+    "traits": 2,
     "view_rules": 2,
     "view_routes": 2,
     "write_log": 2,

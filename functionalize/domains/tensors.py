@@ -7,7 +7,7 @@ Limits: one domain serves one call of a functionalized function, in one thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -38,21 +38,17 @@ from functionalize._torch import (
     record_view,
     same_node,
     sized_by_data,
-    storage_key,
     track_symbols,
     uncached_fakes,
 )
-from functionalize.regions import hint, same
+from functionalize.domains import stand_ins, strides
+from functionalize.regions import hint
+from functionalize.traits import counts_elements, is_fake, placed, repeated, same_strides, tensor_leaves
 
 aten = torch.ops.aten
 Value = torch.Tensor
 
-# Note [Values may have other strides than their handles]: a `*_copy` is contiguous, a functional variant keeps what
-# strides it likes. So ops whose legality or meaning rests on strides run on a value only after this check.
-_LEGAL_BY_STRIDES = frozenset({aten.view.default, aten.view.dtype, aten.view_as_complex.default})
-_CHECKED_AS_COPY = _LEGAL_BY_STRIDES - {aten.view.default}  # view_copy takes any strides
 _DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-_BY_STORAGE = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
 
 
 @cache
@@ -75,10 +71,7 @@ class TensorsDomain:
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Execute one op on values; of a view op its ``*_copy`` where views are to be removed."""
-        if op in _BY_STORAGE:
-            args = _by_storage(op, args)
-        elif op in (_CHECKED_AS_COPY if self.remove_views else _LEGAL_BY_STRIDES):
-            args = (_with_legal_strides(op, args), *args[1:])
+        args = strides.prepared(op, args, copies=self.remove_views)
         if self.remove_views:
             copied = self._copy_of_unbacked(op, args)
             return _copy_op(op)(*args, **kwargs) if copied is None else copied
@@ -266,11 +259,13 @@ class TensorsDomain:
         if any(handle.layout is not torch.strided for handle in handles):
             return
         fake = any(map(is_fake, handles))
-        if fake and sum(hint(handle.untyped_storage().nbytes()) for handle in handles) > _STAND_INS:
+        if fake and sum(hint(handle.untyped_storage().nbytes()) for handle in handles) > stand_ins.AT_MOST:
             return
 
         def run() -> None:
-            copies = _copies(handles, partial(_zeros, symbolic=self.symbolic) if fake else copy_of_memory)
+            copies = stand_ins.copies(
+                handles, partial(stand_ins.zeros, symbolic=self.symbolic) if fake else copy_of_memory
+            )
             new = pytree.tree_map_only(torch.Tensor, lambda handle: copies[id(handle)], (tuple(args), kwargs))
             func(*new[0], **new[1])
 
@@ -282,74 +277,11 @@ class TensorsDomain:
                 raise
 
 
-def _copies(handles: Sequence[torch.Tensor], copy: Callable[..., torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies by the identity of the originals, which share storages as those do."""
-    storages: dict[int, torch.UntypedStorage] = {}
-    copies = {}
-    for handle in handles:
-        key = storage_key(handle)
-        copies[id(handle)] = copy(handle, storages.get(key))
-        storages[key] = copies[id(handle)].untyped_storage()
-    return copies
-
-
-_STAND_INS = 2**26  # bytes, beyond which a trace should not compute for the sake of an error message
-
-
-def _zeros(tensor: torch.Tensor, storage: torch.UntypedStorage | None, symbolic: bool) -> torch.Tensor:
-    if storage is None:
-        storage = torch.zeros(hint(tensor.untyped_storage().nbytes()), dtype=torch.uint8).untyped_storage()
-    size, stride = [hint(n) for n in tensor.size()], [hint(n) for n in tensor.stride()]
-    if symbolic:  # where a dimension has one position, its stride may be other than eager's, and says nothing
-        stride = [1 if n == 1 else s for n, s in zip(size, stride, strict=True)]
-    return torch.empty(0, dtype=tensor.dtype).set_(storage, hint(tensor.storage_offset()), size, stride)
-
-
 @contextlib.contextmanager
 def _same_random_numbers(func: Any) -> Iterator[None]:
     """A second run of an op must not draw from the program's random numbers."""
     with torch.random.fork_rng(enabled=torch.Tag.nondeterministic_seeded in func.tags):
         yield
-
-
-def is_contiguous(tensor: torch.Tensor) -> bool:
-    """Asked where no tracer sees the arithmetic on symbols."""
-    return bool(on_handles(torch.Tensor.is_contiguous, (tensor,), {}))
-
-
-def repeats(tensor: torch.Tensor) -> bool:
-    """Whether several positions of a tensor share one element."""
-    return bool(repeated(tensor))
-
-
-def repeated(tensor: torch.Tensor) -> list[int]:
-    """The dimensions along which all positions share one element."""
-    if tensor.layout is not torch.strided:
-        return []
-    places = enumerate(zip(tensor.size(), tensor.stride(), strict=True))
-    return [
-        dim
-        for dim, (size, stride) in places
-        if type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
-    ]
-
-
-def counts_elements(handle: torch.Tensor) -> bool:
-    """Whether ``copy_`` wants as many elements specified as the handle has: ``resize_as_sparse_`` goes first then."""
-    return handle.layout in _COMPRESSED
-
-
-_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
-
-
-def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors of one shape address alike, without asking anything of a symbol."""
-    return same(one.stride(), two.stride())
-
-
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no data."""
-    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
 
 
 def _rehandled(result: Any, want: Any) -> Any:
@@ -358,43 +290,7 @@ def _rehandled(result: Any, want: Any) -> Any:
     return want
 
 
-def placed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what the functional variants are written for: plain numbers at a place of a storage."""
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
-
-
 def _uninitialized_like(tensor: torch.Tensor) -> torch.Tensor:
     if not placed(tensor):
         return tensor.clone()
     return tensor.new_empty_strided(tensor.size(), tensor.stride())
-
-
-def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``as_strided`` counts from the start of the value's storage, a rule from the value's first element."""
-    base, rest, offset = args[0], args[1:-1], args[-1]
-    start = base.storage_offset()
-    # A scatter copies its base, and its meta kernel forgets that the copy starts where the base did.
-    shifted = op is aten.as_strided_scatter.default and not (type(start) is int and start == 0)
-    if shifted or not is_contiguous(base):
-        base = aten.clone.default(base, memory_format=torch.contiguous_format)
-    return (base, *rest, offset + base.storage_offset())
-
-
-def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> Value:
-    base: Value = args[0]
-    if op is aten.view.default and is_contiguous(base):
-        return base
-    try:
-        on_handles(op, args, {})
-    except (RuntimeError, ValueError):
-        return aten.clone.default(base, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
-    return base
-
-
-def tensor_leaves(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors among an op's arguments; an op nests them at most one list deep."""
-    for arg in (*args, *kwargs.values()):
-        if isinstance(arg, torch.Tensor):
-            yield arg
-        elif isinstance(arg, (list, tuple)):
-            yield from (leaf for leaf in arg if isinstance(leaf, torch.Tensor))
