@@ -39,6 +39,7 @@ from functionalize._torch import (
     same_node,
     sized_by_data,
     track_symbols,
+    unbacked,
     uncached_fakes,
 )
 from functionalize.domains import stand_ins, strides
@@ -161,13 +162,14 @@ class TensorsDomain:
 
     def resize_handle(self, handle: torch.Tensor, size: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """``resize_`` of one of the program's own tensors, spelt out where sizes are symbolic: fake ones refuse it."""
-        if not (self.symbolic and is_fake(handle)):
+        open_ended = unbacked(tuple(size))
+        if not (is_fake(handle) and (self.symbolic or open_ended)):
             on_handles(aten.resize_.default, (handle, list(size)), kwargs)
             return
         options = {"dtype": handle.dtype, "device": handle.device, **kwargs}
         like = on_handles(aten.empty.memory_format, (list(size),), options)
         bytes_needed = (handle.storage_offset() + like.numel()) * handle.dtype.itemsize
-        if hint(bytes_needed) > hint(handle.untyped_storage().nbytes()):
+        if open_ended or hint(bytes_needed) > hint(handle.untyped_storage().nbytes()):
             on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, bytes_needed), {})
         on_handles(aten.as_strided_.default, (handle, like.size(), like.stride(), handle.storage_offset()), {})
         self.know_symbols(handle)
