@@ -54,6 +54,7 @@ __all__ = [
     "bytes_of_original",
     "can_auto_functionalize",
     "copy_of_memory",
+    "counting_versions",
     "counts_versions",
     "current_proxy_mode",
     "forget_offset",
@@ -203,6 +204,13 @@ def counts_versions(op: OpOverload) -> bool:
     if op.namespace == "aten":  # of those without such a kernel only the `foreach` ones call others that have one
         return not op.name().startswith("aten::_foreach_")
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
+
+
+def counting_versions() -> contextlib.AbstractContextManager[Any]:
+    """As before a mode sees an op: the kernels that it is made of grow the version counters of what they write."""
+    counter = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    excluded = torch._C._dispatch_tls_local_exclude_set() - counter
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:

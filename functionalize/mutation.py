@@ -6,6 +6,7 @@ Limits: an op whose row names no functional variant is the matter of :mod:`funct
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -13,7 +14,15 @@ from typing import Any, cast
 import torch
 
 from functionalize import custom_ops, random_order, shared_elements, tables
-from functionalize._torch import FakeTensor, pytree, sized_by_data, storage_key, unbacked
+from functionalize._torch import (
+    FakeTensor,
+    counting_versions,
+    counts_versions,
+    pytree,
+    sized_by_data,
+    storage_key,
+    unbacked,
+)
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
 from functionalize.regions import Geometry, differ, hinted_span, same, spans_disjoint
@@ -46,9 +55,11 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     hidden = any(w.when for w in written) or row.quiet is None
     variant = tables.overload(row.functional if hidden else row.quiet or row.functional)
     handles = _variant_arguments(program, func, row, variant, args, kwargs)
-    results = random_order.compute(program, variant, *handles, writes=True) if row.random else None
+    results = _computed(program, func, row, args, kwargs, variant, handles)
     if results is None:
-        results = _computed(program, func, written, args, kwargs, variant, *handles)
+        # Eager's kernel raises as well, once it has written what comes before.
+        with contextlib.nullcontext() if counts_versions(func) else counting_versions():
+            return custom_ops.on_memory(program, func, row, args, kwargs)
     if len(variant._schema.returns) == 1:
         results = (results,)
     fresh = results
@@ -62,19 +73,27 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
 def _computed(
     program: Program,
     func: Any,
-    written: Sequence[Written],
+    row: OpRow,
     args: Sequence[Any],
     kwargs: Kwargs,
     variant: Any,
-    *handles: Any,
+    handles: tuple[list[Any], Kwargs],
 ) -> Any:
-    """The functional variant's results; some of torch's know no sizes that only the data tell, where the op does."""
+    """The functional variant's results, or None where it raises in direct use.
+
+    Some variants know no sizes that only the data tell, where the op does.
+    """
     try:
-        return program.compute(variant, *handles)
-    except RuntimeError as error:
-        if not any(isinstance(leaf, FakeTensor) and sized_by_data(leaf) for leaf in tensor_leaves(args, kwargs)):
+        ordered = random_order.compute(program, variant, *handles, writes=True) if row.random else None
+        return program.compute(variant, *handles) if ordered is None else ordered
+    except Exception as error:
+        if not program.domain.observed:
+            return None
+        sized = any(isinstance(leaf, FakeTensor) and sized_by_data(leaf) for leaf in tensor_leaves(args, kwargs))
+        if not (sized and isinstance(error, RuntimeError)):
             raise
-        program.domain.rehearse(func, args, kwargs, [w.given(args, kwargs) for w in written])
+        written = [w.given(args, kwargs) for w in row.written if _writes(func, w, args, kwargs)]
+        program.domain.rehearse(func, args, kwargs, written)
         raise UnsupportedMutationError(
             f"{func} on tensors whose sizes only the data tell",
             why=f"{variant}, which computes what it writes, cannot be traced with such sizes",

@@ -382,3 +382,20 @@ def test_out_that_eager_resizes_before_it_raises(remove: str) -> None:
             function(torch.arange(4), out)
         left.append((out.size(), out.stride()))
     assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_foreach_leaves_the_entries_before_the_one_that_raises_written(remove: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> None:
+        torch._foreach_clamp_min_([a, b], 0)
+
+    def run(function: Any) -> tuple[torch.Tensor, int]:
+        a = torch.full((2,), -1.0)
+        before = a._version
+        with pytest.raises(RuntimeError, match="clamp"):
+            function(a, torch.ones(1, dtype=torch.complex64))
+        return a, a._version - before
+
+    got, growth = run(functionalize(f, remove=remove))
+    assert torch.equal(got, torch.zeros(2))
+    assert (growth > 0, got.tolist()) == (run(f)[1] > 0, run(f)[0].tolist())
