@@ -15,11 +15,14 @@ from functionalize import higher_order, mutation, random_order, tables, view_rul
 from functionalize._torch import (
     PLAIN_TYPES,
     FakeTensor,
+    FakeTensorMode,
     HigherOrderOperator,
     TorchDispatchMode,
     alias_of_wrapper,
+    below_all_modes,
     counts_versions,
     current_proxy_mode,
+    mode_stack,
     on_handles,
     storage_key,
     unbacked,
@@ -46,6 +49,7 @@ class FunctionalizeMode(TorchDispatchMode):
         # Made outside of the mode: the domain looks at the modes that will run below it.
         self.program = Program(TensorsDomain(remove_views=remove_views), enter=lambda: self)
         self._tracer = self.program.domain.proxies
+        self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
         self._bases = self.program.graph.bases
 
     @classmethod
@@ -104,7 +108,7 @@ class FunctionalizeMode(TorchDispatchMode):
         key = storage_key(source)
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
-        out = self.program.domain.on_handles(func, args, kwargs)
+        out = self._run_view(func, args, kwargs)
         if isinstance(out, torch.Tensor):
             if storage_key(out) != key:
                 out = alias_of_wrapper(func, args, kwargs, out)
@@ -116,6 +120,12 @@ class FunctionalizeMode(TorchDispatchMode):
             for piece, place, (op, op_args) in zip(out, places, steps, strict=True):
                 self.program.made(piece, graph.derive(parent, op, op_args, place))
         return out
+
+    def _run_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        source = args[0]
+        if self._mixes and type(source) in PLAIN_TYPES and not isinstance(source, FakeTensor):
+            return below_all_modes(func, args, kwargs)  # FakeTensorMode would give a view of a constant other memory
+        return self.program.domain.on_handles(func, args, kwargs)
 
     def _part_of_unstrided(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         copy = tables.row(func).copy if self.program.domain.remove_views and counts_elements(args[0]) else None

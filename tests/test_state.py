@@ -46,6 +46,21 @@ def in_place() -> Stateful:
 
 
 @stateful(torch.ones(3))
+def views_made_inside() -> Stateful:
+    state, rows = torch.arange(6.0), torch.ones(2, 3)
+
+    def f(x: Tensor) -> Any:
+        state[1:4] = x
+        low, high = rows.unbind()
+        high.copy_(low + x)
+        rows.t()[1:].mul_(2)
+        torch.add(x, 1, out=state[3:])
+        return rows.view(-1)[2:], state.sum()
+
+    return f, [state, rows]
+
+
+@stateful(torch.ones(3))
 def state_and_its_view() -> Stateful:
     state = torch.zeros(3)
     part = state[1:]
@@ -205,6 +220,20 @@ def test_graphs_write_back_to_constants(name: str, remove: str) -> None:
     with torch.no_grad():
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)  # tracing in real mode runs the function
+    assert_alike(graph, state, *make(), example)
+
+
+@EITHER
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch itself hides it
+def test_graphs_of_fake_inputs_write_back_to_constants(name: str, mode: Any, remove: str) -> None:
+    make, example = STATEFUL[name]
+    func, state = make()
+    before = [tensor.detach().clone() for tensor in state]
+    graph = make_fx(functionalize(func, remove=remove), tracing_mode=mode, _allow_non_fake_inputs=True)(example.clone())
+    assert_functional(graph, remove)
+    torch.testing.assert_close(before, [tensor.detach() for tensor in state], rtol=0, atol=0)
     assert_alike(graph, state, *make(), example)
 
 
