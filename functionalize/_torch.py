@@ -364,8 +364,9 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
     if not symbols:
         return
     free = [symbol for number in symbols for symbol in number.node.expr.free_symbols]
-    if len(set(free)) < len(free):  # the tracer does not find a power by itself
-        symbols += filter(_is_symbol, [on_handles(torch.Tensor.numel, (handle,), {})])
+    if len(free) > 1:  # the tracer does not find powers and products of three by itself
+        numel = on_handles(torch.Tensor.numel, (handle,), {})
+        symbols += filter(_is_symbol, [numel, handle.untyped_storage().nbytes()])
     # Imported here: sympy takes longer to load than all the rest, and where there are symbols torch has loaded it.
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis

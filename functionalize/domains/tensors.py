@@ -43,7 +43,7 @@ from functionalize._torch import (
     uncached_fakes,
 )
 from functionalize.domains import stand_ins, strides
-from functionalize.regions import hint
+from functionalize.regions import hint, plain
 from functionalize.traits import counts_elements, is_fake, placed, repeated, same_strides, tensor_leaves
 
 aten = torch.ops.aten
@@ -176,10 +176,10 @@ class TensorsDomain:
 
     def know_storage(self, handle: torch.Tensor) -> None:
         """Give a fake input all of the storage that the original has, before the program looks beyond the input."""
-        storage, original = handle.untyped_storage(), bytes_of_original(handle)
-        if original is not None and original > hint(storage.nbytes()):
-            missing = original - hint(storage.nbytes())
-            on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, storage.nbytes() + missing), {})
+        original, known = bytes_of_original(handle), plain(handle.untyped_storage().nbytes())
+        if original is not None and original > hint(known):
+            whole = on_handles(lambda: known + (original - hint(known)), (), {})
+            on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, whole), {})
 
     def write_metadata(self, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
         """Have an op that gives an input its metadata recorded; a fake input shows it already."""
