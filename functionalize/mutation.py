@@ -163,7 +163,8 @@ def _writes(func: Any, written: Written, args: Sequence[Any], kwargs: Kwargs) ->
 def _quietly(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """A call that writes nothing (evaluation-mode batch norm): the op that says so in its schema, if there is one."""
     quiet = tables.overload(row.quiet) if row.quiet else func
-    return program.compute(quiet, args, kwargs)
+    results = program.compute(quiet, args, kwargs)
+    return program.rehandle(quiet, args, kwargs, results) if program.values(args, kwargs)[2] else results
 
 
 def _variant_arguments(
