@@ -24,9 +24,10 @@ from functionalize._torch import (
 )
 from functionalize.errors import UnsupportedMutationError
 from functionalize.program import Program
+from functionalize.random_order import laid_out
 from functionalize.regions import Geometry
 from functionalize.tables import OpRow
-from functionalize.traits import is_contiguous, same_strides, tensor_leaves
+from functionalize.traits import tensor_leaves
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]
@@ -89,10 +90,7 @@ def _values(program: Program, arg: Any) -> Any:
         return [_values(program, item) for item in arg]
     if not isinstance(arg, torch.Tensor):
         return arg
-    value = program.value(arg)
-    if value is not arg and is_contiguous(arg) and not same_strides(value, arg):
-        return program.domain.call(aten.clone.default, value, memory_format=torch.contiguous_format)
-    return value
+    return laid_out(program, arg)
 
 
 # Arguments that share elements

@@ -10,6 +10,7 @@ Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -83,15 +84,22 @@ def _laid_out(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, 
     """The op on values that lie in storage as the handles do, if some do not."""
     if not program.domain.observed or not program.values(args, kwargs)[2]:
         return None
-
-    def laid_out(handle: torch.Tensor) -> Value:
-        value, order = program.value(handle), _order(program, handle)
-        if not placed(handle) or same_strides(value, handle) or (order == sorted(order) and is_contiguous(value)):
-            return value
-        return program.domain.call(aten.copy.default, _alike(program, handle, order), value)
-
-    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, laid_out, (tuple(args), kwargs))
+    lay_out = functools.partial(laid_out, program)
+    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lay_out, (tuple(args), kwargs))
     return program.domain.call(op, *call_args, **call_kwargs)
+
+
+def laid_out(program: Program, handle: torch.Tensor) -> Value:
+    """A handle's value with the handle's strides; of one with gaps, in the same order without them."""
+    value = program.value(handle)
+    if value is handle or not placed(handle) or same_strides(value, handle):
+        return value
+    order = _order(program, handle)
+    if order == sorted(order):
+        if is_contiguous(value):
+            return value
+        return program.domain.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+    return program.domain.call(aten.copy.default, _alike(program, handle, order), value)
 
 
 def _ordered(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Value:
