@@ -34,6 +34,17 @@ def _(x: Tensor, total: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op(f"{NAMESPACE}::count_calls", mutates_args=("calls",))
+def count_calls(calls: Tensor, x: Tensor) -> Tensor:
+    calls.add_(1)
+    return x.clone()
+
+
+@count_calls.register_fake
+def _(calls: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
 @torch.library.custom_op(f"{NAMESPACE}::clear", mutates_args=("x", "y"))
 def clear(x: Tensor, y: Tensor | None = None) -> None:
     x.zero_()
@@ -299,3 +310,15 @@ def test_without_a_form_in_graphs(func: Callable[..., Any], remove: str) -> None
     for mode in ("real", "fake"):
         with pytest.raises(UnsupportedMutationError, match=NO_FORM[func]):
             make_fx(functionalize(func, remove=remove), tracing_mode=mode)(numbers(3, 4))
+
+
+@EITHER
+@WHILE
+def test_results_have_the_strides_that_eager_gives(mode: Any, remove: str) -> None:
+    def f(x: Tensor, calls: Tensor) -> Any:
+        y = count_calls(calls, x.t())
+        flat = y.view(-1) if y.is_contiguous() else y.t().view(-1)
+        flat[1:4].mul_(2)
+        return y, [int(n) for n in y.stride()]
+
+    assert_equivalent(f, numbers(3, 4), torch.zeros(1), remove=remove, tracing_mode=mode)
