@@ -137,8 +137,8 @@ def _fake_mode_only() -> Iterator[None]:
 
 
 def below_all_modes(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run ``func`` where no mode is active."""
-    with _disable_current_modes():
+    """Run ``func`` where no mode is active, and no kernel in Python stands for one of C++."""
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         return func(*args, **kwargs)
 
 

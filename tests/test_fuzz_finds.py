@@ -405,3 +405,12 @@ def test_empty_tensor_viewed_as_a_wider_dtype(mode: Any, remove: str) -> None:
         return empty.view(torch.float32)
 
     assert_equivalent(f, torch.ones(7, 1, dtype=torch.float16), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_view_that_only_fake_tensors_allow(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> None:
+        b = a.view(2, 1, 3, 1).permute(1, 2, 0, 3)
+        b.scatter_(0, torch.zeros(1, 3, 2, 1, dtype=torch.int64), -2)
+
+    assert_equivalent(f, torch.arange(6.0), remove=remove, tracing_mode=mode)

@@ -8,12 +8,14 @@ Invariant: the op gives what it gives on the handle. Limits: the arguments are v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from functionalize._torch import on_handles
-from functionalize.traits import is_contiguous
+from functionalize._torch import below_all_modes, on_handles, unbacked
+from functionalize.regions import hint
+from functionalize.traits import is_contiguous, is_fake
 
 aten = torch.ops.aten
 
@@ -48,9 +50,18 @@ def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
         return base
     try:
         on_handles(op, args, {})
+        if op is aten.view.default and is_fake(base):
+            below_all_modes(_view_of_nothing, (base, args[1]), {})
     except (RuntimeError, ValueError):
         if op is aten.view.dtype and 0 in base.size():  # contiguous strides of nothing may be as illegal
             strides = [args[1].itemsize] * (base.dim() - 1) + [1]
             return aten.new_empty_strided.default(base, list(base.size()), strides)  # type: ignore[no-any-return]
         return aten.clone.default(base, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
     return base
+
+
+def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
+    """Raises what the kernel of `view` raises, for the sizes of this trace: that of fake tensors lets more pass."""
+    if not unbacked((*base.size(), *size)):
+        place = list(map(hint, base.size())), list(map(hint, base.stride()))
+        torch.empty_strided(*place, device="meta").view(list(map(hint, size)))
