@@ -30,6 +30,7 @@ from functionalize._torch import (
 from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain
 from functionalize.program import Program
+from functionalize.random_writes import SPELT_OUT
 from functionalize.regions import Geometry
 from functionalize.tables import Kind, OpRow, ViewKind
 from functionalize.traits import counts_elements, tensor_leaves
@@ -100,6 +101,12 @@ class FunctionalizeMode(TorchDispatchMode):
             return self._functional(func, args, kwargs)
         with self:
             return BY_STORAGE[func](*args, **kwargs)
+
+    def _spelt_out(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if not self.program.domain.observed:
+            return self._mutation(func, args, kwargs)
+        with self:
+            return SPELT_OUT[func](*args, **kwargs)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if not self.program.domain.observed:
@@ -258,8 +265,8 @@ def _choose(func: Any) -> Handler:
         return FunctionalizeMode._of_parts
     if func in _QUANTIZES:
         return FunctionalizeMode._quantized
-    if func in BY_STORAGE:
-        return FunctionalizeMode._by_storage
+    if func in SPELT_OUT or func in BY_STORAGE:
+        return FunctionalizeMode._spelt_out if func in SPELT_OUT else FunctionalizeMode._by_storage
     row: OpRow = tables.row(func)
     if row.composite:
         return FunctionalizeMode._composite

@@ -247,9 +247,10 @@ class Admission:
         """A result with the strides that eager gives it, which its value may not have."""
         if self._origin is None or not self.program.values(*self._origin[0][1:])[2]:
             return value
-        variant, results = self._origin
-        likes = pytree.tree_leaves(self.program.domain.expected(*variant, results))
-        return next(like for like, leaf in zip(likes, pytree.tree_leaves(results), strict=True) if leaf is value)
+        (func, args, kwargs), results = self._origin
+        likes = pytree.tree_leaves(self.program.domain.expected(func, args, kwargs, results))
+        found = (like for like, leaf in zip(likes, pytree.tree_leaves(results), strict=True) if leaf is value)
+        return cast("torch.Tensor", next(found))
 
     def _twin(self, handle: torch.Tensor, value: Value) -> torch.Tensor:
         """What becomes of a written handle's metadata, tried on a twin."""

@@ -401,7 +401,7 @@ def test_resized_out_has_the_strides_that_eager_gives(mode: Any, remove: str) ->
 @in_every_way
 def test_empty_tensor_viewed_as_a_wider_dtype(mode: Any, remove: str) -> None:
     def f(a: torch.Tensor) -> torch.Tensor:
-        empty, _ = a.repeat_interleave(2, 1).split([0, 2], 1)
+        empty: torch.Tensor = a.repeat_interleave(2, 1).split([0, 2], 1)[0]
         return empty.view(torch.float32)
 
     assert_equivalent(f, torch.ones(7, 1, dtype=torch.float16), remove=remove, tracing_mode=mode)

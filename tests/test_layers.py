@@ -33,6 +33,7 @@ LAYERS = {
     "regenerate": 2,
     "domains": 2,
     "by_storage": 2,
+    "random_writes": 2,
     "undispatched": 3,
     "program": 3,
     "random_order": 3,

@@ -261,8 +261,8 @@ def test_what_the_programs_compute(name: str, mode: Any, remove: str) -> None:
 def test_strides_of_a_norm_that_writes_nothing(training: bool, mode: Any, remove: str) -> None:
     def f(x: Tensor) -> Any:
         image = x.view(2, 4, 4, 3).permute(0, 3, 1, 2)
-        mean = None if training else torch.zeros(3)
-        out = torch.nn.functional.batch_norm(image, mean, None if training else mean + 1, training=training)
+        mean, variance = (None, None) if training else (torch.zeros(3), torch.ones(3))
+        out = torch.nn.functional.batch_norm(image, mean, variance, training=training)
         out.view(-1, 1) if out.is_contiguous() else out.permute(0, 2, 3, 1).view(-1)[::2].mul_(2)
         return out, [int(n) for n in out.stride()], out.is_contiguous()
 
