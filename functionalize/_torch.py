@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import (  # a mode must know which modes run b
     return_and_correct_aliasing,
 )
 
-__all__ = [
+__all__ = [  # what is passed on; functions of our own follow
     "PLAIN_TYPES",
     "DisableTorchFunction",
     "FakeTensor",
@@ -45,40 +45,10 @@ __all__ = [
     "OpOverload",
     "ProxyTorchDispatchMode",
     "TorchDispatchMode",
-    "alias_of_wrapper",
     "auto_functionalized",
     "auto_functionalized_v2",
-    "below_all_modes",
-    "below_autograd",
-    "below_mode",
-    "bytes_of_original",
     "can_auto_functionalize",
-    "copy_of_memory",
-    "counting_versions",
-    "counts_versions",
-    "current_proxy_mode",
-    "forget_offset",
-    "has_symbols",
-    "hint_of",
-    "holders",
-    "last_node",
-    "memory_view",
-    "memory_write",
-    "mode_stack",
-    "node_of",
-    "on_handles",
-    "point_proxy",
     "pytree",
-    "record_effect",
-    "record_symbols",
-    "record_view",
-    "same_node",
-    "sized_by_data",
-    "storage_key",
-    "track_symbols",
-    "unbacked",
-    "uncached_fakes",
-    "unwrap_functorch",
 ]
 
 DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences subclasses only, not modes
@@ -112,6 +82,11 @@ def storage_key(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)  # the only identity that works without data
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
+
+
+def functionalized_outside() -> bool:
+    """Whether AOTAutograd functionalizes what runs here: its tensors are handles of its own."""
+    return torch._C._get_dispatch_mode(ModeKey.FUNCTIONAL) is not None
 
 
 def mode_stack() -> list[TorchDispatchMode]:

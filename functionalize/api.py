@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import DisableTorchFunction, below_autograd, mode_stack, pytree, unwrap_functorch
+from functionalize._torch import (
+    DisableTorchFunction,
+    below_autograd,
+    functionalized_outside,
+    mode_stack,
+    pytree,
+    unwrap_functorch,
+)
 from functionalize.epilogue import Epilogue, Input
 from functionalize.higher_order import Frame
 from functionalize.mode import FunctionalizeMode
@@ -55,6 +62,8 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
     @functools.wraps(func, updated=())
     def functionalized(*args: Any, **kwargs: Any) -> Any:
+        if functionalized_outside():
+            return func(*args, **kwargs)  # nested, as below: the outer one does the work
         outer = next((mode for mode in reversed(mode_stack()) if isinstance(mode, FunctionalizeMode)), None)
         if outer is not None and not outer.aside():
             return _inside(outer, remove_views, func, args, kwargs)

@@ -208,7 +208,7 @@ class Admission:
     def __init__(self, program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
         self.program, self.func, self.args, self.kwargs = program, func, args, kwargs
         self._targets: list[Any] = []
-        self._origin: tuple[Any, Any] | None = None
+        self._origin: tuple[tuple[Any, Any, Any], Any] | None = None
         self._twins: dict[int, torch.Tensor] | None = None
 
     def settle_all(
@@ -243,14 +243,14 @@ class Admission:
             value = self.program.domain.call(aten._to_copy.default, value, device=handle.device)
         return value
 
-    def _as_in_eager(self, value: Value) -> torch.Tensor:
+    def _as_in_eager(self, value: Value) -> Value:
         """A result with the strides that eager gives it, which its value may not have."""
         if self._origin is None or not self.program.values(*self._origin[0][1:])[2]:
             return value
         (func, args, kwargs), results = self._origin
         likes = pytree.tree_leaves(self.program.domain.expected(func, args, kwargs, results))
         found = (like for like, leaf in zip(likes, pytree.tree_leaves(results), strict=True) if leaf is value)
-        return cast("torch.Tensor", next(found))
+        return next(found)
 
     def _twin(self, handle: torch.Tensor, value: Value) -> torch.Tensor:
         """What becomes of a written handle's metadata, tried on a twin."""

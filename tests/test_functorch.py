@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.compilers import nop
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -323,3 +325,21 @@ def test_nested_in_each_order(inner: str, mode: Any, remove: str) -> None:
         lambda x: pure(dual(pure(F.vmap(pure(bump)))))(x),
     ):
         same(functionalize(program, remove=remove), program, program, mode)
+
+
+@EITHER
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_inside_aot_autograd(requires_grad: bool, remove: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        y[0].add_(1)
+        return y.sin()
+
+    inputs = [torch.ones(3, 2, requires_grad=requires_grad) for _ in range(2)]
+    compiled = aot_function(functionalize(f, remove=remove), nop)
+    results = [run(x) for run, x in zip((f, compiled), inputs, strict=True)]
+    torch.testing.assert_close(results[1], results[0])
+    if requires_grad:
+        for result in results:
+            result.sum().backward()
+        torch.testing.assert_close(inputs[1].grad, inputs[0].grad)
