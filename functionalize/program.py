@@ -139,7 +139,12 @@ class Program:
             with below_mode(self.enter()), below_autograd():
                 self.fix(handle)
                 self.unshare(handle)
-                self.graph.track(handle, self.graph.ensure(source))
+                view = self.graph.ensure(source)
+                self.graph.track(handle, view)
+                # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
+                self._carriers.pop(view, None)
+                if view.value is source:
+                    view.value = self.domain.alias(source)
         with DisableTorchFunction():
             handle.data = source
 

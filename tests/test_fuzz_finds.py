@@ -414,3 +414,14 @@ def test_view_that_only_fake_tensors_allow(mode: Any, remove: str) -> None:
         b.scatter_(0, torch.zeros(1, 3, 2, 1, dtype=torch.int64), -2)
 
     assert_equivalent(f, torch.arange(6.0), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_data_of_another_shape_in_autograd(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor | None:
+        b = a.detach().requires_grad_()
+        b.data = b.t()
+        (b.sin() * 3).sum().backward()
+        return b.grad
+
+    assert_equivalent(f, torch.ones(1, 2), remove=remove, tracing_mode=mode)
