@@ -61,7 +61,8 @@ def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, An
     if op is aten.normal_functional.default and order == sorted(order) and _is_large_with_gaps(handle):
         drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
         return call(aten.view.default, drawn, list(handle.size()))
-    if order == sorted(order) or (op not in _CONTIGUOUS and same_strides(program.value(handle), handle)):
+    value = program.value(handle)
+    if is_contiguous(value) if order == sorted(order) else op not in _CONTIGUOUS and same_strides(value, handle):
         return None
     back = sorted(range(len(order)), key=order.__getitem__)
     stand_in = _ordered(program, handle, order) if op in _READING else _alike(program, handle, order)

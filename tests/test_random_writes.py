@@ -39,3 +39,17 @@ def test_random_write_equals_eager(name: str, remove: str, mode: Any) -> None:
         return out
 
     assert_equivalent(f, torch.zeros(5, 4), remove=remove, tracing_mode=mode)
+
+
+@pytest.mark.parametrize("mode", [None, *MODES])
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("fill", ["normal_", "uniform_", "exponential_", "random_", "bernoulli_"])
+def test_random_write_after_one_through_another_order(fill: str, remove: str, mode: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        x.swapaxes(-1, 0).zero_()
+        getattr(x, fill)()
+        return torch.nn.functional.dropout(x + 1, 0.5)
+
+    for shape in ((2, 2), (5, 4)):
+        assert_equivalent(f, torch.ones(shape), remove=remove, tracing_mode=mode)
