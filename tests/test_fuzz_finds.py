@@ -425,3 +425,13 @@ def test_data_of_another_shape_in_autograd(mode: Any, remove: str) -> None:
         return b.grad
 
     assert_equivalent(f, torch.ones(1, 2), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_out_of_a_size_that_a_guard_has_pinned(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.resize_as_(a)
+        return torch.mul(torch.ones(()), 2, out=b.reshape(3, 4, 2))
+
+    with pytest.warns(UserWarning, match="was resized"):
+        assert_equivalent(f, torch.ones(4), torch.ones(6, 4), remove=remove, tracing_mode=mode)

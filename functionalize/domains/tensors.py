@@ -7,7 +7,7 @@ Limits: one domain serves one call of a functionalized function, in one thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -241,7 +241,18 @@ class TensorsDomain:
         ``written`` holds tensors and lists of tensors; the result holds their twins, flat.
         """
         originals = list(tensor_leaves(written, {}))
-        twins = [on_handles(_uninitialized_like, (handle,), {}) for handle in originals]
+        try:
+            return self._rehearsed(func, args, kwargs, originals, lambda number: number)
+        except RuntimeError as error:
+            if not (self.symbolic and "tried to directly modify sizes" in str(error)):
+                raise
+            # Fake tensors of symbolic sizes cannot be resized: the sizes are those of this trace, from here on.
+            return self._rehearsed(func, args, kwargs, originals, int)
+
+    def _rehearsed(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], originals: list[torch.Tensor], size: Any
+    ) -> list[torch.Tensor]:
+        twins = [on_handles(_uninitialized_like, (handle, size), {}) for handle in originals]
         by_id = {id(handle): twin for handle, twin in zip(originals, twins, strict=True)}
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda handle: by_id.get(id(handle), handle), (tuple(args), kwargs)
@@ -292,7 +303,7 @@ def _rehandled(result: Any, want: Any) -> Any:
     return want
 
 
-def _uninitialized_like(tensor: torch.Tensor) -> torch.Tensor:
+def _uninitialized_like(tensor: torch.Tensor, size: Callable[[Any], Any]) -> torch.Tensor:
     if not placed(tensor):
         return tensor.clone()
-    return tensor.new_empty_strided(tensor.size(), tensor.stride())
+    return tensor.new_empty_strided(list(map(size, tensor.size())), list(map(size, tensor.stride())))
