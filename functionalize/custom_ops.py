@@ -1,7 +1,7 @@
 """Ops that write and have no functional variant: custom ops above all.
 
-Where no mode below observes us, such an op runs on the program's own tensors, and what it left there is noted. In a
-graph it becomes ``auto_functionalized``; arguments that it writes and that share elements are views of one base there.
+Where no mode below observes us, such an op runs on the program's own tensors. In a graph it becomes
+``auto_functionalized``; arguments that it writes and that share elements are views of one base there.
 
 Invariant: arguments that share elements do so while the op runs. Limits: a graph has no form for an op that returns
 what it writes, for a written element that an argument which is only read shows too, and for two dtypes of one storage.
@@ -9,6 +9,7 @@ what it writes, for a written element that an argument which is only read shows 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from functionalize._torch import (
     auto_functionalized,
     auto_functionalized_v2,
     can_auto_functionalize,
+    counting_versions,
+    counts_versions,
     storage_key,
 )
 from functionalize.errors import UnsupportedMutationError
@@ -36,19 +39,16 @@ Kwargs = dict[str, Any]
 def run(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """What the op returns; its writes are committed to the alias graph."""
     if not program.domain.observed:
-        return on_memory(program, func, row, args, kwargs)
+        return on_memory(program, func, args, kwargs)
     if not can_auto_functionalize(func):
         raise _without_form(func, row)
     return _in_graph(program, func, row, args, kwargs)
 
 
-def on_memory(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """Run an op on the program's own tensors, whose memory is current, and note what it left in those it writes."""
-    out = program.domain.on_handles(func, args, kwargs)
-    for handle in tensor_leaves([w.given(args, kwargs) for w in row.written], {}):
-        if program.graph.find(handle) is not None:  # else it is its own value
-            program.write(handle, program.domain.on_handles(aten.clone.default, (handle,), {}))
-    return out
+def on_memory(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    """Run an op on the program's own tensors in direct use: eager's own kernel, with what it does before it raises."""
+    with contextlib.nullcontext() if counts_versions(func) else counting_versions():
+        return program.domain.on_handles(func, args, kwargs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,7 +130,7 @@ class Epilogue:
         program = self.program
         fresh = entry in self._moved and metadata.takes_fresh_storage(entry)
         data = program.read(view) if written or fresh else None
-        if data is not None and storage_key(data) in storages:
+        if data is not None and program.domain.memory(data) in storages:
             # The memory of an input that is about to be written, perhaps before this one.
             data = program.domain.call(aten.clone.default, data)
         # A graph returns what was written back. Code that goes on in the trace needs the input itself, to write to it.

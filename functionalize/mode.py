@@ -190,11 +190,15 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         row = tables.row(func)
+        if counts_versions(func):
+            return mutation.mutate(self.program, func, row, args, kwargs)
+        # Eager's kernel makes its writes by other ops, each of which grows a version.
+        written = tensor_leaves([w.given(args, kwargs) for w in row.written], {})
+        versions = [(handle, handle._version) for handle in written if not handle.is_inference()]
         out = mutation.mutate(self.program, func, row, args, kwargs)
-        if not counts_versions(func):  # eager's kernel makes its writes by other ops, each of which grows a version
-            for handle in tensor_leaves([w.given(args, kwargs) for w in row.written], {}):
-                if not handle.is_inference():
-                    torch.autograd.graph.increment_version(handle)
+        for handle, version in versions:
+            if handle._version == version:
+                torch.autograd.graph.increment_version(handle)
         return out
 
     def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:

@@ -6,7 +6,6 @@ Limits: an op whose row names no functional variant is the matter of :mod:`funct
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -16,8 +15,6 @@ import torch
 from functionalize import custom_ops, random_order, shared_elements, tables
 from functionalize._torch import (
     FakeTensor,
-    counting_versions,
-    counts_versions,
     pytree,
     sized_by_data,
     storage_key,
@@ -42,15 +39,16 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
         return _quietly(program, func, row, args, kwargs)
     if row.functional is None or (row.random and not program.domain.observed):
         return custom_ops.run(program, func, row, args, kwargs)
-    if not program.domain.observed and not all(map(placed, tensor_leaves(args, kwargs))):
-        return custom_ops.on_memory(program, func, row, args, kwargs)
+    meet = any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs)
+    if not program.domain.observed and (meet or not all(map(placed, tensor_leaves(args, kwargs)))):
+        return custom_ops.on_memory(program, func, args, kwargs)
     done = shared_elements.run(program, func, row, written, args, kwargs)
     if done is not NotImplemented:
         return done
     short = _OF_THEIR_OWN.get(func)
     if short is not None and short(program, func, args, kwargs):
         return args[0]
-    if any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs):
+    if meet:
         return _entry_by_entry(program, func, row, args, kwargs)
     hidden = any(w.when for w in written) or row.quiet is None
     variant = tables.overload(row.functional if hidden else row.quiet or row.functional)
@@ -58,8 +56,7 @@ def mutate(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs:
     results = _computed(program, func, row, args, kwargs, variant, handles)
     if results is None:
         # Eager's kernel raises as well, once it has written what comes before.
-        with contextlib.nullcontext() if counts_versions(func) else counting_versions():
-            return custom_ops.on_memory(program, func, row, args, kwargs)
+        return custom_ops.on_memory(program, func, args, kwargs)
     if len(variant._schema.returns) == 1:
         results = (results,)
     fresh = results

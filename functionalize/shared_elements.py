@@ -45,7 +45,7 @@ def run(
     if not (in_order or any(map(repeats, targets)) or _arguments_meet(targets, args, kwargs)):
         return NotImplemented
     if not program.domain.observed:
-        return custom_ops.on_memory(program, func, row, args, kwargs)
+        return custom_ops.on_memory(program, func, args, kwargs)
     program.domain.rehearse_on_copies(func, args, kwargs)
     if in_order:
         return _by_slices(program, func, row, args, kwargs)

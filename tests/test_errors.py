@@ -399,3 +399,17 @@ def test_foreach_leaves_the_entries_before_the_one_that_raises_written(remove: s
     got, growth = run(functionalize(f, remove=remove))
     assert torch.equal(got, torch.zeros(2))
     assert (growth > 0, got.tolist()) == (run(f)[1] > 0, run(f)[0].tolist())
+
+
+@EITHER
+def test_foreach_entries_that_read_one_another_before_one_raises(remove: str) -> None:
+    def f(a: Tensor, b: Tensor) -> None:
+        torch._foreach_add_([a, b], [b, a])
+
+    left = []
+    for function in (f, functionalize(f, remove=remove)):
+        a, b = torch.ones((), dtype=torch.complex64), torch.ones((), dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            function(a, b)
+        left.append((a.item(), b.item(), a._version, b._version))
+    assert left[0] == left[1]

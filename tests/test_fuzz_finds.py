@@ -435,3 +435,14 @@ def test_out_of_a_size_that_a_guard_has_pinned(mode: Any, remove: str) -> None:
 
     with pytest.warns(UserWarning, match="was resized"):
         assert_equivalent(f, torch.ones(4), torch.ones(6, 4), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+@pytest.mark.parametrize("part", [slice(None), slice(1, None), 0])
+def test_copy_of_an_input_that_is_written_afterwards(part: Any, mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> None:
+        b.detach().copy_(a[part])
+        a.index_fill_(0, torch.tensor([0]), -2)
+
+    a = torch.arange(6.0).view(3, 2)
+    assert_equivalent(f, a, torch.zeros_like(a[part]), remove=remove, tracing_mode=mode)

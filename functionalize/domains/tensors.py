@@ -38,6 +38,7 @@ from functionalize._torch import (
     record_view,
     same_node,
     sized_by_data,
+    storage_key,
     track_symbols,
     unbacked,
     uncached_fakes,
@@ -66,6 +67,7 @@ class TensorsDomain:
         self.proxies: ProxyTorchDispatchMode | None = current_proxy_mode()
         self.observed = any(not isinstance(mode, FakeTensorMode) for mode in mode_stack())
         self.symbolic = self.proxies is not None and has_symbols(mode_stack())
+        self._frozen: dict[int, int] = {}  # which storages copies stand for
         self._start = last_node(self.proxies) if self.proxies is not None else None
 
     # Values
@@ -91,7 +93,14 @@ class TensorsDomain:
             twin: Value = aten.clone.default(value)
             return twin  # a node: what the constant holds is known when the graph runs
         copied = copy_of_memory if type(value) in PLAIN_TYPES else torch.clone
-        return self.alias(value, aten.alias.default if is_fake(value) else copied)
+        frozen = self.alias(value, aten.alias.default if is_fake(value) else copied)
+        self._frozen[storage_key(frozen)] = self.memory(value)
+        return frozen
+
+    def memory(self, value: Value) -> int:
+        """The storage in which a value lies when the graph is run."""
+        key = storage_key(value)
+        return self._frozen.get(key, key)
 
     def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
         """Another tensor object for the same graph node."""
