@@ -290,8 +290,9 @@ def record_view(
         return False
     with set_original_aten_op(op):
         name = mode.tracer.graph._target_to_str(op.overloadpacket.__name__)
-        symbols = pytree.tree_map_only(torch.SymInt, fetch_sym_proxy(mode.tracer), args)
-        proxy = mode.tracer.create_proxy("call_function", op, (source.proxy, *symbols), {}, name=name)
+        if any(map(_is_symbol, args)) or any(type(arg) is list and any(map(_is_symbol, arg)) for arg in args):
+            args = pytree.tree_map_only(torch.SymInt, fetch_sym_proxy(mode.tracer), args)
+        proxy = mode.tracer.create_proxy("call_function", op, (source.proxy, *args), {}, name=name)
         track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
     return True
 
@@ -334,10 +335,9 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
     Nodes for the arithmetic appear when a symbol is used. The tracer does the same for sums and products by itself,
     and gives up on powers, minima and the like, and on numbers: symbols that a guard has pinned.
     """
-    numbers = [*handle.size(), *handle.stride(), handle.storage_offset()]
-    symbols = list(filter(_is_symbol, numbers))
-    if not symbols:
+    if not handle._has_symbolic_sizes_strides:
         return
+    symbols = list(filter(_is_symbol, [*handle.size(), *handle.stride(), handle.storage_offset()]))
     free = [symbol for number in symbols for symbol in number.node.expr.free_symbols]
     if len(free) > 1:  # the tracer does not find powers and products of three by itself
         numel = on_handles(torch.Tensor.numel, (handle,), {})

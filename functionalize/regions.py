@@ -67,18 +67,16 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            return cls(
-                () if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype
-            )  # no storage to address, nothing to view
-        return cls(
-            tuple(map(plain, tensor.size())),
-            tuple(map(plain, tensor.stride())),
-            plain(tensor.storage_offset()),
-            tensor.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
+        if tensor.layout is not torch.strided or tensor.is_nested:  # no storage to address, nothing to view
+            return cls(() if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype)
+        size, stride, offset = tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset()
+        static = not tensor._has_symbolic_sizes_strides
+        if not static:
+            size, stride, offset = tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset)
+        place = cls(size, stride, offset, tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        if static:
+            place.__dict__["static"] = True  # known, and asked for every view and write
+        return place
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
