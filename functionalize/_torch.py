@@ -6,6 +6,7 @@ Invariant: nothing here knows of bases, views or rules. Limits: written against 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -54,6 +55,9 @@ __all__ = [  # what is passed on; functions of our own follow
 DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences subclasses only, not modes
 OpOverload = torch._ops.OpOverload  # the type of every op; torch.ops has no public name for it
 HigherOrderOperator = torch._ops.HigherOrderOperator
+
+# Whether a tensor's place is written in symbols. Private, but one question in C++ where sizes and strides are many.
+is_symbolic: Callable[[torch.Tensor], bool] = operator.attrgetter("_has_symbolic_sizes_strides")
 
 # Types whose tensors reach a mode without a __torch_dispatch__ of their own.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
@@ -251,7 +255,7 @@ def unbacked(numbers: Sequence[Any]) -> bool:
 
 def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
     """Whether sizes, of a tensor or among numbers, are known when the program runs only, or were so until a guard."""
-    if not (tensor._has_symbolic_sizes_strides or any(_is_symbol(number) for number in numbers)):
+    if not (is_symbolic(tensor) or any(_is_symbol(number) for number in numbers)):
         return False
     return tensor.fake_mode.static_shapes or unbacked((*tensor.size(), *filter(_is_symbol, numbers)))
 
@@ -335,7 +339,7 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
     Nodes for the arithmetic appear when a symbol is used. The tracer does the same for sums and products by itself,
     and gives up on powers, minima and the like, and on numbers: symbols that a guard has pinned.
     """
-    if not handle._has_symbolic_sizes_strides:
+    if not is_symbolic(handle):
         return
     symbols = list(filter(_is_symbol, [*handle.size(), *handle.stride(), handle.storage_offset()]))
     free = [symbol for number in symbols for symbol in number.node.expr.free_symbols]

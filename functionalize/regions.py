@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import hint_of, unbacked
+from functionalize._torch import hint_of, is_symbolic, unbacked
 
 Size = tuple[Any, ...]  # of int or SymInt
 
@@ -70,7 +70,7 @@ class Geometry:
         if tensor.layout is not torch.strided or tensor.is_nested:  # no storage to address, nothing to view
             return cls(() if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype)
         size, stride, offset = tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset()
-        static = not tensor._has_symbolic_sizes_strides
+        static = not is_symbolic(tensor)
         if not static:
             size, stride, offset = tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset)
         place = cls(size, stride, offset, tensor.dtype, tensor.is_conj(), tensor.is_neg())
