@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from functionalize.api import functionalize as functionalize
-    from functionalize.errors import NotEquivalentError, NotFunctionalError, UnsupportedMutationError
+    from functionalize.capturing import capture as capture
+    from functionalize.errors import (
+        InputMismatchError,
+        NotEquivalentError,
+        NotFunctionalError,
+        UnsupportedMutationError,
+    )
 
-__all__ = ["NotEquivalentError", "NotFunctionalError", "UnsupportedMutationError", "functionalize"]
+_ERRORS = ["InputMismatchError", "NotEquivalentError", "NotFunctionalError", "UnsupportedMutationError"]
+__all__ = [*_ERRORS, "capture", "functionalize"]  # noqa: PLE0604
 
-_HOME = dict.fromkeys(__all__, "functionalize.errors") | {"functionalize": "functionalize.api"}
+_HOME = dict.fromkeys(_ERRORS, "functionalize.errors") | {
+    "capture": "functionalize.capturing",
+    "functionalize": "functionalize.api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -37,6 +37,7 @@ class AliasGraph:
     def __init__(self, held: Callable[[torch.Tensor], bool] = lambda handle: False) -> None:
         self._held = held  # whether a handle outlives the call, and so does what is written to it
         self.bases: dict[int, Base] = {}
+        self.keeps_writes = False  # whether bases remember all writes, also those that their values have
         self._together: dict[int, list[torch.Tensor]] = {}
 
     def expect(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -75,6 +76,7 @@ class AliasGraph:
         first = max(group, key=lambda member: Geometry.of(member).reach) if group else handle
         base = Base(first, value if first is handle else first)
         self.bases[base.key] = base
+        base.kept = {} if self.keeps_writes else None
         base.held = first if base.original and self._held(first) else None
         if value is not handle:
             self.track(handle, base.root)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from functionalize.mode import FunctionalizeMode
 from functionalize.program import Program
 from functionalize.undispatched import Undispatched
 
+End = Callable[[Program, list[Input], Any], Any]
 _REMOVE = ("mutations", "mutations_and_views")
 
 
@@ -83,19 +85,13 @@ def _inside(outer: FunctionalizeMode, remove_views: bool, func: Callable[..., An
 
 
 def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    mode = FunctionalizeMode(remove_views=remove_views, purify=functools.partial(_body, remove_views))
-    program = mode.program
-    with DisableTorchFunction():  # what we ask tensors is not for modes to hear
-        inputs = _inputs(program, (args, kwargs)) if program.domain.observed else []
-    try:
-        with Undispatched(program), mode:
-            outputs = func(*args, **kwargs)
+    def end(program: Program, inputs: list[Input], outputs: Any) -> Any:
         if program.graph.bases and program.domain.observed:
-            with DisableTorchFunction(), below_autograd():
-                Epilogue(program, inputs, _handles(outputs)).run()
-    finally:
-        program.close()
-    return outputs
+            with unheard():
+                Epilogue(program, inputs, handles_in(outputs)).run()
+        return outputs
+
+    return run_call(new_program(remove_views), func, args, kwargs, end)
 
 
 def _body(remove_views: bool, func: Callable[..., Any], frame: Frame) -> Callable[..., Any]:
@@ -103,29 +99,55 @@ def _body(remove_views: bool, func: Callable[..., Any], frame: Frame) -> Callabl
 
     @functools.wraps(func, updated=())
     def pure(*args: Any, **kwargs: Any) -> Any:
-        mode = FunctionalizeMode(remove_views=remove_views, purify=functools.partial(_body, remove_views))
-        program = mode.program
-        with DisableTorchFunction(), below_autograd():
-            args = frame.enter(program, args)
-            inputs = _inputs(program, (args, kwargs))
-        try:
-            with Undispatched(program), mode:
-                outputs = func(*args, **kwargs)
-            with DisableTorchFunction(), below_autograd():
-                return frame.leave(args, outputs, Epilogue(program, inputs, _handles(outputs)))
-        finally:
-            program.close()
+        def end(program: Program, inputs: list[Input], outputs: Any) -> Any:
+            with unheard():
+                return frame.leave(args, outputs, Epilogue(program, inputs, handles_in(outputs)))
+
+        mode = new_program(remove_views)
+        with unheard():
+            args = frame.enter(mode.program, args)
+        return run_call(mode, func, args, kwargs, end)
 
     return pure
 
 
+def new_program(remove_views: bool) -> FunctionalizeMode:
+    """The mode of one call, made where the modes that run below it are active."""
+    return FunctionalizeMode(remove_views=remove_views, purify=functools.partial(_body, remove_views))
+
+
+def run_call(
+    mode: FunctionalizeMode, func: Callable[..., Any], args: Any, kwargs: Any, end: End, reached: Any = None
+) -> Any:
+    """Run one call inside a mode, and ``end`` it: what that gets is the program, its inputs, and the call's results.
+
+    ``reached`` holds the tensors that count as inputs; those among the arguments unless given.
+    """
+    program = mode.program
+    with DisableTorchFunction():  # what we ask tensors is not for modes to hear
+        inputs = _inputs(program, (args, kwargs) if reached is None else reached) if program.domain.observed else []
+    try:
+        with Undispatched(program), mode:
+            outputs = func(*args, **kwargs)
+        return end(program, inputs, outputs)
+    finally:
+        program.close()
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Where neither torch function modes nor autograd hear of what we do."""
+    with DisableTorchFunction(), below_autograd():
+        yield
+
+
 def _inputs(program: Program, tree: Any) -> list[Input]:
-    inputs = [Input.of(handle) for handle in _handles(tree)]
+    inputs = [Input.of(handle) for handle in handles_in(tree)]
     program.graph.expect([entry.handle for entry in inputs])
     return inputs
 
 
-def _handles(tree: Any) -> list[torch.Tensor]:
+def handles_in(tree: Any) -> list[torch.Tensor]:
     """The distinct plain tensors of a pytree, as dispatch modes see them."""
     tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     return list({id(handle): handle for handle in map(unwrap_functorch, tensors)}.values())

@@ -100,6 +100,7 @@ class Base:
         "capacity",
         "handles",
         "held",
+        "kept",
         "key",
         "log",
         "original",
@@ -123,6 +124,7 @@ class Base:
         self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
         self.log = WriteLog()
         self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
+        self.kept: dict[View, Value] | None = None  # every write that no later one covers, where that is asked for
         self.handles: dict[int, tuple[weakref.ref[torch.Tensor], View]] = {}
         self._views: dict[tuple[Any, ...], View] = {self.root.geometry.key: self.root}
         self._renamed: View | None = None
@@ -183,6 +185,7 @@ class Base:
         if self._renamed is not None:
             self._renamed.value = None
         self.pending.clear()
+        self.kept = None
         self.storage = self.held = self.seed = None
 
     def is_original(self, handle: torch.Tensor) -> bool:

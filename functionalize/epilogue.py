@@ -7,6 +7,8 @@ Limits: runs only where a mode below observes us; otherwise the handles' memory 
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,6 +50,15 @@ Step = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """A part of an input that was written: the view ops that lead to it, and what to copy there."""
+
+    path: tuple[Step, ...]
+    place: Geometry
+    value: Value
+
+
+@dataclass(frozen=True, eq=False)
 class WriteBack:
     """An input that changed: ops for its metadata, what to copy to it, and what it stands for from then on."""
 
@@ -56,6 +67,7 @@ class WriteBack:
     data: Value | None
     after: tuple[Step, ...]  # ops for its metadata once the data are there
     shown: Value | None
+    parts: tuple[Part, ...] = ()  # instead of the data: what was written, where that is less
 
 
 class Epilogue:
@@ -128,6 +140,9 @@ class Epilogue:
         self, entry: Input, view: View, written: bool, metadata: _Metadata, storages: set[int]
     ) -> WriteBack:
         program = self.program
+        parts = self._parts(entry, view)
+        if parts:
+            return WriteBack(entry, (), None, (), None, parts)
         fresh = entry in self._moved and metadata.takes_fresh_storage(entry)
         data = program.read(view) if written or fresh else None
         if data is not None and program.domain.memory(data) in storages:
@@ -143,6 +158,18 @@ class Epilogue:
             steps += before
         program.domain.fix_symbols([args for _, args in steps])
         return WriteBack(entry, steps, data, after, shown)
+
+    def _parts(self, entry: Input, view: View) -> tuple[Part, ...]:
+        """What was written, where the base remembers that, and it is less than all of the input."""
+        base = view.base
+        alone = sum(other.storage == entry.storage for other in self.inputs) == 1
+        if not base.kept or not alone or entry in self._moved or view is not base.root:
+            return ()
+        if not all(_is_part(written, view) for written in base.kept):
+            return ()
+        if sum(math.prod(written.geometry.size) for written in base.kept) >= math.prod(view.geometry.size):
+            return ()
+        return tuple(Part(_path(written, view), written.geometry, value) for written, value in base.kept.items())
 
     def _once(self, handle: torch.Tensor, data: Value) -> tuple[Value, tuple[Step, ...], tuple[Step, ...]]:
         """What to copy, and where, for an expanded input: `copy_` refuses positions that share an element."""
@@ -171,6 +198,23 @@ class Epilogue:
         for op, args in steps:
             self.program.domain.write_metadata(op, handle, args)
             self.program.domain.point(handle, node)
+
+
+def _is_part(view: View, root: View) -> bool:
+    """Whether plain view ops lead from a root to a view whose elements lie apart."""
+    steps = list(itertools.takewhile(lambda step: step is not root, view.lineage()))
+    return (
+        view.geometry.static
+        and root.geometry.static
+        and not view.geometry.shares
+        and root in view.lineage()
+        and not any(step.rule is None or step.rule.by_storage for step in steps)
+    )
+
+
+def _path(view: View, root: View) -> tuple[Step, ...]:
+    steps = list(itertools.takewhile(lambda step: step is not root, view.lineage()))
+    return tuple(action for step in reversed(steps) if step.rule is not None for action in step.rule.path)
 
 
 def _outside(program: Program, passed: set[int]) -> Iterator[Input]:

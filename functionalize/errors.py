@@ -22,6 +22,13 @@ class UnsupportedMutationError(RuntimeError):
         super().__init__(f"{what}\n    at   {user_frame()}\n    why  {why}\n    try  {hint}")
 
 
+class InputMismatchError(ValueError):
+    """A captured program was called with inputs that it was not captured for; the message says which, and what to do."""
+
+    def __init__(self, what: str, *, hint: str) -> None:
+        super().__init__(f"{what}\n    try  {hint}")
+
+
 def name_of(tensor: torch.Tensor) -> str:
     """What the running program calls a tensor: a variable, or a module's buffer or parameter; else its size."""
     for frame in user_frames():

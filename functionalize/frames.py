@@ -9,7 +9,8 @@ import linecache
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +18,7 @@ from functionalize._torch import ProxyTorchDispatchMode
 
 _OWN = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+_LIBRARIES = tuple(f"{_TORCH}/{part}/" for part in ("nn", "optim"))  # torch's code that programs are written with
 _TRACER = ProxyTorchDispatchMode.__init__.__code__.co_filename
 
 
@@ -29,12 +31,39 @@ def user_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+class Location(NamedTuple):
+    """A line of the user's code. As text: ``file:line in function: source``."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        if not self.line:
+            return self.file
+        return f"{self.file}:{self.line} in {self.function}: {linecache.getline(self.file, self.line).strip()}"
+
+
+def user_location() -> Location:
+    """The line of the innermost frame that is neither torch's nor ours."""
+    for frame in user_frames():
+        return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return Location("unknown", 0, "")
+
+
+def frames_below(code: CodeType) -> Iterator[FrameType]:
+    """The frames that run inside of a call of ``code``, innermost first, but for ours and for those of torch's core."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        file = frame.f_code.co_filename
+        if not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES)):
+            yield frame
+        frame = frame.f_back
+
+
 def user_frame() -> str:
     """``file:line in function: text`` of the innermost frame that is neither torch's nor ours."""
-    for frame in user_frames():
-        file, line, code = frame.f_code.co_filename, frame.f_lineno, frame.f_code
-        return f"{file}:{line} in {code.co_name}: {linecache.getline(file, line).strip()}"
-    return "unknown"
+    return str(user_location())
 
 
 def traced_itself() -> bool:

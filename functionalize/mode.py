@@ -66,6 +66,7 @@ class FunctionalizeMode(TorchDispatchMode):
             handler = _handlers[func] = _choose(func)
         if (handler is _FUNCTIONAL and not self._bases) or self.aside():
             return func(*args, **kwargs) if kwargs else func(*args)
+        self.program.op = func
         return handler(self, func, args, kwargs or {})
 
     def aside(self) -> bool:

@@ -27,6 +27,7 @@ from functionalize.bases import View
 from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain
 from functionalize.errors import UnsupportedMutationError, name_of
+from functionalize.history import Historian
 from functionalize.regenerate import commit, regenerate, top_value
 from functionalize.regions import same
 from functionalize.traits import same_strides, tensor_leaves
@@ -42,6 +43,8 @@ class Program:
         self.domain = domain
         self.enter = enter  # has the ops inside dispatched to this program again
         self.graph = AliasGraph(held=domain.older)
+        self.op: Any = None  # the op that the program called last
+        self.historian: Historian | None = None
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
@@ -89,6 +92,8 @@ class Program:
     def made(self, handle: torch.Tensor, view: View) -> None:
         """The program got a handle from a view op."""
         self.graph.track(handle, view)
+        if self.historian is not None:
+            self.historian.viewed(view, self.op)
         if view.parent is None:
             return
         if not view.geometry.static and unbacked(view.geometry.size):
@@ -130,6 +135,8 @@ class Program:
             self.graph.track(root_handle, base.root)
         self.graph.track(handle, view)
         self.graph.prepare_write(view)
+        if self.historian is not None:
+            self.historian.wrote(view, self.op)
         commit(view, self.domain.freeze(value) if borrowed else value, borrowed=borrowed)
         self.domain.show(handle, value)
 

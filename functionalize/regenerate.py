@@ -68,9 +68,22 @@ def commit(view: View, value: Value, *, borrowed: bool = False) -> None:
     elif base.pending and view.is_source:
         for covered in [other for other in base.pending if view in other.lineage()]:
             del base.pending[covered]
+    if base.kept is not None:
+        _keep(base.kept, view, value)
     base.pending.pop(view, None)  # the newest write stands last, also where the same view was written before
     if view is not base.top:
         base.pending[view] = (value, len(base.log))
+
+
+def _keep(kept: dict[View, Value], view: View, value: Value) -> None:
+    """Remember a write, and forget those that it covers."""
+    if view.covers:
+        kept.clear()
+    elif view.is_source:
+        for covered in [other for other in kept if view in other.lineage()]:
+            del kept[covered]
+    kept.pop(view, None)
+    kept[view] = value
 
 
 def _lasting(view: View, value: Value) -> Value | None:

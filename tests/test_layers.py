@@ -24,6 +24,8 @@ LAYERS = {
     "tables": 1,
     "live_schema": 1,
     "regions": 2,
+    "propagation": 2,
+    "recording": 2,
     "traits": 2,
     "view_rules": 2,
     "view_routes": 2,
@@ -33,6 +35,7 @@ LAYERS = {
     "regenerate": 2,
     "domains": 2,
     "by_storage": 2,
+    "history": 2,
     "random_writes": 2,
     "undispatched": 3,
     "program": 3,
@@ -44,9 +47,16 @@ LAYERS = {
     "mode": 3,
     "epilogue": 3,
     "api": 4,
-    "capture": 4,
-    "module": 4,
+    "state": 4,
+    "aftermath": 4,
+    "lift": 4,
     "fake": 4,
+    "provenance": 4,
+    "outcome": 4,
+    "guard": 4,
+    "present": 4,
+    "captured": 4,
+    "capturing": 4,
     "observation": 5,
     "verify": 5,
     "report": 5,
@@ -169,7 +179,7 @@ def private(part: str) -> bool:
 
 def private_torch(source: Source) -> Iterator[str]:
     """Private names reached through torch's modules. `torch.ops.aten._x` is an operator, not a symbol."""
-    if source.name == "functionalize._torch":
+    if source.name.startswith("functionalize._torch"):
         return
     roots = {"torch": "torch"}  # local name -> what it stands for
     for node, name in imports(source):

@@ -44,6 +44,7 @@ from functionalize._torch import (
     uncached_fakes,
 )
 from functionalize.domains import stand_ins, strides
+from functionalize.recording import RecordingMode
 from functionalize.regions import hint, plain
 from functionalize.traits import counts_elements, is_fake, placed, repeated, same_strides, tensor_leaves
 
@@ -65,6 +66,7 @@ class TensorsDomain:
     def __init__(self, *, remove_views: bool) -> None:
         self.remove_views = remove_views
         self.proxies: ProxyTorchDispatchMode | None = current_proxy_mode()
+        self._recorder = self.proxies if isinstance(self.proxies, RecordingMode) else None
         self.observed = any(not isinstance(mode, FakeTensorMode) for mode in mode_stack())
         self.symbolic = self.proxies is not None and has_symbols(mode_stack())
         self._frozen: dict[int, int] = {}  # which storages copies stand for
@@ -117,6 +119,8 @@ class TensorsDomain:
         """Add the node ``op(value, *args)`` with the handle as its result, if that can be."""
         if self.proxies is None or self.remove_views or not isinstance(handle, FakeTensor):
             return False
+        if self._recorder is not None and op is not aten.as_strided.default:
+            return self._recorder.record_view(op, value, args, handle)
         return record_view(self.proxies, op, value, args, handle)
 
     def record_unbacked(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> Value | None:
@@ -159,7 +163,8 @@ class TensorsDomain:
 
     def on_handles(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an op on the program's own tensors, seen by no tracer."""
-        out = on_handles(func, args, kwargs)
+        run = on_handles if self._recorder is None else self._recorder.propagate
+        out = run(func, args, kwargs)
         if self.symbolic:
             if func is aten.diagonal.default and 0 in map(hint, out.size()):
                 # Of symbolic sizes it starts where one with elements would, in eager where its source does.

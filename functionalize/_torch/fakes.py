@@ -1,0 +1,89 @@
+"""Fake tensors, made without a dispatch.
+
+Invariant: a tensor made here is what FakeTensorMode would have made. Limits: strided layout, sizes known as integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config  # says whether fake tensors may be asked for their memory
+from torch._guards import detect_fake_mode  # fake tensors are made by one mode, which may be the caller's
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+__all__ = ["FakeTensor", "FakeTensorMode"]
+
+below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
+
+
+def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
+    """The mode that made the fake tensors among some values; None where there are none."""
+    mode: FakeTensorMode | None = detect_fake_mode(list(leaves))
+    return mode
+
+
+def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
+    """A mode as ``make_fx`` sets it up."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here: loads sympy
+
+    with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        return FakeTensorMode(
+            allow_fallback_kernels=not symbolic,
+            allow_non_fake_inputs=True,
+            shape_env=ShapeEnv(),
+            static_shapes=not symbolic,
+        )
+
+
+class FakeFactory:
+    """Makes the fake tensors of one mode."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+
+    def fresh(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> FakeTensor:
+        """A fake tensor with a storage of its own."""
+        with below_dispatch():
+            return self._wrap(torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
+
+    def view(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
+        """A fake tensor at another place of a fake tensor's storage."""
+        with below_dispatch():
+            return self._wrap(source.as_strided(size, stride, offset), source.fake_device)
+
+    def at(
+        self,
+        storage: torch.UntypedStorage,
+        size: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> FakeTensor:
+        """A fake tensor at a place of a storage of device ``meta``."""
+        with below_dispatch():
+            empty = torch.empty(0, dtype=dtype, device="meta")
+            return self._wrap(empty.set_(storage, offset, size, stride), device)  # type: ignore[call-overload]
+
+    def snapshot(self, tensor: FakeTensor) -> FakeTensor:
+        """A fake tensor that later changes of the metadata of ``tensor`` do not reach."""
+        with below_dispatch():
+            return self._wrap(tensor.detach(), tensor.fake_device)
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake tensor that looks like any tensor."""
+        return self.snapshot(tensor) if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor)
+
+    def _wrap(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
+        made: Any = torch.Tensor._make_subclass(
+            FakeTensor, element, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            attributes = self._attributes[device] = dict(FakeTensor(self.mode, element, device).__dict__)
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        made.__dict__.update(attributes)
+        return made  # type: ignore[no-any-return]

@@ -1,0 +1,67 @@
+"""``make_fx``'s tracer, for a graph that is not traced by ``make_fx``.
+
+Invariant: a tensor that is tracked here is found by torch's own tracing code. Limits: one graph a tracer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node, Proxy
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    _MakefxTracer,
+    _ProxyTensor,
+    _set_make_fx_tracer,
+    disable_autocast_cache,
+)
+
+from functionalize._torch.fakes import FakeTensorMode
+
+__all__ = ["ProxyTorchDispatchMode", "PythonKeyTracer"]
+
+
+def new_tracer() -> PythonKeyTracer:
+    """A tracer with an empty graph."""
+    tracer = PythonKeyTracer()
+    tracer.root = torch.nn.Module()
+    tracer.graph = Graph(tracer_cls=PythonKeyTracer)
+    tracer.tensor_attrs = {}
+    return tracer
+
+
+@cache
+def name_for(op: Any) -> str:
+    """What ``make_fx`` names a node of an op."""
+    return str(Graph()._target_to_str(op.overloadpacket.__name__))
+
+
+def node_of_constant_free(tracked: Any, tensor: torch.Tensor) -> Node | None:
+    """The node that a tensor stands for, if its data are not known to the tracer."""
+    entry = tracked.get(tensor)
+    return None if entry is None or entry.constant is not None else entry.proxy.node
+
+
+def track(tracer: PythonKeyTracer, tensor: torch.Tensor, node: Node) -> None:
+    """Let a tensor of plain sizes stand for a node."""
+    tracer.tensor_tracker[tensor] = _ProxyTensor(Proxy(node, tracer), None)
+
+
+def tracked_node(tracer: PythonKeyTracer, tensor: torch.Tensor) -> Node | None:
+    """The node that a tensor stands for."""
+    entry = tracer.tensor_tracker.get(tensor)
+    return None if entry is None else entry.proxy.node
+
+
+@contextlib.contextmanager
+def traced_subgraphs(tracer: PythonKeyTracer, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
+    """Let higher-order ops trace their bodies as inside ``make_fx``, on tensors of the same fake mode."""
+    outer = _MakefxTracer({}, "symbolic" if symbolic else "fake", True, False, False, False, True)
+    outer.fake_tensor_mode, outer.fx_tracer = fakes, tracer
+    with _set_make_fx_tracer(outer), disable_autocast_cache():
+        yield

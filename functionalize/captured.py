@@ -1,0 +1,94 @@
+"""A captured program: its graph, the account of its writes, and a call that does what the original does.
+
+Invariant: a call computes by the graph alone; then it writes back, and gives the outputs the aliasing of the original.
+Limits: calls with inputs of another look or aliasing are refused, or captured anew.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import GraphModule
+
+from functionalize._torch import pytree
+from functionalize.aftermath import follow
+from functionalize.errors import InputMismatchError
+from functionalize.guard import Guard
+from functionalize.history import AliasHistory
+from functionalize.lift import Lifted
+from functionalize.outcome import Mutation, Outcome
+from functionalize.present import Presenter, write_back
+
+
+class CapturedProgram:
+    """What :func:`functionalize.capture` returns.
+
+    Attributes:
+        mutations: every write to an input or to state.
+        signature: what each input and output of ``graph_module`` is, in the words of ``torch.export``.
+        alias_graph: every storage that was viewed or written, with its views and writes.
+    """
+
+    def __init__(self, lifted: Lifted, outcome: Outcome, *, remove: str) -> None:
+        self.remove = remove
+        self.signature: ExportGraphSignature = outcome.signature()
+        self.mutations: list[Mutation] = outcome.mutations
+        self.alias_graph: AliasHistory = outcome.historian.history
+        self.recapture: Callable[..., CapturedProgram] | None = None
+        self.graph = outcome.tracer.graph
+        self._root = outcome.tracer.root
+        self._lifted, self._outcome = lifted, outcome
+        self._guard = Guard(lifted, outcome.changes)
+
+    @functools.cached_property
+    def graph_module(self) -> GraphModule:
+        """The graph, as a module: of state and inputs, in the order of the signature."""
+        return GraphModule(self._root, self.graph, "Captured")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute, write back, and return what the original does.
+
+        Raises:
+            InputMismatchError: the inputs are not such as the program was captured for.
+        """
+        outcome, arguments = self._outcome, self._lifted.walk(list(args), dict(kwargs))
+        try:
+            inputs = self._guard.inputs(arguments)
+        except InputMismatchError:
+            if self.recapture is None:
+                raise
+            return self.recapture(*args, **kwargs)(*args, **kwargs)
+        differentiable = any(leaf.requires_grad for leaf in outcome.leaves) and torch.is_grad_enabled()
+        given = self._unwritten(inputs) if differentiable else inputs
+        with torch.set_grad_enabled(differentiable):
+            results = self.graph_module(*given)
+        states = [self._lifted.state, arguments]
+        with torch.no_grad():
+            write_back(outcome.backs, inputs, results, functools.partial(self._stand_in, inputs))
+        presenter = Presenter(outcome.leaves, inputs, outcome.places, results)
+        for change in outcome.changes:
+            change.apply(states, presenter.tensor)
+        leaves = [follow(recipe, states, presenter.tensor) for recipe in outcome.outputs]
+        return pytree.tree_unflatten(leaves, outcome.spec)
+
+    def _unwritten(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs, with copies for those that will be written: autograd may save what they hold now."""
+        written = {back.source for back in self._outcome.backs}
+        return [value.clone() if place in written else value for place, value in enumerate(inputs)]
+
+    def _stand_in(self, inputs: Sequence[Any], argument: Any) -> Any:
+        """What a call has for a tensor of the program's that a metadata op names."""
+        if not isinstance(argument, torch.Tensor):
+            return argument
+        source = self._outcome.source_of(argument)
+        if source is not None:
+            return inputs[source]
+        return torch.empty(argument.size(), dtype=argument.dtype, device=argument.device)
+
+    def print_readable(self) -> str:
+        """Print the graph as Python, with shapes and the user's lines; the text is returned as well."""
+        return self.graph_module.print_readable()

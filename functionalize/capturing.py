@@ -1,0 +1,150 @@
+"""``capture``: a program without mutation, recorded in one run on fake tensors, with an account of every write.
+
+Invariant: the objects that the program reaches are, after the capture, as they were before it.
+Limits: one thread captures a module at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from functionalize._torch.fakes import FakeFactory, FakeTensor, fake_mode_of, new_fake_mode
+from functionalize._torch.tracing import traced_subgraphs, track
+from functionalize.aftermath import Aftermath
+from functionalize.api import new_program, run_call, unheard
+from functionalize.captured import CapturedProgram
+from functionalize.fake import fakes_of
+from functionalize.lift import Lifted, Source, reached
+from functionalize.outcome import Outcome
+from functionalize.provenance import Provenance
+from functionalize.recording import RecordingMode
+from functionalize.state import assign, is_module
+
+_REMOVE = ("mutations", "mutations_and_views")
+
+
+def capture(
+    model_or_fn: Callable[..., Any],
+    *args: Any,
+    remove: str = "mutations_and_views",
+    dynamic_shapes: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    on_alias_change: str = "raise",
+    **kwargs: Any,
+) -> CapturedProgram:
+    """Record what a module or a function computes as a program without mutation.
+
+    Nothing is computed and no data are allocated: parameters, buffers and inputs are replaced by fake tensors that
+    alias one another as the originals do, the program runs once, and what it dispatches is recorded.
+
+    Args:
+        model_or_fn: a module, or a function of tensors, pytrees of tensors, and other values. Modules and optimizers
+            that a function reaches by its variables are state of the program, as those of a module are.
+        *args: example inputs. The program is right for inputs of the same shapes, dtypes, devices and aliasing.
+        remove: ``"mutations_and_views"`` to compute by ``*_copy`` ops what view ops would alias, or ``"mutations"``.
+        dynamic_shapes: as in ``torch.export.export``: which sizes may differ from call to call.
+        optimizer: of a function, an optimizer whose state it updates. With a module that returns a loss (a scalar, or
+            an output with a ``loss``), the program is a training step: forward, ``backward()`` and ``step()``.
+        on_alias_change: ``"raise"``, or ``"recapture"`` to capture again when a call brings other inputs.
+        **kwargs: example inputs by name.
+
+    Returns:
+        The program: called as the original is, it does what the original does.
+
+    Raises:
+        ValueError: an option has no such value.
+        UnsupportedMutationError: the program writes what no functional program can express.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import capture
+        >>> def bump(x):
+        ...     x[0].add_(1)
+        ...     return x.sum()
+        >>> program = capture(bump, torch.zeros(3))
+        >>> [write.target for write in program.mutations]
+        ['x']
+        >>> x = torch.zeros(3)
+        >>> program(x), x
+        (tensor(1.), tensor([1., 0., 0.]))
+    """
+    if remove not in _REMOVE:
+        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    if on_alias_change not in ("raise", "recapture"):
+        raise ValueError(f"on_alias_change must be 'raise' or 'recapture', not {on_alias_change!r}")
+
+    def again(*args: Any, **kwargs: Any) -> CapturedProgram:
+        roots = {"": model_or_fn} if is_module(model_or_fn) else reached(model_or_fn)
+        if optimizer is not None and not any(root is optimizer for root in roots.values()):
+            roots["optimizer"] = optimizer
+        func = model_or_fn
+        lifted = Lifted(func, roots, args, kwargs)
+        return _Capture(func, lifted, remove).run()
+
+    program = again(*args, **kwargs)
+    program.recapture = again if on_alias_change == "recapture" else None
+    return program
+
+
+class _Capture:
+    """One run of a program on fake tensors."""
+
+    def __init__(self, func: Callable[..., Any], lifted: Lifted, remove: str) -> None:
+        self._func, self._lifted, self._remove = func, lifted, remove
+        tensors = [source.value for source in lifted.sources if isinstance(source.value, torch.Tensor)]
+        self._fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=False)
+        self._factory = FakeFactory(self._fake_mode)
+        self._fakes = fakes_of(tensors, self._factory, None)
+        self._provenance = Provenance(lifted.state.modules, run_call.__code__)
+        self._recorder = RecordingMode(self._factory, self._provenance.note, symbolic=False)
+
+    def run(self) -> CapturedProgram:
+        """Record the program."""
+        lifted, tracer = self._lifted, self._recorder.tracer
+        for source in lifted.sources:
+            self._placeholder(source)
+        with lifted.state.restored(), lifted.arguments.restored():
+            self._replace()
+            aftermath = Aftermath([lifted.state, lifted.arguments])
+            subgraphs = traced_subgraphs(tracer, self._fake_mode, symbolic=False)
+            with self._fake_mode, self._provenance.watched(), subgraphs, self._recorder:
+                outcome = self._recorded(aftermath)
+        self._provenance.write()
+        return CapturedProgram(lifted, outcome, remove=self._remove)
+
+    def _placeholder(self, source: Source) -> None:
+        node = self._recorder.tracer.graph.placeholder(source.name)
+        fake = self._fakes.get(id(source.value))
+        if fake is None:
+            node.meta["val"] = source.value
+            return
+        node.meta["val"] = self._factory.snapshot(fake) if isinstance(fake, FakeTensor) else fake
+        if fake not in self._recorder.tracer.tensor_tracker:
+            track(self._recorder.tracer, fake, node)
+
+    def _replace(self) -> None:
+        """Put the fakes where the program will look for tensors."""
+        for state in (self._lifted.state, self._lifted.arguments):
+            for spot in state.tensors:
+                spot.set(self._fakes[id(spot.get())])
+            for holder, _ in state.holders.values():
+                if isinstance(holder, dict) and any(isinstance(key, torch.Tensor) for key in holder):
+                    assign(holder, {self._fakes.get(id(key), key): item for key, item in holder.items()})
+
+    def _recorded(self, aftermath: Aftermath) -> Outcome:
+        mode = new_program(self._remove == "mutations_and_views")
+        outcome = Outcome(mode.program, self._recorder.tracer, self._lifted.sources, self._fakes)
+        outcome.snapshot = self._factory.like
+
+        def end(program: Any, inputs: Any, outputs: Any) -> None:
+            changes = aftermath.changes(outcome.number)
+            with unheard():
+                outcome.settle(inputs, outputs, changes)
+
+        args, kwargs = self._lifted.args, self._lifted.kwargs
+        inputs = [fake for source in self._lifted.sources if (fake := self._fakes.get(id(source.value))) is not None]
+        run_call(mode, self._func, args, kwargs, end, reached=inputs)
+        return outcome

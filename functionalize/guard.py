@@ -1,0 +1,139 @@
+"""Whether the inputs of a call are such as the program was captured for.
+
+Invariant: what passes here is computed as the original would. Limits: strides count only where tensors share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import storage_key
+from functionalize.aftermath import ABSENT, Change
+from functionalize.errors import InputMismatchError
+from functionalize.lift import Lifted, Source
+from functionalize.state import State
+
+_COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+
+
+class Guard:
+    """What a program expects of its inputs."""
+
+    def __init__(self, lifted: Lifted, changes: Sequence[Change]) -> None:
+        self._state, self._sources, self._changes = lifted.state, lifted.sources, changes
+        self._shape = lifted.arguments.shape
+        self._constants = [(spot.path, spot.get()) for spot in lifted.arguments.constants]
+        places = {id(spot): place for place, spot in enumerate(lifted.arguments.leaves)}
+        self._leaf = [places.get(id(source.spot)) for source in self._sources]
+        self._looks = [_look(source.value) for source in self._sources]
+        self._pattern = self._aliases([source.value for source in self._sources])
+
+    def inputs(self, arguments: State) -> list[Any]:
+        """The graph's inputs for a call.
+
+        Raises:
+            InputMismatchError: the call's inputs differ from those that the program was captured for.
+        """
+        if arguments.shape != self._shape:
+            raise InputMismatchError(
+                "the arguments are nested otherwise than those that the program was captured with",
+                hint="pass containers of the same types and lengths, or capture again",
+            )
+        self._check_constants(arguments)
+        values = [self._value(place, source, arguments) for place, source in enumerate(self._sources)]
+        for source, value, look in zip(self._sources, values, self._looks, strict=True):
+            if _look(value) != look:
+                raise InputMismatchError(
+                    f"{_label(source)} is {_words(_look(value))}, and was {_words(look)} when the program was captured",
+                    hint="pass inputs of the same shapes, dtypes and devices, or capture again",
+                )
+        self._check_state([self._state, arguments])
+        pattern = self._aliases(values)
+        if pattern != self._pattern:
+            self._refuse_aliases(pattern)
+        return values
+
+    def _value(self, place: int, source: Source, arguments: State) -> Any:
+        leaf = self._leaf[place]
+        if leaf is not None:
+            return arguments.leaves[leaf].get()
+        return source.value if source.spot is None else source.spot.get()
+
+    def _check_constants(self, arguments: State) -> None:
+        for spot, (path, wanted) in zip(arguments.constants, self._constants, strict=True):
+            value = spot.get()
+            if isinstance(wanted, _COMPARED) and not (value == wanted or (value != value and wanted != wanted)):
+                raise InputMismatchError(
+                    f"the argument `{path}` is {value!r}, and was {wanted!r} when the program was captured",
+                    hint="a program is specialized on what is no tensor: pass the same, pass a tensor, or capture again",
+                )
+
+    def _check_state(self, states: Sequence[State]) -> None:
+        for change in self._changes:
+            holder = list(states[change.state].holders.values())[change.holder][0]
+            for key, before in change.before.items():
+                now = _entry(holder, key)
+                if now is not before and (not isinstance(before, _COMPARED) or now != before):
+                    raise InputMismatchError(
+                        f"`{change.path}.{key}` is {_short(now)}, and was {_short(before)} when the program was captured",
+                        hint="the program changes it, and is right for that value only: set it back, or capture again",
+                    )
+
+    def _aliases(self, values: Sequence[Any]) -> list[Any]:
+        """For each tensor the first that shares its storage, and how it lies to that."""
+        first: dict[int, int] = {}
+        pattern: list[Any] = []
+        for place, value in enumerate(values):
+            if not isinstance(value, torch.Tensor):
+                pattern.append(None)
+                continue
+            other = first.setdefault(storage_key(value), place)
+            if other == place:
+                pattern.append(place)
+            else:
+                apart = value.storage_offset() * value.itemsize - values[other].storage_offset() * values[other].itemsize
+                pattern.append((other, apart, value.stride(), values[other].stride()))
+        return pattern
+
+    def _refuse_aliases(self, pattern: list[Any]) -> None:
+        for place, (now, before) in enumerate(zip(pattern, self._pattern, strict=True)):
+            if now != before:
+                other = self._sources[(now if isinstance(now, tuple) else before)[0]]
+                raise InputMismatchError(
+                    f"{_label(self._sources[place])} and {_label(other)} {_relation(now)}, and {_relation(before)} when "
+                    "the program was captured",
+                    hint="pass tensors that share memory in the same way, or capture with on_alias_change='recapture'",
+                )
+
+
+def _entry(holder: Any, key: Any) -> Any:
+    if isinstance(holder, dict):
+        return holder.get(key, ABSENT)
+    return holder[key] if key < len(holder) else ABSENT
+
+
+def _look(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.device, tuple(value.size()))
+    return None
+
+
+def _words(look: Any) -> str:
+    return "no tensor" if look is None else f"a tensor of {look[0]} on {look[1]} of size {list(look[2])}"
+
+
+def _label(source: Source) -> str:
+    return f"the input `{source.name}`" if source.target is None else f"the state `{source.target}`"
+
+
+def _relation(entry: Any) -> str:
+    if not isinstance(entry, tuple):
+        return "share no memory"
+    return f"share memory ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])})"
+
+
+def _short(value: Any) -> str:
+    return "not there" if value is ABSENT else repr(value)[:60]

@@ -1,0 +1,178 @@
+"""What happened to each storage while a program ran: its views, its writes, in order, and the lines that did it.
+
+Invariant: records outlive the program and hold no tensor. Limits: one record per place of a storage: views that reach
+the same place are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from functionalize.bases import Base, View
+from functionalize.frames import Location, user_location
+
+
+@dataclass(frozen=True)
+class Region:
+    """A place in a storage. Sizes, strides and offset count elements of ``dtype``."""
+
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+    dtype: Any
+
+    @property
+    def numel(self) -> Any:
+        count = 1
+        for size in self.size:
+            count *= size
+        return count
+
+
+@dataclass(eq=False)
+class ViewRecord:
+    """One place of a storage that the program had a tensor for."""
+
+    index: int
+    base: BaseRecord
+    parent: ViewRecord | None
+    op: str  # the op that made it; of a base's first tensor empty
+    region: Region
+    location: Location  # in the user's code
+    time: int  # position among all events of the program
+
+
+@dataclass(eq=False)
+class WriteRecord:
+    """One write."""
+
+    index: int
+    base: BaseRecord
+    view: ViewRecord
+    op: str
+    location: Location
+    time: int
+
+
+@dataclass(eq=False)
+class BaseRecord:
+    """One storage that was viewed or written."""
+
+    index: int
+    name: str  # of the input, the state or the graph's node that it began as
+    views: list[ViewRecord] = field(default_factory=list)
+    writes: list[WriteRecord] = field(default_factory=list)
+
+    @property
+    def root(self) -> ViewRecord:
+        """The first tensor that was seen on the storage."""
+        return self.views[0]
+
+
+class AliasHistory:
+    """All bases of one program, with their views and writes."""
+
+    def __init__(self) -> None:
+        self.bases: list[BaseRecord] = []
+
+    @property
+    def views(self) -> list[ViewRecord]:
+        """Every view, in the order in which they were made."""
+        return sorted((view for base in self.bases for view in base.views), key=lambda view: view.time)
+
+    @property
+    def writes(self) -> list[WriteRecord]:
+        """Every write, in order."""
+        return sorted((write for base in self.bases for write in base.writes), key=lambda write: write.time)
+
+    def base(self, name: str) -> BaseRecord:
+        """The base that began as the input, state or node of a name. Raises KeyError."""
+        for base in self.bases:
+            if base.name == name:
+                return base
+        raise KeyError(f"no base is named {name!r}; there are {', '.join(base.name for base in self.bases)}")
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language: bases, their views, and their writes as dashed edges."""
+        lines = ["digraph aliases {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
+        for view in self.views:
+            label = _quoted(_label(view))
+            lines.append(f"  v{view.index} [label={label}{'' if view.parent else ', style=bold'}];")
+            if view.parent is not None:
+                lines.append(f"  v{view.parent.index} -> v{view.index} [label={_quoted(view.op)}];")
+        for write in self.writes:
+            lines.append(f"  w{write.index} [label={_quoted(f'{write.op} at {write.location}')}, shape=ellipse];")
+            lines.append(f"  w{write.index} -> v{write.view.index} [style=dashed];")
+        return "\n".join([*lines, "}"])
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flowchart."""
+        lines = ["flowchart LR"]
+        for view in self.views:
+            lines.append(f'  v{view.index}["{_plain(_label(view))}"]')
+            if view.parent is not None:
+                lines.append(f'  v{view.parent.index} -->|"{_plain(view.op)}"| v{view.index}')
+        for write in self.writes:
+            lines.append(f'  w{write.index}(["{_plain(f"{write.op} at {write.location}")}"]) -.-> v{write.view.index}')
+        return "\n".join(lines)
+
+
+class Historian:
+    """Writes an :class:`AliasHistory` while a program runs."""
+
+    def __init__(self, name_of: Callable[[Base], str]) -> None:
+        self.history = AliasHistory()
+        self._name_of = name_of
+        self._bases: dict[Base, BaseRecord] = {}
+        self._views: dict[View, ViewRecord] = {}
+        self._time = 0
+
+    def viewed(self, view: View, op: Any) -> ViewRecord:
+        """The program made a view."""
+        known = self._views.get(view)
+        if known is not None:
+            return known
+        parent = None if view.parent is None else self.viewed(view.parent, op)
+        base = self._bases.get(view.base)
+        if base is None:
+            base = self._bases[view.base] = BaseRecord(len(self.history.bases), self._name_of(view.base))
+            self.history.bases.append(base)
+        place = view.geometry
+        region = Region(tuple(place.size), tuple(place.stride), place.offset, place.dtype)
+        name = "" if parent is None else str(op)
+        record = ViewRecord(len(self._views), base, parent, name, region, user_location(), self._tick())
+        self._views[view] = record
+        base.views.append(record)
+        return record
+
+    def wrote(self, view: View, op: Any) -> None:
+        """The program wrote to a view."""
+        record = self.viewed(view, op)
+        base, index = record.base, sum(len(base.writes) for base in self.history.bases)
+        base.writes.append(WriteRecord(index, base, record, str(op), user_location(), self._tick()))
+
+    def writes_of(self, base: Base) -> Iterator[WriteRecord]:
+        """The writes that a base got so far."""
+        record = self._bases.get(base)
+        yield from record.writes if record is not None else ()
+
+    def _tick(self) -> int:
+        self._time += 1
+        return self._time
+
+
+def _label(view: ViewRecord) -> str:
+    region = view.region
+    name = f"{view.base.name}\\n" if view.parent is None else ""
+    return f"{name}{list(region.size)} strides {list(region.stride)} at {region.offset}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace('"', r"\"")
+    return f'"{escaped}"'
+
+
+def _plain(text: str) -> str:
+    return text.replace('"', "'").replace("\\n", " ")

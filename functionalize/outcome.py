@@ -1,0 +1,272 @@
+"""What a recorded program gives: the graph's outputs, and what a call does with them.
+
+Invariant: the graph's outputs are values alone; what they are to the caller (an input, a view of one, a part to copy)
+is said beside it. Limits: strided tensors of plain sizes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export.graph_signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import Node
+
+from functionalize._torch import pytree, storage_key, unwrap_functorch
+from functionalize._torch.tracing import PythonKeyTracer, tracked_node
+from functionalize.aftermath import Change, Result
+from functionalize.bases import Base
+from functionalize.epilogue import Epilogue, Input, Step, WriteBack
+from functionalize.history import Historian, Region
+from functionalize.lift import Source, fresh
+from functionalize.program import Program
+from functionalize.regions import Geometry
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One write to an input or to state.
+
+    ``target``: the path of the state, or the name of the input. ``region``: the place in its storage that was
+    written. ``op``: the operator. ``location``: the user's line, as ``file:line in function: text``.
+    """
+
+    kind: OutputKind
+    target: str
+    region: Region
+    op: str
+    location: str
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A value to copy: the graph's output, and the view ops that lead to where it goes."""
+
+    output: int
+    path: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Back:
+    """What a call does to one of its tensors."""
+
+    source: int
+    metadata: tuple[Step, ...]
+    pieces: tuple[Piece, ...]
+    after: tuple[Step, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A tensor that the caller gets, as it lies in its storage."""
+
+    place: Geometry
+    source: int | None = None  # of which input it is the storage
+    itself: bool = False  # whether it is that very input
+    output: int | None = None  # else the graph's output
+    group: int | None = None  # whose storage it shares with others
+    requires_grad: bool = False
+
+
+@dataclass
+class Outcome:
+    """Turns what a program left into outputs of its graph."""
+
+    program: Program
+    tracer: PythonKeyTracer
+    sources: list[Source]
+    fakes: Mapping[int, torch.Tensor]
+    handles: list[torch.Tensor] = field(default_factory=list)
+    backs: list[Back] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)  # recipes of the leaves that the caller gets
+    spec: pytree.TreeSpec | None = None
+    mutations: list[Mutation] = field(default_factory=list)
+    output_specs: list[OutputSpec] = field(default_factory=list)
+    constants: list[torch.Tensor] = field(default_factory=list)
+    snapshot: Callable[[torch.Tensor], Any] = lambda value: value
+    _nodes: list[Any] = field(default_factory=list)
+    places: dict[int, Geometry] = field(default_factory=dict)  # of the inputs, when the program had run
+    _of_handle: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.historian = self.program.historian = Historian(self._name_of)
+        self.program.graph.keeps_writes = True
+
+    def _name_of(self, base: Base) -> str:
+        node = None if base.root.value is None else tracked_node(self.tracer, base.root.value)
+        return "storage" if node is None else str(node.name)
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """A number for a tensor that the caller will get."""
+        tensor = unwrap_functorch(tensor)
+        for number, handle in enumerate(self.handles):
+            if handle is tensor:
+                return number
+        self.handles.append(tensor)
+        return len(self.handles) - 1
+
+    def settle(self, inputs: list[Input], outputs: Any, changes: list[Change]) -> None:
+        """Compute what is still missing, and end the graph."""
+        leaves, self.spec = pytree.tree_flatten(outputs)
+        left = range(len(self.handles))  # in objects, by the changes
+        self.changes = changes
+        self.outputs = [Result(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        backs = Epilogue(self.program, inputs, self.handles).settle()
+        self._lift_constants([back.input.handle for back in backs])
+        values: dict[int, Node] = {}
+        for back in backs:
+            self._write_back(back, values)
+        for recipe in self.outputs:
+            if isinstance(recipe, Result):
+                self._give(self.handles[recipe.number], values)
+            else:
+                self._output(recipe, OutputKind.USER_OUTPUT, None)
+        for number in left:
+            self._give(self.handles[number], values)
+        self._describe()
+        self.tracer.graph.output(tuple(self._nodes))
+        self.tracer.graph.eliminate_dead_code()
+
+    # Constants
+
+    def _lift_constants(self, written: Sequence[torch.Tensor]) -> None:
+        """Turn tensors that the program reached by other ways into inputs: buffers if it wrote them, else constants."""
+        graph, root = self.tracer.graph, self.tracer.root
+        own = {id(fake) for fake in self.fakes.values()}
+        others = {id(handle): handle for handle in written if id(handle) not in own}
+        others |= {id(h): h for h in self.handles if id(h) not in own and tracked_node(self.tracer, h) is None}
+        for node in list(graph.find_nodes(op="get_attr")):
+            value = getattr(root, str(node.target))
+            if isinstance(value, torch.Tensor):
+                placeholder = self._constant(value, id(value) in others)
+                others.pop(id(value), None)
+                node.replace_all_uses_with(placeholder)
+                graph.erase_node(node)
+                delattr(root, str(node.target))
+        for handle in others.values():
+            self._constant(handle, any(handle is one for one in written))
+
+    def _constant(self, value: torch.Tensor, written: bool) -> Node:
+        place = next((i for i, s in enumerate(self.sources) if s.kind is InputKind.USER_INPUT), len(self.sources))
+        known = next((i for i, s in enumerate(self.sources[:place]) if s.value is value), None)
+        placeholders = self.tracer.graph.find_nodes(op="placeholder")
+        if known is not None:
+            return placeholders[known]  # type: ignore[no-any-return]
+        kind, count = (InputKind.BUFFER if written else InputKind.CONSTANT_TENSOR), len(self.constants)
+        name = fresh(f"c_lifted_tensor_{count}", {source.name for source in self.sources})
+        source = Source(kind, name, f"lifted_tensor_{count}", value, None, False if written else None)
+        self.sources.insert(place, source)
+        self.constants.append(value)
+        after = placeholders[place - 1] if place else None
+        with self.tracer.graph.inserting_after(after) if after is not None else self.tracer.graph.inserting_before():
+            node = self.tracer.graph.placeholder(name)
+        node.meta["val"] = self.snapshot(value)
+        return node
+
+    # Write-backs
+
+    def _write_back(self, back: WriteBack, values: dict[int, Node]) -> None:
+        handle = back.input.handle
+        source = self.source_of(handle)
+        assert source is not None, "a constant that was written is an input by now"
+        kind, target = self._mutation_of(source)
+        pieces = [Piece(self._output(self._node(part.value), kind, target), part.path) for part in back.parts]
+        if back.data is not None:
+            values[id(handle)] = self._node(back.data)
+            pieces.append(Piece(self._output(values[id(handle)], kind, target)))
+        self.backs.append(Back(source, back.metadata, tuple(pieces), back.after))
+        view = self.program.graph.find(handle)
+        for write in self.historian.writes_of(view.base) if view is not None else ():
+            self.mutations.append(Mutation(kind, target, write.view.region, write.op, str(write.location)))
+
+    def _mutation_of(self, number: int) -> tuple[OutputKind, str]:
+        source = self.sources[number]
+        return _MUTATION.get(source.kind, OutputKind.BUFFER_MUTATION), source.target or source.name
+
+    def source_of(self, handle: torch.Tensor) -> int | None:
+        """The number of the input that a handle stands for."""
+        for number, source in enumerate(self.sources):
+            if self.fakes.get(id(source.value), source.value) is handle:
+                return number
+        return None
+
+    # Outputs
+
+    def _node(self, value: torch.Tensor) -> Node:
+        node = tracked_node(self.tracer, value)
+        if node is None:
+            return self._constant(value, written=False)
+        return node
+
+    def _give(self, handle: torch.Tensor, values: Mapping[int, Node]) -> None:
+        """An output for a tensor that the caller gets."""
+        number = self.number(handle)
+        node = values.get(id(handle))
+        if node is None:
+            node = self._whole(handle)
+        self._of_handle[number] = self._output(node, OutputKind.USER_OUTPUT, None)
+
+    def _whole(self, handle: torch.Tensor) -> Node:
+        """The node of a handle's current value; of an input of which parts were written it is computed here."""
+        view = self.program.graph.find(handle)
+        return self._node(handle if view is None else self.program.read(view))
+
+    def _output(self, node: Any, kind: OutputKind, target: str | None) -> int:
+        if isinstance(node, Node):
+            argument: Any = TensorArgument(name=node.name)
+        else:
+            argument = ConstantArgument(name="", value=node if isinstance(node, (int, float, bool, str)) else None)
+        self.output_specs.append(OutputSpec(kind, argument, target))
+        self._nodes.append(node if isinstance(node, Node) else argument.value)
+        return len(self._nodes) - 1
+
+    def _describe(self) -> None:
+        """How each tensor that the caller gets lies in a storage."""
+        storages = {}
+        for number, source in enumerate(self.sources):
+            if isinstance(source.value, torch.Tensor):
+                handle = self.fakes.get(id(source.value), source.value)
+                storages.setdefault(storage_key(handle), number)
+                self.places[number] = Geometry.of(handle)
+        shared = Counter(storage_key(handle) for handle in self.handles)
+        groups: dict[int, int] = {}
+        for number, handle in enumerate(self.handles):
+            key, place = storage_key(handle), Geometry.of(handle)
+            source, itself = self.source_of(handle), True
+            if source is None:
+                source, itself = storages.get(key), False
+            group = groups.setdefault(key, len(groups)) if source is None and shared[key] > 1 else None
+            self.leaves.append(Leaf(place, source, itself, self._of_handle.get(number), group, handle.requires_grad))
+
+    def signature(self) -> ExportGraphSignature:
+        """What each input and output of the graph is."""
+        return ExportGraphSignature([_input_spec(source) for source in self.sources], self.output_specs)
+
+
+_MUTATION = {
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
+}
+
+
+def _input_spec(source: Source) -> InputSpec:
+    if isinstance(source.value, torch.Tensor):
+        return InputSpec(source.kind, TensorArgument(name=source.name), source.target, source.persistent)
+    return InputSpec(source.kind, ConstantArgument(name=source.name, value=_plain(source.value)), source.target)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (int, float, bool, str)) else None

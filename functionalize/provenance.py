@@ -1,0 +1,81 @@
+"""Where each node of a graph comes from: the user's lines, and the modules whose ``forward`` was running.
+
+Invariant: a node's meta has what ``make_fx`` and ``torch.export`` put there: ``stack_trace``, ``nn_module_stack``.
+Limits: nodes of a backward pass carry the line that called for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import threading
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.nn.modules import module as hooks
+
+from functionalize.frames import frames_below
+
+
+class Provenance:
+    """Notes, node by node, where the program is; the texts are written when all is recorded."""
+
+    def __init__(self, modules: Mapping[int, str], until: CodeType) -> None:
+        self._until = until  # the code that calls the program
+        self._paths = modules
+        self._running: list[dict[str, tuple[str, str]]] = [{}]
+        self._lines: list[tuple[Node, tuple[tuple[Any, int], ...]]] = []
+
+    def note(self, node: Node) -> None:
+        """A node was added to the graph just now."""
+        node.meta["nn_module_stack"] = self._running[-1]
+        self._lines.append((node, tuple([(frame.f_code, frame.f_lineno) for frame in frames_below(self._until)])))
+
+    def write(self) -> None:
+        """Give each node its stack trace."""
+        texts: dict[Any, str] = {}
+        for node, lines in self._lines:
+            text = texts.get(lines)
+            if text is None:
+                text = texts[lines] = "".join(map(_text, reversed(lines))).rstrip()
+            node.meta["stack_trace"] = text
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Follow which modules run, in this thread."""
+        thread = threading.get_ident()
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            if threading.get_ident() == thread:
+                self._running.append(self._with(module))
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                self._running.pop()
+
+        handles = [
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _with(self, module: torch.nn.Module) -> dict[str, tuple[str, str]]:
+        """The modules that run, with one more inside."""
+        path, kind = self._paths.get(id(module)), type(module)
+        if path is None:
+            return self._running[-1]
+        key = "L__self__" + path.replace(".", "_")
+        return {**self._running[-1], key: (path, f"{kind.__module__}.{kind.__qualname__}")}
+
+
+def _text(line: tuple[Any, int]) -> str:
+    code, number = line
+    source = linecache.getline(code.co_filename, number).strip()
+    return f'  File "{code.co_filename}", line {number}, in {code.co_name}\n    {source}\n'

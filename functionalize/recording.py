@@ -1,0 +1,138 @@
+"""``make_fx``'s tracing mode with a short way: ops whose results are known become nodes without a second dispatch.
+
+The long way is torch's own: higher-order ops, symbolic sizes, constants, ops never seen before. Both fill one tracer,
+so that whatever looks at it (our domain of values, torch's higher-order ops) sees one graph.
+
+Invariant: an op's node is the one that ``make_fx`` would have added. Limits: one thread, one graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from functionalize import propagation
+from functionalize._torch import FakeTensor, HigherOrderOperator, is_symbolic, on_handles, record_view
+from functionalize._torch.fakes import FakeFactory
+from functionalize._torch.tracing import (
+    ProxyTorchDispatchMode,
+    name_for,
+    new_tracer,
+    node_of_constant_free,
+    track,
+)
+from functionalize.propagation import Entry
+
+Annotate = Callable[[Node], None]  # told of each new node
+
+
+class RecordingMode(ProxyTorchDispatchMode):
+    """Records into ``tracer.graph`` what is dispatched, on the fake tensors of one mode."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, factory: FakeFactory, annotate: Annotate, *, symbolic: bool) -> None:
+        super().__init__(new_tracer(), "symbolic" if symbolic else "fake")
+        self.factory = factory
+        self._annotate = annotate
+        self._long_way = ProxyTorchDispatchMode(self.tracer, self.tracing_mode)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        key = propagation.key_of(func, args, kwargs, self.factory)
+        given = None if key is None else self._given(args, kwargs)
+        if given is None:
+            return self._dispatch(func, args, kwargs)
+        entry = propagation.known(key)
+        if entry is propagation.UNKNOWN:
+            out = func(*args, **kwargs)
+            entry = propagation.learn(key, func, args, out)
+        elif entry is not None:
+            out = entry.make(self.factory, args)
+        if entry is None:
+            return self._dispatch(func, args, kwargs)
+        self._record(func, given, out, entry)
+        return out
+
+    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An op's results, seen by no tracer."""
+        key = propagation.key_of(func, args, kwargs, self.factory)
+        entry = None if key is None else propagation.known(key)
+        if entry is None or entry is propagation.UNKNOWN:
+            out = on_handles(func, args, kwargs)
+            if entry is not None:
+                propagation.learn(key, func, args, out)
+            return out
+        return entry.make(self.factory, args)
+
+    def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
+        """Add the node ``op(value, *args)``, whose result is known already. False: sizes or data are in the way."""
+        source = node_of_constant_free(self.tracer.tensor_tracker, value)
+        if source is None or is_symbolic(result) or is_symbolic(value):
+            return record_view(self, op, value, args, result)
+        self._result(self._node(op, (source, *args), {}), result)
+        return True
+
+    def _record(self, func: Any, given: tuple[tuple[Any, ...], dict[str, Any]], out: Any, entry: Entry) -> None:
+        """Add the node of an op, given nodes, whose results are known."""
+        node = self._node(func, *given)
+        if entry.container is None:
+            self._result(node, out)
+            return
+        node.meta["val"] = entry.container(
+            [leaf if leaf is None else self.factory.snapshot(leaf) for leaf in out]
+        )
+        for place, leaf in enumerate(out):
+            if leaf is not None:
+                item = self.tracer.graph.create_node("call_function", operator.getitem, (node, place), name="getitem")
+                self._annotate(item)
+                self._result(item, leaf)
+
+    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        node = self.tracer.graph.create_node("call_function", func, name=name_for(func))
+        node.args = args  # set afterwards: `create_node` searches what it is given for symbols
+        if kwargs:
+            node.kwargs = kwargs
+        node.meta["original_aten"] = func
+        self._annotate(node)
+        return node
+
+    def _result(self, node: Node, out: FakeTensor | None) -> None:
+        if out is not None:
+            track(self.tracer, out, node)
+        node.meta["val"] = out if out is None else self.factory.snapshot(out)
+
+    def _given(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments in nodes; None where some tensor is none, or a constant."""
+        tracked, whole = self.tracer.tensor_tracker, True
+
+        def given(arg: Any) -> Any:
+            nonlocal whole
+            kind = type(arg)
+            if kind is FakeTensor:
+                node = node_of_constant_free(tracked, arg)
+                whole = whole and node is not None
+                return node
+            return [given(item) for item in arg] if kind is list or kind is tuple else arg
+
+        node_args = tuple([given(arg) for arg in args])
+        node_kwargs = {name: given(arg) for name, arg in kwargs.items()}
+        return (node_args, node_kwargs) if whole else None
+
+    def _dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """As ``make_fx`` does it."""
+        nodes = self.tracer.graph.nodes
+        last = next(iter(reversed(nodes)), None)
+        if isinstance(func, HigherOrderOperator):
+            with self._long_way:
+                out = func(*args, **kwargs)
+        else:
+            out = super().__torch_dispatch__(func, (), args, kwargs)
+        for node in reversed(nodes):
+            if node is last:
+                break
+            self._annotate(node)
+        return out

@@ -1,0 +1,172 @@
+"""The tensors that a program reaches through Python objects: found, replaced for a while, and looked at afterwards.
+
+A program gets at tensors through its arguments, through modules and optimizers, and through containers and plain
+objects inside of these, such as caches. All are walked the same way, in the order of their keys.
+
+Invariant: objects that are built alike are walked alike, so that the n-th tensor of the one is the n-th of the other.
+Limits: objects with ``__slots__`` and sets are not entered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Holder = Any  # a dict or a list: what values sit in
+
+# Never entered: they hold no state of a program's.
+OPAQUE = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),
+    *(enum.Enum, torch.Generator, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(str, bytes, int, float, complex, type(None), range, torch.SymInt),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Spot:
+    """A place where a value sits: an entry of a holder, and the steps into the tuples that it may hold."""
+
+    holder: Holder
+    key: Any
+    path: str
+    owner: Any = None  # the object whose entry it is
+    steps: tuple[int, ...] = ()
+
+    def get(self) -> Any:
+        value = self.holder[self.key]
+        for step in self.steps:
+            value = value[step]
+        return value
+
+    def set(self, value: Any) -> None:
+        self.holder[self.key] = _with(self.holder[self.key], self.steps, value)
+
+
+def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:
+    """A nest of tuples with one leaf replaced."""
+    if not steps:
+        return value
+    items = list(whole)
+    items[steps[0]] = _with(items[steps[0]], steps[1:], value)
+    return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
+
+
+@dataclass
+class State:
+    """What a walk over objects found, in order."""
+
+    tensors: list[Spot] = field(default_factory=list)
+    constants: list[Spot] = field(default_factory=list)  # values that are neither tensors nor entered
+    leaves: list[Spot] = field(default_factory=list)  # both
+    holders: dict[int, tuple[Holder, str]] = field(default_factory=dict)
+    modules: dict[int, str] = field(default_factory=dict)  # paths
+    shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
+    seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def walk(self, holder: Holder, key: Any, path: str, owner: Any = None) -> None:
+        """Enter an entry of a holder."""
+        self._enter(holder[key], Spot(holder, key, path, owner))
+
+    def _enter(self, value: Any, spot: Spot) -> None:
+        if isinstance(value, torch.Tensor):
+            self.shape.append(torch.Tensor)
+            self.tensors.append(spot)
+            self.leaves.append(spot)
+        elif isinstance(value, OPAQUE) or (type(value) is not dict and callable(value) and not is_module(value)):
+            self.shape.append(type(value))
+            self.constants.append(spot)
+            self.leaves.append(spot)
+        elif isinstance(value, tuple):
+            self.shape.append((type(value), len(value)))
+            for place, item in enumerate(value):
+                at = (*spot.steps, place)
+                self._enter(item, Spot(spot.holder, spot.key, joined(spot.path, place), spot.owner, at))
+        elif id(value) in self._numbers:
+            self.shape.append(self._numbers[id(value)])
+        else:
+            self._numbers[id(value)] = len(self.seen)
+            self.seen.append(value)
+            for holder, keys in holders_of(value):
+                self._open(value, holder, keys, spot.path)
+
+    def _open(self, value: Any, holder: Holder, keys: list[Any], path: str) -> None:
+        self.shape.append((type(value), tuple(key if isinstance(key, str) else None for key in keys)))
+        self.holders[id(holder)] = holder, path
+        if is_module(value):
+            self.modules[id(value)] = path
+        for place, key in enumerate(keys):
+            self.walk(holder, key, joined(path, key if isinstance(key, (str, int)) else place), value)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put back, in the end, what the holders held."""
+        before = [(holder, held(holder)) for holder, _ in self.holders.values()]
+        try:
+            yield
+        finally:
+            for holder, content in before:
+                assign(holder, content)
+
+
+def is_module(value: Any) -> bool:
+    """Whether a value is a module, whose parameters, buffers and modules are state."""
+    return isinstance(value, torch.nn.Module)
+
+
+def joined(path: str, key: Any) -> str:
+    """A path with one more step."""
+    return f"{path}.{key}" if path else str(key)
+
+
+def held(holder: Holder) -> Any:
+    """A copy of what a holder holds."""
+    return dict(holder.items()) if isinstance(holder, dict) else list(holder)
+
+
+def assign(holder: Holder, content: Any) -> None:
+    """Give a holder other content, in the order of that."""
+    if isinstance(holder, dict):
+        dict.clear(holder)
+        for key, value in content.items():
+            dict.__setitem__(holder, key, value)
+    else:
+        holder[:] = content
+
+
+def holders_of(value: Any) -> Iterator[tuple[Holder, list[Any]]]:
+    """The holders that an object consists of, and which of their entries are state."""
+    if is_module(value):
+        yield value._parameters, list(value._parameters)
+        yield value._buffers, list(value._buffers)
+        yield value._modules, [name for name, module in value._modules.items() if module is not None]
+        yield value.__dict__, [n for n, item in value.__dict__.items() if n not in _OF_MODULES and holds_tensors(item)]
+    elif isinstance(value, (dict, list)):
+        yield value, list(value) if isinstance(value, dict) else list(range(len(value)))
+    elif hasattr(value, "__dict__"):
+        yield value.__dict__, list(value.__dict__)
+
+
+_OF_MODULES = frozenset(torch.nn.Module().__dict__)
+
+
+def holds_tensors(value: Any, depth: int = 3) -> bool:
+    """Whether a tensor is found a few steps into a value that is no module."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if depth == 0 or isinstance(value, (*OPAQUE, torch.nn.Module)):
+        return False
+    if isinstance(value, Mapping):
+        items = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        items = list(value)
+    else:
+        items = list(getattr(value, "__dict__", {}).values())
+    return any(holds_tensors(item, depth - 1) for item in items)
