@@ -21,7 +21,7 @@ from functionalize.guard import Guard
 from functionalize.history import AliasHistory
 from functionalize.lift import Lifted
 from functionalize.outcome import Mutation, Outcome
-from functionalize.present import Presenter, write_back
+from functionalize.present import Presenter, Sizes, unwritten, write_back
 
 
 class CapturedProgram:
@@ -63,31 +63,39 @@ class CapturedProgram:
                 raise
             return self.recapture(*args, **kwargs)(*args, **kwargs)
         differentiable = any(leaf.requires_grad for leaf in outcome.leaves) and torch.is_grad_enabled()
-        given = self._unwritten(inputs) if differentiable else inputs
+        given = unwritten(inputs, outcome.backs) if differentiable else inputs
         with torch.set_grad_enabled(differentiable):
             results = self.graph_module(*given)
-        states = [self._lifted.state, arguments]
+        states, sizes = [self._lifted.state, arguments], self._sizes(inputs, results)
         with torch.no_grad():
-            write_back(outcome.backs, inputs, results, functools.partial(self._stand_in, inputs))
-        presenter = Presenter(outcome.leaves, inputs, outcome.places, results)
+            stand_in = functools.partial(self._stand_in, inputs, sizes)
+            write_back(outcome.backs, inputs, outcome.first_places, results, stand_in, sizes)
+        presenter = Presenter(outcome.leaves, inputs, outcome.places, results, sizes)
         for change in outcome.changes:
             change.apply(states, presenter.tensor)
         leaves = [follow(recipe, states, presenter.tensor) for recipe in outcome.outputs]
         return pytree.tree_unflatten(leaves, outcome.spec)
 
-    def _unwritten(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs, with copies for those that will be written: autograd may save what they hold now."""
-        written = {back.source for back in self._outcome.backs}
-        return [value.clone() if place in written else value for place, value in enumerate(inputs)]
+    def _sizes(self, inputs: Sequence[Any], results: Sequence[Any]) -> Sizes:
+        """What the symbols among the program's sizes are in a call."""
+        sizes = Sizes()
+        for number, place in self._outcome.first_places.items():
+            sizes.learn(place, inputs[number])
+        for leaf in self._outcome.leaves:
+            if leaf.output is not None:
+                sizes.learn(leaf.place, results[leaf.output])
+        return sizes
 
-    def _stand_in(self, inputs: Sequence[Any], argument: Any) -> Any:
-        """What a call has for a tensor of the program's that a metadata op names."""
+    def _stand_in(self, inputs: Sequence[Any], sizes: Sizes, argument: Any) -> Any:
+        """What a call has for what a metadata op of the program names: tensors, sizes, lists of sizes."""
+        if isinstance(argument, (list, tuple)):
+            return [self._stand_in(inputs, sizes, item) for item in argument]
         if not isinstance(argument, torch.Tensor):
-            return argument
+            return sizes.number(argument) if isinstance(argument, torch.SymInt) else argument
         source = self._outcome.source_of(argument)
         if source is not None:
             return inputs[source]
-        return torch.empty(argument.size(), dtype=argument.dtype, device=argument.device)
+        return torch.empty(list(map(sizes.number, argument.size())), dtype=argument.dtype, device=argument.device)
 
     def print_readable(self) -> str:
         """Print the graph as Python, with shapes and the user's lines; the text is returned as well."""

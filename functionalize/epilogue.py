@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import memory_view, storage_key
-from functionalize.bases import View
+from functionalize.bases import Base, View
 from functionalize.domains.tensors import TensorsDomain
 from functionalize.errors import UnsupportedMutationError
 from functionalize.frames import traced_itself
@@ -75,7 +75,7 @@ class Epilogue:
 
     def __init__(self, program: Program, inputs: Sequence[Input], outputs: Sequence[torch.Tensor]) -> None:
         self.program, self.outputs = program, outputs
-        self.inputs = [*inputs, *_outside(program, {id(entry.handle) for entry in inputs})]
+        self.inputs = [*inputs, *_outside(program, inputs)]
         self._returned = {id(handle) for handle in outputs}
         self._moved = [entry for entry in self.inputs if moved(entry)]
         for entry in self._moved:
@@ -217,18 +217,30 @@ def _path(view: View, root: View) -> tuple[Step, ...]:
     return tuple(action for step in reversed(steps) if step.rule is not None for action in step.rule.path)
 
 
-def _outside(program: Program, passed: set[int]) -> Iterator[Input]:
+def _outside(program: Program, inputs: Sequence[Input]) -> Iterator[Input]:
     """Traced tensors that the function reached and wrote by another way than being passed them."""
+    passed = {id(entry.handle) for entry in inputs}
     for base in list(program.graph.bases.values()):
         root = base.held
-        if root is None or id(root) in passed:
+        if root is None or (id(root) in passed and not _beyond(program, base, inputs)):
             continue
-        if all(base.root in view.lineage() for view in base.log.views()):
+        if id(root) not in passed and all(base.root in view.lineage() for view in base.log.views()):
             capacity = plain(base.storage.nbytes()) if base.capacity is None else base.capacity
             yield Input(root, base.root.geometry, base.key, capacity, root.requires_grad)
         else:
             top = base.top.geometry
-            yield Input.of(memory_view(root, top.size, top.stride, top.offset))
+            yield Input.of(memory_view(root, base.storage, (top.size, top.stride, top.offset), top.dtype))
+
+
+def _beyond(program: Program, base: Base, inputs: Sequence[Input]) -> bool:
+    """Whether what the storage of an input holds beside the inputs was written, and is to be written back."""
+    if not program.graph.keeps_writes:
+        return False
+    places = [Geometry.of(entry.handle) for entry in inputs if storage_key(entry.handle) == base.key]
+    shown = [view for place in places if (view := base.at(place)) is not None]
+    return not all(
+        any(view in written.lineage() for view in shown) for written in base.log.views()
+    )
 
 
 def moved(entry: Input) -> bool:

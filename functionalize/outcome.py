@@ -65,6 +65,7 @@ class Back:
     metadata: tuple[Step, ...]
     pieces: tuple[Piece, ...]
     after: tuple[Step, ...]
+    place: Geometry | None = None  # if not the tensor itself is written, but another place of its storage
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,7 @@ class Leaf:
     source: int | None = None  # of which input it is the storage
     itself: bool = False  # whether it is that very input
     output: int | None = None  # else the graph's output
+    fresh: bool = False  # whether the input got that storage from the program
     group: int | None = None  # whose storage it shares with others
     requires_grad: bool = False
 
@@ -99,6 +101,8 @@ class Outcome:
     snapshot: Callable[[torch.Tensor], Any] = lambda value: value
     _nodes: list[Any] = field(default_factory=list)
     places: dict[int, Geometry] = field(default_factory=dict)  # of the inputs, when the program had run
+    first_places: dict[int, Geometry] = field(default_factory=dict)  # before it ran
+    _begun: dict[int, Input] = field(default_factory=dict)  # the inputs, by handle
     _of_handle: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,6 +125,7 @@ class Outcome:
     def settle(self, inputs: list[Input], outputs: Any, changes: list[Change]) -> None:
         """Compute what is still missing, and end the graph."""
         leaves, self.spec = pytree.tree_flatten(outputs)
+        self._begun = {id(entry.handle): entry for entry in inputs}
         left = range(len(self.handles))  # in objects, by the changes
         self.changes = changes
         self.outputs = [Result(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -137,6 +142,10 @@ class Outcome:
         for number in left:
             self._give(self.handles[number], values)
         self._describe()
+        for number, source in enumerate(self.sources):
+            entry = self._begun.get(id(self.fakes.get(id(source.value))))
+            if entry is not None:
+                self.first_places[number] = entry.place
         self.tracer.graph.output(tuple(self._nodes))
         self.tracer.graph.eliminate_dead_code()
 
@@ -145,8 +154,8 @@ class Outcome:
     def _lift_constants(self, written: Sequence[torch.Tensor]) -> None:
         """Turn tensors that the program reached by other ways into inputs: buffers if it wrote them, else constants."""
         graph, root = self.tracer.graph, self.tracer.root
-        own = {id(fake) for fake in self.fakes.values()}
-        others = {id(handle): handle for handle in written if id(handle) not in own}
+        own, storages = {id(fake) for fake in self.fakes.values()}, self._first_storages()
+        others = {id(h): h for h in written if id(h) not in own and storage_key(h) not in storages}
         others |= {id(h): h for h in self.handles if id(h) not in own and tracked_node(self.tracer, h) is None}
         for node in list(graph.find_nodes(op="get_attr")):
             value = getattr(root, str(node.target))
@@ -179,15 +188,16 @@ class Outcome:
     # Write-backs
 
     def _write_back(self, back: WriteBack, values: dict[int, Node]) -> None:
-        handle = back.input.handle
+        handle, place = back.input.handle, None
         source = self.source_of(handle)
-        assert source is not None, "a constant that was written is an input by now"
+        if source is None:  # a write beyond what an input shows of its storage
+            source, place = self._first_storages()[storage_key(handle)], Geometry.of(handle)
         kind, target = self._mutation_of(source)
         pieces = [Piece(self._output(self._node(part.value), kind, target), part.path) for part in back.parts]
         if back.data is not None:
             values[id(handle)] = self._node(back.data)
             pieces.append(Piece(self._output(values[id(handle)], kind, target)))
-        self.backs.append(Back(source, back.metadata, tuple(pieces), back.after))
+        self.backs.append(Back(source, back.metadata, tuple(pieces), back.after, place))
         view = self.program.graph.find(handle)
         for write in self.historian.writes_of(view.base) if view is not None else ():
             self.mutations.append(Mutation(kind, target, write.view.region, write.op, str(write.location)))
@@ -235,12 +245,11 @@ class Outcome:
 
     def _describe(self) -> None:
         """How each tensor that the caller gets lies in a storage."""
-        storages = {}
+        storages = self._storages()
         for number, source in enumerate(self.sources):
             if isinstance(source.value, torch.Tensor):
-                handle = self.fakes.get(id(source.value), source.value)
-                storages.setdefault(storage_key(handle), number)
-                self.places[number] = Geometry.of(handle)
+                self.places[number] = Geometry.of(self.fakes.get(id(source.value), source.value))
+        first = self._first_storages()
         shared = Counter(storage_key(handle) for handle in self.handles)
         groups: dict[int, int] = {}
         for number, handle in enumerate(self.handles):
@@ -249,7 +258,25 @@ class Outcome:
             if source is None:
                 source, itself = storages.get(key), False
             group = groups.setdefault(key, len(groups)) if source is None and shared[key] > 1 else None
-            self.leaves.append(Leaf(place, source, itself, self._of_handle.get(number), group, handle.requires_grad))
+            output, new = self._of_handle.get(number), key not in first
+            self.leaves.append(Leaf(place, source, itself, output, new, group, handle.requires_grad))
+
+    def _storages(self) -> dict[int, int]:
+        """Which input has a storage, when the program has run."""
+        found: dict[int, int] = {}
+        for number, source in enumerate(self.sources):
+            if isinstance(source.value, torch.Tensor):
+                found.setdefault(storage_key(self.fakes.get(id(source.value), source.value)), number)
+        return found
+
+    def _first_storages(self) -> dict[int, int]:
+        """Which input had a storage, before the program ran."""
+        found: dict[int, int] = {}
+        for number, source in enumerate(self.sources):
+            entry = self._begun.get(id(self.fakes.get(id(source.value), source.value)))
+            if entry is not None:
+                found.setdefault(entry.storage, number)
+        return found
 
     def signature(self) -> ExportGraphSignature:
         """What each input and output of the graph is."""

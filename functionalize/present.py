@@ -6,23 +6,67 @@ Limits: outputs that share a storage which no input has are copied into one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from functionalize._torch import copy_of_memory, storage_key
 from functionalize.outcome import Back, Leaf
-from functionalize.regions import Geometry, hinted_span
+from functionalize.regions import Geometry
 
 aten = torch.ops.aten
 
 
-def write_back(backs: Sequence[Back], inputs: Sequence[Any], results: Sequence[Any], stand_ins: Any) -> None:
+class Sizes:
+    """The numbers that a program's symbols stand for in one call."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+
+    def learn(self, place: Geometry, tensor: torch.Tensor) -> None:
+        """Read symbols off a tensor of a known place."""
+        if place.static:
+            return
+        pairs = [*zip(place.size, tensor.size(), strict=True), *zip(place.stride, tensor.stride(), strict=False)]
+        for symbol, number in pairs:
+            if type(symbol) is not int and symbol.node.expr.is_symbol:
+                self._known.setdefault(symbol.node.expr, number)
+
+    def number(self, size: Any) -> Any:
+        """A size in this call; itself where it has a symbol that no tensor tells."""
+        if type(size) is int:
+            return size
+        value = size.node.expr.xreplace(self._known)
+        return int(value) if value.is_number else size
+
+    def place(self, place: Geometry) -> Geometry:
+        """A place in this call."""
+        if place.static:
+            return place
+        size, stride = tuple(map(self.number, place.size)), tuple(map(self.number, place.stride))
+        return replace(place, size=size, stride=stride, offset=self.number(place.offset))
+
+
+def write_back(
+    backs: Sequence[Back],
+    inputs: Sequence[Any],
+    places: Mapping[int, Geometry],
+    results: Sequence[Any],
+    stand_in: Callable[[Any], Any],
+    sizes: Sizes,
+) -> None:
     """Do to the caller's tensors what the program did to its inputs."""
+    originals = {back.source: inputs[back.source].detach() for back in backs if back.place is not None}
     for back in backs:
         target = inputs[back.source]
+        if back.place is not None:
+            place, target = sizes.place(back.place), originals[back.source]
+            _make_room(target, place)
+            target = view_at(target, sizes.place(places[back.source]), place)
         for op, args in back.metadata:
-            op(target, *map(stand_ins, args))
+            op(target, *map(stand_in, args))
         for piece in back.pieces:
             part = target
             for op, args in piece.path:
@@ -32,11 +76,55 @@ def write_back(backs: Sequence[Back], inputs: Sequence[Any], results: Sequence[A
             op(target, *args)
 
 
+def _make_room(tensor: torch.Tensor, place: Geometry) -> None:
+    """Let a storage grow as the program let it grow, through a view."""
+    storage, needed = tensor.untyped_storage(), place.span[1]
+    if storage.nbytes() < needed:
+        storage.resize_(needed)
+
+
+class _Copied(torch.autograd.Function):
+    """A tensor in a copy of its storage, of which it may show a part only."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+        return copy_of_memory(value, storage)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
+
+
+def unwritten(inputs: Sequence[Any], backs: Sequence[Back]) -> list[Any]:
+    """The inputs, with copies for those whose memory will be written: autograd may save what they hold now."""
+    written = {storage_key(inputs[back.source]) for back in backs}
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or storage_key(value) not in written:
+            return value
+        key = storage_key(value)
+        if key < 0:
+            return value.clone()
+        if key not in copies:
+            copies[key] = value.untyped_storage().clone()
+        return _Copied.apply(value, copies[key])  # type: ignore[no-untyped-call]
+
+    return [copy(value) for value in inputs]
+
+
 class Presenter:
     """Gives the tensors of one call, by their numbers."""
 
-    def __init__(self, leaves: Sequence[Leaf], inputs: Sequence[Any], places: Any, results: Sequence[Any]) -> None:
-        self._leaves, self._inputs, self._places, self._results = leaves, inputs, places, results
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        inputs: Sequence[Any],
+        places: Mapping[int, Geometry],
+        results: Sequence[Any],
+        sizes: Sizes,
+    ) -> None:
+        self._leaves, self._inputs, self._places, self._results, self._sizes = leaves, inputs, places, results, sizes
         self._made: dict[int, torch.Tensor] = {}
 
     def tensor(self, number: int) -> torch.Tensor:
@@ -48,26 +136,33 @@ class Presenter:
             elif leaf.source is not None:
                 self._made[number] = self._of_input(leaf, leaf.source)
             else:
-                self._made[number] = laid_out(self._results[leaf.output or 0], leaf.place)
+                self._made[number] = laid_out(self._results[leaf.output or 0], self._sizes.place(leaf.place))
         return self._made[number]
 
     def _of_input(self, leaf: Leaf, source: int) -> torch.Tensor:
         tensor: torch.Tensor = self._inputs[source]
         if leaf.itself:
             return tensor
-        was: Geometry = self._places[source]
-        return view_at(tensor, was, leaf.place)
+        place, was = self._sizes.place(leaf.place), self._sizes.place(self._places[source])
+        if not (place.static and was.static):
+            return self._results[leaf.output or 0]  # type: ignore[no-any-return]
+        if not leaf.fresh:
+            return view_at(tensor, was, place)
+        _make_room(tensor, place)
+        return fill(view_at(tensor, was, place), self._results[leaf.output or 0])
 
     def _make_group(self, group: int) -> None:
         """Outputs that share a storage: copied to their places in one."""
         members = [(number, leaf) for number, leaf in enumerate(self._leaves) if leaf.group == group]
-        spans = [hinted_span(leaf.place) for _, leaf in members]
+        places = [self._sizes.place(leaf.place) for _, leaf in members]
         values = [self._results[leaf.output or 0] for _, leaf in members]
-        whole = torch.empty(max(stop for _, stop in spans), dtype=torch.uint8, device=values[0].device)
-        for (number, leaf), value in zip(members, values, strict=True):
-            made = at_place(whole.untyped_storage(), leaf.place.key[:3], leaf.place.dtype)
-            fill(made, value)
-            self._made[number] = _with_bits(made, leaf.place)
+        if not all(place.static for place in places):
+            self._made |= {number: value for (number, _), value in zip(members, values, strict=True)}
+            return
+        whole = torch.empty(max(place.span[1] for place in places), dtype=torch.uint8, device=values[0].device)
+        for (number, _), place, value in zip(members, places, values, strict=True):
+            made = at_place(whole.untyped_storage(), (place.size, place.stride, place.offset), place.dtype)
+            self._made[number] = fill(_with_bits(made, place), value)
 
 
 def view_at(tensor: torch.Tensor, was: Geometry, place: Geometry) -> torch.Tensor:

@@ -205,10 +205,14 @@ def alias_of_wrapper(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out
     return told
 
 
-def memory_view(handle: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    """Another place in the memory of a real tensor, as a tensor that no mode has seen."""
+def memory_view(
+    handle: torch.Tensor, storage: torch.UntypedStorage, place: tuple[Any, Any, Any], dtype: torch.dtype
+) -> torch.Tensor:
+    """A place (size, strides, offset) of a storage that a tensor has, or had, as a tensor that no mode has seen."""
+    size, stride, offset = place
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
-        return torch.as_strided(handle, size, stride, offset)
+        twin = torch.empty(0, dtype=dtype, device=storage.device)
+        return twin.set_(storage, offset, size, stride)  # type: ignore[call-overload, no-any-return]
 
 
 def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = None) -> torch.Tensor:

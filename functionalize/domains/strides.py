@@ -21,6 +21,8 @@ aten = torch.ops.aten
 
 _LEGAL_BY_STRIDES = frozenset({aten.view.default, aten.view.dtype, aten.view_as_complex.default})
 _CHECKED_AS_COPY = _LEGAL_BY_STRIDES - {aten.view.default}  # view_copy takes any strides
+# They copy their source and what lies before it in its storage, so that the copy has the source's offset.
+KEEP_OFFSET = frozenset({aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default})
 _BY_STORAGE = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
 
 

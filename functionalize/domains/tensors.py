@@ -79,7 +79,12 @@ class TensorsDomain:
         args = strides.prepared(op, args, copies=self.remove_views)
         if self.remove_views:
             copied = self._copy_of_unbacked(op, args)
-            return _copy_op(op)(*args, **kwargs) if copied is None else copied
+            if copied is not None:
+                return copied
+            op = _copy_op(op)
+        if op in strides.KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
+            with uncached_fakes(args[:1]):  # from the cache they come with offset zero
+                return op(*args, **kwargs)
         return op(*args, **kwargs)
 
     def _copy_of_unbacked(self, op: Any, args: tuple[Any, ...]) -> Value | None:
@@ -302,6 +307,11 @@ class TensorsDomain:
         except Exception as error:  # what else zeros cannot do says nothing of the program
             if not fake or str(error).startswith("unsupported operation:"):
                 raise
+
+
+def _starts_storage(value: Value) -> bool:
+    offset = value.storage_offset()
+    return type(offset) is int and offset == 0
 
 
 @contextlib.contextmanager

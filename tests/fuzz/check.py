@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from functionalize import functionalize
+from functionalize import capture, functionalize
 from functionalize.errors import NotFunctionalError, UnsupportedMutationError
 from functionalize.observation import Observation, differences, leaf_differences, observe
 from functionalize.verify import assert_functional
 from tests.fuzz.program import Program
 
 REMOVES = {"mutations": "mutations", "views": "mutations_and_views"}
-MODES = tuple(f"{mode}/{remove}" for remove in REMOVES for mode in ("direct", "real", "fake", "symbolic"))
+MODES = tuple(f"{mode}/{remove}" for remove in REMOVES for mode in ("direct", "real", "fake", "symbolic", "capture"))
 PASSED, FAILED, REFUSED, NOT_COUNTED = "passed", "failed", "refused", "not counted"
 
 
@@ -49,6 +49,8 @@ def check(program: Program, mode: str, implementation: Any = functionalize) -> V
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         function = program.function()
+        if way == "capture":
+            return _captured(program, function, REMOVES[remove])
         transformed = implementation(function, remove=REMOVES[remove])
         eager = observe(function, program.arguments())
         if way == "direct":
@@ -151,6 +153,27 @@ def _traced(program: Program, function: Any, transformed: Any, eager: Observatio
         return Verdict(FAILED, "purity", str(impure))
     actual = _run(graph, program)
     found = list(_traced_differences(eager, actual))
+    return Verdict(NOT_COUNTED, "both wrong") if wrong and found else _verdict(found, actual)
+
+
+def _captured(program: Program, function: Any, remove: str) -> Verdict:
+    """A captured program is called as eager is, and compared in all that a caller can see but for views' being views."""
+    plain, _ = _trace(function, program, "fake")
+    eager = observe(function, program.arguments())
+    if plain is None or eager.error is not None:
+        return Verdict(NOT_COUNTED, "make_fx or eager raises")
+    wrong = list(_traced_differences(eager, _run(plain, program)))
+    try:
+        captured = capture(function, *program.arguments(), remove=remove)
+        assert_functional(captured.graph_module, remove)
+    except NotFunctionalError as impure:
+        return Verdict(FAILED, "purity", str(impure))
+    except UnsupportedMutationError as error:
+        return _refusal(error)
+    except Exception as error:
+        return Verdict(NOT_COUNTED, "make_fx wrong, ours raises") if wrong else Verdict(FAILED, "trace", _line(error))
+    actual = observe(captured, program.arguments())
+    found = list(_compare(eager, actual, direct=True))
     return Verdict(NOT_COUNTED, "both wrong") if wrong and found else _verdict(found, actual)
 
 
