@@ -7,14 +7,14 @@ Limits: calls with inputs of another look or aliasing are refused, or captured a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule
 
-from functionalize._torch import pytree
+from functionalize._torch import pytree, storage_key
 from functionalize.aftermath import follow
 from functionalize.errors import InputMismatchError
 from functionalize.guard import Guard
@@ -68,8 +68,9 @@ class CapturedProgram:
             results = self.graph_module(*given)
         states, sizes = [self._lifted.state, arguments], self._sizes(inputs, results)
         with torch.no_grad():
-            stand_in = functools.partial(self._stand_in, inputs, sizes)
-            write_back(outcome.backs, inputs, outcome.first_places, results, stand_in, sizes)
+            originals = self._originals(inputs)
+            stand_in = functools.partial(self._stand_in, inputs, originals, sizes)
+            write_back(outcome.backs, inputs, outcome.first_places, results, originals, stand_in, sizes)
         presenter = Presenter(outcome.leaves, inputs, outcome.places, results, sizes)
         for change in outcome.changes:
             change.apply(states, presenter.tensor)
@@ -86,15 +87,25 @@ class CapturedProgram:
                 sizes.learn(leaf.place, results[leaf.output])
         return sizes
 
-    def _stand_in(self, inputs: Sequence[Any], sizes: Sizes, argument: Any) -> Any:
+    def _originals(self, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Tensors that keep the storages of inputs which are about to leave them, or to be written beyond themselves."""
+        backs = self._outcome.backs
+        if not any(back.metadata or back.place is not None for back in backs):
+            return {}
+        return {back.source: inputs[back.source].detach() for back in backs}
+
+    def _stand_in(self, inputs: Sequence[Any], originals: Mapping[int, Any], sizes: Sizes, argument: Any) -> Any:
         """What a call has for what a metadata op of the program names: tensors, sizes, lists of sizes."""
         if isinstance(argument, (list, tuple)):
-            return [self._stand_in(inputs, sizes, item) for item in argument]
+            return [self._stand_in(inputs, originals, sizes, item) for item in argument]
         if not isinstance(argument, torch.Tensor):
             return sizes.number(argument) if isinstance(argument, torch.SymInt) else argument
         source = self._outcome.source_of(argument)
         if source is not None:
             return inputs[source]
+        source = self._outcome.storages.get(storage_key(argument))
+        if source is not None:
+            return originals[source]
         return torch.empty(list(map(sizes.number, argument.size())), dtype=argument.dtype, device=argument.device)
 
     def print_readable(self) -> str:

@@ -79,6 +79,7 @@ class Leaf:
     fresh: bool = False  # whether the input got that storage from the program
     group: int | None = None  # whose storage it shares with others
     requires_grad: bool = False
+    capacity: Any = 0  # bytes of the storage
 
 
 @dataclass
@@ -101,6 +102,7 @@ class Outcome:
     snapshot: Callable[[torch.Tensor], Any] = lambda value: value
     _nodes: list[Any] = field(default_factory=list)
     places: dict[int, Geometry] = field(default_factory=dict)  # of the inputs, when the program had run
+    storages: dict[int, int] = field(default_factory=dict)  # whose they were, before it ran
     first_places: dict[int, Geometry] = field(default_factory=dict)  # before it ran
     _begun: dict[int, Input] = field(default_factory=dict)  # the inputs, by handle
     _of_handle: dict[int, int] = field(default_factory=dict)
@@ -142,6 +144,7 @@ class Outcome:
         for number in left:
             self._give(self.handles[number], values)
         self._describe()
+        self.storages = self._first_storages()
         for number, source in enumerate(self.sources):
             entry = self._begun.get(id(self.fakes.get(id(source.value))))
             if entry is not None:
@@ -259,7 +262,8 @@ class Outcome:
                 source, itself = storages.get(key), False
             group = groups.setdefault(key, len(groups)) if source is None and shared[key] > 1 else None
             output, new = self._of_handle.get(number), key not in first
-            self.leaves.append(Leaf(place, source, itself, output, new, group, handle.requires_grad))
+            capacity = handle.untyped_storage().nbytes() if group is not None else 0
+            self.leaves.append(Leaf(place, source, itself, output, new, group, handle.requires_grad, capacity))
 
     def _storages(self) -> dict[int, int]:
         """Which input has a storage, when the program has run."""

@@ -29,8 +29,7 @@ class Sizes:
         """Read symbols off a tensor of a known place."""
         if place.static:
             return
-        pairs = [*zip(place.size, tensor.size(), strict=True), *zip(place.stride, tensor.stride(), strict=False)]
-        for symbol, number in pairs:
+        for symbol, number in zip(place.size, tensor.size(), strict=True):
             if type(symbol) is not int and symbol.node.expr.is_symbol:
                 self._known.setdefault(symbol.node.expr, number)
 
@@ -39,7 +38,7 @@ class Sizes:
         if type(size) is int:
             return size
         value = size.node.expr.xreplace(self._known)
-        return int(value) if value.is_number else size
+        return int(value) if type(value) is int or value.is_number else size
 
     def place(self, place: Geometry) -> Geometry:
         """A place in this call."""
@@ -54,11 +53,11 @@ def write_back(
     inputs: Sequence[Any],
     places: Mapping[int, Geometry],
     results: Sequence[Any],
+    originals: Mapping[int, torch.Tensor],
     stand_in: Callable[[Any], Any],
     sizes: Sizes,
 ) -> None:
-    """Do to the caller's tensors what the program did to its inputs."""
-    originals = {back.source: inputs[back.source].detach() for back in backs if back.place is not None}
+    """Do to the caller's tensors what the program did to its inputs; ``originals`` keep the storages they came with."""
     for back in backs:
         target = inputs[back.source]
         if back.place is not None:
@@ -149,7 +148,9 @@ class Presenter:
         if not leaf.fresh:
             return view_at(tensor, was, place)
         _make_room(tensor, place)
-        return fill(view_at(tensor, was, place), self._results[leaf.output or 0])
+        with torch.no_grad():
+            fill(view_at(tensor, was, place), self._results[leaf.output or 0])
+        return view_at(tensor, was, place)
 
     def _make_group(self, group: int) -> None:
         """Outputs that share a storage: copied to their places in one."""
@@ -159,7 +160,9 @@ class Presenter:
         if not all(place.static for place in places):
             self._made |= {number: value for (number, _), value in zip(members, values, strict=True)}
             return
-        whole = torch.empty(max(place.span[1] for place in places), dtype=torch.uint8, device=values[0].device)
+        capacity = self._sizes.number(members[0][1].capacity)
+        room = max(place.span[1] for place in places) if type(capacity) is not int else capacity
+        whole = torch.empty(room, dtype=torch.uint8, device=values[0].device)
         for (number, _), place, value in zip(members, places, values, strict=True):
             made = at_place(whole.untyped_storage(), (place.size, place.stride, place.offset), place.dtype)
             self._made[number] = fill(_with_bits(made, place), value)
@@ -216,7 +219,10 @@ def fill(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             part, given = part.narrow(dim, 0, 1), given.narrow(dim, 0, 1)
     try:
         part.copy_(given)
-    except RuntimeError:  # windows that overlap: element by element
+    except RuntimeError as error:
+        if not str(error).startswith("unsupported operation"):
+            raise
+        # Windows that overlap: one by one.
         for index in range(part.size(0)):
             fill(part[index], given[index])
     return target

@@ -111,7 +111,10 @@ def well_defined(program: Program) -> bool:
     """Whether each step of a program is :func:`defined` and reads only what is there."""
     if not program.within_bounds():
         return False
-    tensors = dict(zip((entry.name for entry in program.inputs), program.arguments(), strict=True))
+    try:
+        tensors = dict(zip((entry.name for entry in program.inputs), program.arguments(), strict=True))
+    except RuntimeError:
+        return False  # a simpler input may have a dtype that cannot require gradients
     torch.manual_seed(0)
     for step in program.steps:
         if not set(step.uses) <= set(tensors) or not defined(step, tensors):
