@@ -113,7 +113,9 @@ class Aftermath:
         if new or removed:
             touched = [*new, *removed]
             constants = {key: before.get(key, ABSENT) for key in touched}
-            constants = {key: item for key, item in constants.items() if not isinstance(item, torch.Tensor)}
+            constants = {
+                self._recipe_of_key(key): item for key, item in constants.items() if not isinstance(item, torch.Tensor)
+            }
             entries = {self._recipe_of_key(key): self._recipe(item) for key, item in new.items()}
             yield Change(place, position, path, constants, entries, removed)
 

@@ -19,7 +19,7 @@ from functionalize.aftermath import follow
 from functionalize.errors import InputMismatchError
 from functionalize.guard import Guard
 from functionalize.history import AliasHistory
-from functionalize.lift import Lifted
+from functionalize.lift import Lifted, is_leaf
 from functionalize.outcome import Mutation, Outcome
 from functionalize.present import Presenter, Sizes, unwritten, write_back
 
@@ -42,7 +42,31 @@ class CapturedProgram:
         self.graph = outcome.tracer.graph
         self._root = outcome.tracer.root
         self._lifted, self._outcome = lifted, outcome
-        self._guard = Guard(lifted, outcome.changes)
+        self._guard = Guard(lifted, outcome, gradients_matter=self.needs_gradients)
+
+    @property
+    def leaves_gradients(self) -> bool:
+        """Whether a call changes the ``grad`` of inputs or parameters."""
+        return bool(self._outcome.gradients)
+
+    @property
+    def has_all_gradients(self) -> bool:
+        """Whether every leaf had a gradient when the program was captured."""
+        sources = self._outcome.sources
+        return {id(s.grad_of) for s in sources if s.grad_of} == {id(s) for s in sources if is_leaf(s.value)}
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether what a call does depends on which gradients are there."""
+        if self._outcome.gradients_read:
+            return not self._outcome.only_accumulates
+        return self.leaves_gradients and not self.has_all_gradients
+
+    def serves_without_gradients(self, other: CapturedProgram) -> bool:
+        """Whether this program, captured with gradients, does what ``other`` does, captured without."""
+        read = self._outcome.gradients_read
+        accumulated = read <= other._outcome.gradients.keys() and self._outcome.only_accumulates
+        return not read or accumulated
 
     @functools.cached_property
     def graph_module(self) -> GraphModule:
@@ -63,15 +87,18 @@ class CapturedProgram:
                 raise
             return self.recapture(*args, **kwargs)(*args, **kwargs)
         differentiable = any(leaf.requires_grad for leaf in outcome.leaves) and torch.is_grad_enabled()
+        differentiable = differentiable and not self.leaves_gradients  # its backward is part of it
         given = unwritten(inputs, outcome.backs) if differentiable else inputs
         with torch.set_grad_enabled(differentiable):
-            results = self.graph_module(*given)
+            results = self.graph_module(*(value for place, value in enumerate(given) if place not in outcome.unused))
         states, sizes = [self._lifted.state, arguments], self._sizes(inputs, results)
         with torch.no_grad():
             originals = self._originals(inputs)
             stand_in = functools.partial(self._stand_in, inputs, originals, sizes)
             write_back(outcome.backs, inputs, outcome.first_places, results, originals, stand_in, sizes)
         presenter = Presenter(outcome.leaves, inputs, outcome.places, results, sizes)
+        for source, gradient in outcome.gradients.items():
+            inputs[source].grad = None if gradient is None else presenter.tensor(gradient)
         for change in outcome.changes:
             change.apply(states, presenter.tensor)
         leaves = [follow(recipe, states, presenter.tensor) for recipe in outcome.outputs]

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
+from functionalize._torch import pytree
 from functionalize._torch.fakes import FakeFactory, FakeTensor, fake_mode_of, new_fake_mode
 from functionalize._torch.tracing import traced_subgraphs, track
 from functionalize.aftermath import Aftermath
 from functionalize.api import new_program, run_call, unheard
 from functionalize.captured import CapturedProgram
 from functionalize.fake import fakes_of
-from functionalize.lift import Lifted, Source, reached
+from functionalize.lift import Lifted, Source, Supposed, reached
+from functionalize.optimizer_state import make_state
 from functionalize.outcome import Outcome
 from functionalize.provenance import Provenance
 from functionalize.recording import RecordingMode
@@ -80,13 +82,39 @@ def capture(
         roots = {"": model_or_fn} if is_module(model_or_fn) else reached(model_or_fn)
         if optimizer is not None and not any(root is optimizer for root in roots.values()):
             roots["optimizer"] = optimizer
-        func = model_or_fn
-        lifted = Lifted(func, roots, args, kwargs)
-        return _Capture(func, lifted, remove).run()
+        for root in roots.values():
+            if isinstance(root, torch.optim.Optimizer):
+                make_state(root)
+        func = training_step(model_or_fn, optimizer) if optimizer and is_module(model_or_fn) else model_or_fn
+        program = _Capture(func, Lifted(model_or_fn, roots, args, kwargs), remove).run()
+        if not program.leaves_gradients or program.has_all_gradients:
+            return program
+        # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
+        supposed = _Capture(func, Lifted(model_or_fn, roots, args, kwargs, suppose_gradients=True), remove).run()
+        return supposed if supposed.serves_without_gradients(program) else program
 
     program = again(*args, **kwargs)
     program.recapture = again if on_alias_change == "recapture" else None
     return program
+
+
+def training_step(model: Any, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """Forward, backward and update of a module that returns a loss: a scalar, or an output that has one."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer.zero_grad()
+        output = model(*args, **kwargs)
+        loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            raise TypeError(
+                f"with an optimizer, {type(model).__name__} must return a loss: a tensor without dimensions, or an output "
+                "with such a `loss`. Else capture a function that computes it, calls backward() and optimizer.step()"
+            )
+        loss.backward()
+        optimizer.step()
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output)
+
+    return step
 
 
 class _Capture:
@@ -98,6 +126,9 @@ class _Capture:
         self._fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=False)
         self._factory = FakeFactory(self._fake_mode)
         self._fakes = fakes_of(tensors, self._factory, None)
+        for source in lifted.sources:
+            if isinstance(source.value, Supposed):
+                self._fakes[id(source.value)] = self._factory.like_real(source.value.of)
         self._provenance = Provenance(lifted.state.modules, run_call.__code__)
         self._recorder = RecordingMode(self._factory, self._provenance.note, symbolic=False)
 
@@ -133,6 +164,9 @@ class _Capture:
             for holder, _ in state.holders.values():
                 if isinstance(holder, dict) and any(isinstance(key, torch.Tensor) for key in holder):
                     assign(holder, {self._fakes.get(id(key), key): item for key, item in holder.items()})
+        for source in self._lifted.sources:
+            if source.grad_of is not None:
+                self._fakes[id(source.grad_of.value)].grad = self._fakes[id(source.value)]
 
     def _recorded(self, aftermath: Aftermath) -> Outcome:
         mode = new_program(self._remove == "mutations_and_views")
@@ -141,6 +175,7 @@ class _Capture:
 
         def end(program: Any, inputs: Any, outputs: Any) -> None:
             changes = aftermath.changes(outcome.number)
+            outcome.find_gradients()
             with unheard():
                 outcome.settle(inputs, outputs, changes)
 

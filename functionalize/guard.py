@@ -5,15 +5,16 @@ Invariant: what passes here is computed as the original would. Limits: strides c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from functionalize._torch import storage_key
-from functionalize.aftermath import ABSENT, Change
+from functionalize.aftermath import ABSENT, Result
 from functionalize.errors import InputMismatchError
-from functionalize.lift import Lifted, Source
+from functionalize.lift import Lifted, Source, Supposed, is_leaf
+from functionalize.outcome import Outcome
 from functionalize.state import State
 
 _COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
@@ -22,13 +23,21 @@ _COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, tor
 class Guard:
     """What a program expects of its inputs."""
 
-    def __init__(self, lifted: Lifted, changes: Sequence[Change]) -> None:
-        self._state, self._sources, self._changes = lifted.state, lifted.sources, changes
+    def __init__(
+        self, lifted: Lifted, outcome: Outcome, *, gradients_matter: bool
+    ) -> None:
+        self._source_of, self._unused, self._changes = outcome.source_of_leaf, outcome.unused, outcome.changes
+        self._state, self._sources = lifted.state, lifted.sources
         self._shape = lifted.arguments.shape
         self._constants = [(spot.path, spot.get()) for spot in lifted.arguments.constants]
         places = {id(spot): place for place, spot in enumerate(lifted.arguments.leaves)}
         self._leaf = [places.get(id(source.spot)) for source in self._sources]
         self._looks = [_look(source.value) for source in self._sources]
+        self._had_gradient = {
+            place: source.value.grad is not None
+            for place, source in enumerate(self._sources)
+            if gradients_matter and is_leaf(source.value)
+        }
         self._pattern = self._aliases([source.value for source in self._sources])
 
     def inputs(self, arguments: State) -> list[Any]:
@@ -44,17 +53,39 @@ class Guard:
             )
         self._check_constants(arguments)
         values = [self._value(place, source, arguments) for place, source in enumerate(self._sources)]
+        self._add_gradients(values)
         for source, value, look in zip(self._sources, values, self._looks, strict=True):
-            if _look(value) != look:
+            if _look(value) != look and (source.grad_of is None or value is not None):
                 raise InputMismatchError(
                     f"{_label(source)} is {_words(_look(value))}, and was {_words(look)} when the program was captured",
                     hint="pass inputs of the same shapes, dtypes and devices, or capture again",
                 )
-        self._check_state([self._state, arguments])
+        self._check_state([self._state, arguments], values)
+        self._fill_gradients(values)
         pattern = self._aliases(values)
         if pattern != self._pattern:
             self._refuse_aliases(pattern)
         return values
+
+    def _add_gradients(self, values: list[Any]) -> None:
+        """Look the gradients up, and that there are as many as there were."""
+        for place, source in enumerate(self._sources):
+            if source.grad_of is not None:
+                values[place] = values[self._sources.index(source.grad_of)].grad
+        for place, had in self._had_gradient.items():
+            if (values[place].grad is not None) != had:
+                raise InputMismatchError(
+                    f"the gradient of {_label(self._sources[place])} is {'not ' if had else ''}there, and was "
+                    f"{'' if had else 'not '}when the program was captured",
+                    hint="set gradients to None first, as optimizer.zero_grad() does, or capture again",
+                )
+
+    def _fill_gradients(self, values: list[Any]) -> None:
+        """Gradients that will be added to begin as zeros."""
+        for place, source in enumerate(self._sources):
+            if source.grad_of is not None and values[place] is None and place not in self._unused:
+                of = values[self._sources.index(source.grad_of)]
+                of.grad = values[place] = torch.zeros_like(of)
 
     def _value(self, place: int, source: Source, arguments: State) -> Any:
         leaf = self._leaf[place]
@@ -71,14 +102,15 @@ class Guard:
                     hint="a program is specialized on what is no tensor: pass the same, pass a tensor, or capture again",
                 )
 
-    def _check_state(self, states: Sequence[State]) -> None:
+    def _check_state(self, states: Sequence[State], values: Sequence[Any]) -> None:
         for change in self._changes:
             holder = list(states[change.state].holders.values())[change.holder][0]
-            for key, before in change.before.items():
+            for name, before in change.before.items():
+                key = values[self._source_of(name.number)] if isinstance(name, Result) else name
                 now = _entry(holder, key)
                 if now is not before and (not isinstance(before, _COMPARED) or now != before):
                     raise InputMismatchError(
-                        f"`{change.path}.{key}` is {_short(now)}, and was {_short(before)} when the program was captured",
+                        f"`{change.path}.{name}` is {_short(now)}, and was {_short(before)} when the program was captured",
                         hint="the program changes it, and is right for that value only: set it back, or capture again",
                     )
 
@@ -87,7 +119,7 @@ class Guard:
         first: dict[int, int] = {}
         pattern: list[Any] = []
         for place, value in enumerate(values):
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor) or self._sources[place].grad_of is not None:
                 pattern.append(None)
                 continue
             other = first.setdefault(storage_key(value), place)
@@ -116,6 +148,7 @@ def _entry(holder: Any, key: Any) -> Any:
 
 
 def _look(value: Any) -> Any:
+    value = value.of if isinstance(value, Supposed) else value
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.device, tuple(value.size()))
     return None

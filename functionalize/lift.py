@@ -33,12 +33,28 @@ class Source:
     value: Any  # when the program was captured
     spot: Spot | None  # where it sits; None for a constant, which the program holds itself
     persistent: bool | None = None
+    grad_of: Source | None = None  # whose gradient it is
+
+
+class Supposed:
+    """A gradient that a tensor does not have: a capture may ask what the program does if it has one."""
+
+    def __init__(self, of: torch.Tensor) -> None:
+        self.of = of
 
 
 class Lifted:
     """The inputs of one program."""
 
-    def __init__(self, func: Callable[..., Any], roots: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]):
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        roots: dict[str, Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        suppose_gradients: bool = False,
+    ) -> None:
         self.state = State()
         for name in roots:
             self.state.walk(roots, name, name)
@@ -46,7 +62,9 @@ class Lifted:
         self._names = names_of(func, len(self.args))
         walk_arguments(self.arguments, self.args, self.kwargs, self._names)
         taken: set[str] = set()
-        self.sources = [*self._state_sources(taken), *self._user_sources(taken)]
+        state, user = list(self._state_sources(taken)), list(self._user_sources(taken))
+        gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
+        self.sources = [*state, *gradients, *user]
 
     def walk(self, args: list[Any], kwargs: dict[str, Any]) -> State:
         """The arguments of another call."""
@@ -65,10 +83,27 @@ class Lifted:
         order = [InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR]
         yield from sorted(found.values(), key=lambda source: order.index(source.kind))
 
+    def _gradients(self, sources: list[Source], taken: set[str], suppose: bool) -> Iterator[Source]:
+        """The gradients that inputs have, or could have."""
+        seen: set[int] = set()
+        for source in sources:
+            if not is_leaf(source.value) or id(source.value) in seen:
+                continue
+            seen.add(id(source.value))
+            gradient = source.value.grad if source.value.grad is not None or not suppose else Supposed(source.value)
+            if gradient is not None:
+                target = f"{source.target or source.name}.grad"
+                yield Source(InputKind.BUFFER, fresh(f"b_{target}", taken), target, gradient, None, False, source)
+
     def _user_sources(self, taken: set[str]) -> Iterator[Source]:
         for spot in self.arguments.leaves:
             if isinstance(spot.get(), torch.Tensor) or spot.owner is None or isinstance(spot.owner, (dict, list)):
                 yield Source(InputKind.USER_INPUT, fresh(spot.path, taken), None, spot.get(), spot)
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether a value is a tensor that autograd leaves gradients at."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 
 def _kind_of(spot: Spot, tensor: torch.Tensor) -> tuple[InputKind, bool | None]:

@@ -29,7 +29,7 @@ from functionalize.aftermath import Change, Result
 from functionalize.bases import Base
 from functionalize.epilogue import Epilogue, Input, Step, WriteBack
 from functionalize.history import Historian, Region
-from functionalize.lift import Source, fresh
+from functionalize.lift import Source, Supposed, fresh, is_leaf
 from functionalize.program import Program
 from functionalize.regions import Geometry
 
@@ -96,12 +96,16 @@ class Outcome:
     changes: list[Change] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)  # recipes of the leaves that the caller gets
     spec: pytree.TreeSpec | None = None
+    gradients: dict[int, int | None] = field(default_factory=dict)  # of inputs: the number of the new one, if any
     mutations: list[Mutation] = field(default_factory=list)
     output_specs: list[OutputSpec] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     snapshot: Callable[[torch.Tensor], Any] = lambda value: value
     _nodes: list[Any] = field(default_factory=list)
     places: dict[int, Geometry] = field(default_factory=dict)  # of the inputs, when the program had run
+    gradients_read: set[int] = field(default_factory=set)  # of which inputs
+    only_accumulates: bool = True  # whether gradients are read to be added to: none is as good as zeros
+    unused: set[int] = field(default_factory=set)  # inputs that the graph does not take
     storages: dict[int, int] = field(default_factory=dict)  # whose they were, before it ran
     first_places: dict[int, Geometry] = field(default_factory=dict)  # before it ran
     _begun: dict[int, Input] = field(default_factory=dict)  # the inputs, by handle
@@ -124,6 +128,20 @@ class Outcome:
         self.handles.append(tensor)
         return len(self.handles) - 1
 
+    def find_gradients(self) -> None:
+        """Number the gradients that the program left at its inputs."""
+        before = {id(source.grad_of): self.fakes[id(source.value)] for source in self.sources if source.grad_of}
+        for number, source in enumerate(self.sources):
+            fake = self.fakes.get(id(source.value))
+            if is_leaf(source.value) and fake is not None and fake.grad is not before.get(id(source)):
+                self.gradients[number] = None if fake.grad is None else self.number(fake.grad)
+
+    def source_of_leaf(self, number: int) -> int:
+        """The input that a numbered tensor is."""
+        source = self.leaves[number].source
+        assert source is not None
+        return source
+
     def settle(self, inputs: list[Input], outputs: Any, changes: list[Change]) -> None:
         """Compute what is still missing, and end the graph."""
         leaves, self.spec = pytree.tree_flatten(outputs)
@@ -141,8 +159,9 @@ class Outcome:
                 self._give(self.handles[recipe.number], values)
             else:
                 self._output(recipe, OutputKind.USER_OUTPUT, None)
+        of_inputs = {number: source for source, number in self.gradients.items()}
         for number in left:
-            self._give(self.handles[number], values)
+            self._give(self.handles[number], values, of_inputs.get(number))
         self._describe()
         self.storages = self._first_storages()
         for number, source in enumerate(self.sources):
@@ -151,6 +170,21 @@ class Outcome:
                 self.first_places[number] = entry.place
         self.tracer.graph.output(tuple(self._nodes))
         self.tracer.graph.eliminate_dead_code()
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        """Gradients that the program neither reads nor writes are no inputs."""
+        written = {back.source for back in self.backs}
+        placeholders = self.tracer.graph.find_nodes(op="placeholder")
+        for number, (source, node) in enumerate(zip(self.sources, placeholders, strict=True)):
+            if source.grad_of is None:
+                continue
+            if not node.users and number not in written:
+                self.unused.add(number)
+                self.tracer.graph.erase_node(node)
+            else:
+                self.gradients_read.add(self.sources.index(source.grad_of))
+                self.only_accumulates &= all(user.target is torch.ops.aten.add.Tensor for user in node.users)
 
     # Constants
 
@@ -224,13 +258,19 @@ class Outcome:
             return self._constant(value, written=False)
         return node
 
-    def _give(self, handle: torch.Tensor, values: Mapping[int, Node]) -> None:
-        """An output for a tensor that the caller gets."""
+    def _give(self, handle: torch.Tensor, values: Mapping[int, Node], gradient_of: int | None = None) -> None:
+        """An output for a tensor that the caller gets, or finds as the gradient of an input."""
         number = self.number(handle)
         node = values.get(id(handle))
         if node is None:
             node = self._whole(handle)
-        self._of_handle[number] = self._output(node, OutputKind.USER_OUTPUT, None)
+        kind, target = OutputKind.USER_OUTPUT, None
+        if gradient_of is not None:
+            source = self.sources[gradient_of]
+            state = source.kind is not InputKind.USER_INPUT
+            kind = OutputKind.GRADIENT_TO_PARAMETER if state else OutputKind.GRADIENT_TO_USER_INPUT
+            target = source.target or source.name
+        self._of_handle[number] = self._output(node, kind, target)
 
     def _whole(self, handle: torch.Tensor) -> Node:
         """The node of a handle's current value; of an input of which parts were written it is computed here."""
@@ -284,7 +324,8 @@ class Outcome:
 
     def signature(self) -> ExportGraphSignature:
         """What each input and output of the graph is."""
-        return ExportGraphSignature([_input_spec(source) for source in self.sources], self.output_specs)
+        taken = [source for number, source in enumerate(self.sources) if number not in self.unused]
+        return ExportGraphSignature(list(map(_input_spec, taken)), self.output_specs)
 
 
 _MUTATION = {
@@ -294,7 +335,7 @@ _MUTATION = {
 
 
 def _input_spec(source: Source) -> InputSpec:
-    if isinstance(source.value, torch.Tensor):
+    if isinstance(source.value, (torch.Tensor, Supposed)):
         return InputSpec(source.kind, TensorArgument(name=source.name), source.target, source.persistent)
     return InputSpec(source.kind, ConstantArgument(name=source.name, value=_plain(source.value)), source.target)
 

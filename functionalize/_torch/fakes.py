@@ -73,6 +73,11 @@ class FakeFactory:
         with below_dispatch():
             return self._wrap(tensor.detach(), tensor.fake_device)
 
+    def like_real(self, tensor: torch.Tensor) -> FakeTensor:
+        """A fake tensor of the size and the strides of a tensor, with a storage of its own."""
+        device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+        return self.fresh(tensor.size(), tensor.stride(), tensor.dtype, device)
+
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor that looks like any tensor."""
         return self.snapshot(tensor) if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor)
