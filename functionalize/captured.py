@@ -16,7 +16,8 @@ from torch.fx import GraphModule
 
 from functionalize._torch import pytree, storage_key
 from functionalize.aftermath import follow
-from functionalize.errors import InputMismatchError
+from functionalize.copy_epilogue import with_copies
+from functionalize.errors import InputMismatchError, StateMismatchError
 from functionalize.guard import Guard
 from functionalize.history import AliasHistory
 from functionalize.lift import Lifted, is_leaf
@@ -38,9 +39,13 @@ class CapturedProgram:
         self.signature: ExportGraphSignature = outcome.signature()
         self.mutations: list[Mutation] = outcome.mutations
         self.alias_graph: AliasHistory = outcome.historian.history
-        self.recapture: Callable[..., CapturedProgram] | None = None
+        self.again: Callable[..., CapturedProgram] | None = None  # captures the same program for other inputs
+        self.recaptures = False  # whether other inputs are captured anew
         self.graph = outcome.tracer.graph
         self._root = outcome.tracer.root
+        self._follow(lifted, outcome)
+
+    def _follow(self, lifted: Lifted, outcome: Outcome) -> None:
         self._lifted, self._outcome = lifted, outcome
         self._guard = Guard(lifted, outcome, gradients_matter=self.needs_gradients)
 
@@ -79,13 +84,15 @@ class CapturedProgram:
         Raises:
             InputMismatchError: the inputs are not such as the program was captured for.
         """
-        outcome, arguments = self._outcome, self._lifted.walk(list(args), dict(kwargs))
+        arguments = self._lifted.walk(list(args), dict(kwargs))
         try:
             inputs = self._guard.inputs(arguments)
-        except InputMismatchError:
-            if self.recapture is None:
+        except InputMismatchError as error:
+            other = None if self.again is None else self._another(error, args, kwargs)
+            if other is None:
                 raise
-            return self.recapture(*args, **kwargs)(*args, **kwargs)
+            return other(*args, **kwargs)
+        outcome = self._outcome
         differentiable = any(leaf.requires_grad for leaf in outcome.leaves) and torch.is_grad_enabled()
         differentiable = differentiable and not self.leaves_gradients  # its backward is part of it
         given = unwritten(inputs, outcome.backs) if differentiable else inputs
@@ -103,6 +110,18 @@ class CapturedProgram:
             change.apply(states, presenter.tensor)
         leaves = [follow(recipe, states, presenter.tensor) for recipe in outcome.outputs]
         return pytree.tree_unflatten(leaves, outcome.spec)
+
+    def _another(self, error: InputMismatchError, args: Any, kwargs: Any) -> CapturedProgram | None:
+        """A program for a call that this one is not for. State that leaves the graph as it is is followed."""
+        assert self.again is not None
+        if self.recaptures:
+            return self.again(*args, **kwargs)
+        if isinstance(error, StateMismatchError):
+            other = self.again(*args, **kwargs)
+            if str(other.graph) == str(self.graph) and str(other.signature) == str(self.signature):
+                self._follow(other._lifted, other._outcome)
+                return self
+        return None
 
     def _sizes(self, inputs: Sequence[Any], results: Sequence[Any]) -> Sizes:
         """What the symbols among the program's sizes are in a call."""
@@ -134,6 +153,10 @@ class CapturedProgram:
         if source is not None:
             return originals[source]
         return torch.empty(list(map(sizes.number, argument.size())), dtype=argument.dtype, device=argument.device)
+
+    def with_copy_epilogue(self) -> GraphModule:
+        """The same graph ending in ``copy_`` onto what it writes; it returns the caller's outputs alone."""
+        return with_copies(self._outcome, self._root)
 
     def print_readable(self) -> str:
         """Print the graph as Python, with shapes and the user's lines; the text is returned as well."""

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize._torch.fakes import FakeFactory, FakeTensor, fake_mode_of, new_fake_mode
+from functionalize._torch.fakes import FakeFactory, FakeTensor, fake_mode_of, is_data_dependent, new_fake_mode
 from functionalize._torch.tracing import traced_subgraphs, track
 from functionalize.aftermath import Aftermath
 from functionalize.api import new_program, run_call, unheard
 from functionalize.captured import CapturedProgram
+from functionalize.errors import DataDependentError
 from functionalize.fake import fakes_of
 from functionalize.lift import Lifted, Source, Supposed, reached
 from functionalize.optimizer_state import make_state
@@ -79,6 +80,11 @@ def capture(
         raise ValueError(f"on_alias_change must be 'raise' or 'recapture', not {on_alias_change!r}")
 
     def again(*args: Any, **kwargs: Any) -> CapturedProgram:
+        program = captured(*args, **kwargs)
+        program.again, program.recaptures = again, on_alias_change == "recapture"
+        return program
+
+    def captured(*args: Any, **kwargs: Any) -> CapturedProgram:
         roots = {"": model_or_fn} if is_module(model_or_fn) else reached(model_or_fn)
         if optimizer is not None and not any(root is optimizer for root in roots.values()):
             roots["optimizer"] = optimizer
@@ -93,9 +99,7 @@ def capture(
         supposed = _Capture(func, Lifted(model_or_fn, roots, args, kwargs, suppose_gradients=True), remove).run()
         return supposed if supposed.serves_without_gradients(program) else program
 
-    program = again(*args, **kwargs)
-    program.recapture = again if on_alias_change == "recapture" else None
-    return program
+    return again(*args, **kwargs)
 
 
 def training_step(model: Any, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
@@ -181,5 +185,10 @@ class _Capture:
 
         args, kwargs = self._lifted.args, self._lifted.kwargs
         inputs = [fake for source in self._lifted.sources if (fake := self._fakes.get(id(source.value))) is not None]
-        run_call(mode, self._func, args, kwargs, end, reached=inputs)
+        try:
+            run_call(mode, self._func, args, kwargs, end, reached=inputs)
+        except Exception as error:
+            if is_data_dependent(error):
+                raise DataDependentError(error) from error
+            raise
         return outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from functionalize.frames import user_frame, user_frames
+from functionalize.frames import decisive_line, user_frame, user_frames
 
 
 class NotFunctionalError(AssertionError):
@@ -27,6 +27,22 @@ class InputMismatchError(ValueError):
 
     def __init__(self, what: str, *, hint: str) -> None:
         super().__init__(f"{what}\n    try  {hint}")
+
+
+class StateMismatchError(InputMismatchError):
+    """A captured program found Python state that it changes at another value than when it was captured."""
+
+
+class DataDependentError(RuntimeError):
+    """A program that is captured decides by values that only the data tell; the message says where, and what to try."""
+
+    def __init__(self, error: Exception) -> None:
+        reason = " ".join(str(error).split("\n", maxsplit=1)[0].split())
+        super().__init__(
+            f"the program decides by the value of a tensor\n    at   {decisive_line(error)}\n    why  {reason}\n"
+            "    try  torch.cond or torch.where instead of `if`; tensors instead of numbers from `.item()`; "
+            "torch._check for what you know of a size; for an optimizer capturable=True"
+        )
 
 
 def name_of(tensor: torch.Tensor) -> str:

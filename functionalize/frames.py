@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -55,8 +56,7 @@ def frames_below(code: CodeType) -> Iterator[FrameType]:
     """The frames that run inside of a call of ``code``, innermost first, but for ours and for those of torch's core."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not code:
-        file = frame.f_code.co_filename
-        if not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES)):
+        if _is_program(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
 
@@ -64,6 +64,20 @@ def frames_below(code: CodeType) -> Iterator[FrameType]:
 def user_frame() -> str:
     """``file:line in function: text`` of the innermost frame that is neither torch's nor ours."""
     return str(user_location())
+
+
+def decisive_line(error: BaseException) -> str:
+    """The innermost line of the user's code, or of the libraries that it is written with, in an error's traceback."""
+    found = "unknown"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _is_program(frame.f_code.co_filename):
+            found = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
+    return found
+
+
+def _is_program(file: str) -> bool:
+    """Whether code is the user's, or a part of torch that programs are written with."""
+    return not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))
 
 
 def traced_itself() -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from functionalize._torch import storage_key
 from functionalize.aftermath import ABSENT, Result
-from functionalize.errors import InputMismatchError
+from functionalize.errors import InputMismatchError, StateMismatchError
 from functionalize.lift import Lifted, Source, Supposed, is_leaf
 from functionalize.outcome import Outcome
 from functionalize.state import State
@@ -29,6 +29,13 @@ class Guard:
         self._source_of, self._unused, self._changes = outcome.source_of_leaf, outcome.unused, outcome.changes
         self._state, self._sources = lifted.state, lifted.sources
         self._shape = lifted.arguments.shape
+        changed = {(change.state, change.holder) for change in outcome.changes}
+        numbers = {identity: number for number, identity in enumerate(lifted.state.holders)}
+        self._settings = [
+            (spot, spot.get())
+            for spot in lifted.state.constants
+            if isinstance(spot.get(), _COMPARED) and (0, numbers[id(spot.holder)]) not in changed
+        ]
         self._constants = [(spot.path, spot.get()) for spot in lifted.arguments.constants]
         places = {id(spot): place for place, spot in enumerate(lifted.arguments.leaves)}
         self._leaf = [places.get(id(source.spot)) for source in self._sources]
@@ -94,6 +101,12 @@ class Guard:
         return source.value if source.spot is None else source.spot.get()
 
     def _check_constants(self, arguments: State) -> None:
+        for spot, wanted in self._settings:
+            if spot.get() != wanted:
+                raise StateMismatchError(
+                    f"`{spot.path}` is {_short(spot.get())}, and was {_short(wanted)} when the program was captured",
+                    hint="what is no tensor is part of the program: make it a tensor, or capture again",
+                )
         for spot, (path, wanted) in zip(arguments.constants, self._constants, strict=True):
             value = spot.get()
             if isinstance(wanted, _COMPARED) and not (value == wanted or (value != value and wanted != wanted)):
@@ -109,10 +122,14 @@ class Guard:
                 key = values[self._source_of(name.number)] if isinstance(name, Result) else name
                 now = _entry(holder, key)
                 if now is not before and (not isinstance(before, _COMPARED) or now != before):
-                    raise InputMismatchError(
-                        f"`{change.path}.{name}` is {_short(now)}, and was {_short(before)} when the program was captured",
+                    label = self._label_of(name)
+                    raise StateMismatchError(
+                        f"`{change.path}.{label}` is {_short(now)}, and was {_short(before)} when the program was captured",
                         hint="the program changes it, and is right for that value only: set it back, or capture again",
                     )
+
+    def _label_of(self, name: Any) -> Any:
+        return self._sources[self._source_of(name.number)].target if isinstance(name, Result) else name
 
     def _aliases(self, values: Sequence[Any]) -> list[Any]:
         """For each tensor the first that shares its storage, and how it lies to that."""

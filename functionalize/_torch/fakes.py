@@ -11,11 +11,24 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch_config  # says whether fake tensors may be asked for their memory
 from torch._guards import detect_fake_mode  # fake tensors are made by one mode, which may be the caller's
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 
 __all__ = ["FakeTensor", "FakeTensorMode"]
 
 below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
+
+
+def is_data_dependent(error: Exception) -> bool:
+    """Whether fake tensors raised an error because the data would decide."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # here: loads sympy
+
+    kinds = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+    return isinstance(error, kinds)
 
 
 def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
