@@ -10,13 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import Node
 
-from functionalize._torch import pytree
+from functionalize._torch import is_symbolic, pytree
 from functionalize._torch.fakes import FakeFactory, FakeTensor, fake_mode_of, is_data_dependent, new_fake_mode
-from functionalize._torch.tracing import traced_subgraphs, track
+from functionalize._torch.tracing import recording, track
 from functionalize.aftermath import Aftermath
 from functionalize.api import new_program, run_call, unheard
 from functionalize.captured import CapturedProgram
+from functionalize.dynamic import DynamicSizes, dims_of
 from functionalize.errors import DataDependentError
 from functionalize.fake import fakes_of
 from functionalize.lift import Lifted, Source, Supposed, reached
@@ -92,11 +94,12 @@ def capture(
             if isinstance(root, torch.optim.Optimizer):
                 make_state(root)
         func = training_step(model_or_fn, optimizer) if optimizer and is_module(model_or_fn) else model_or_fn
-        program = _Capture(func, Lifted(model_or_fn, roots, args, kwargs), remove).run()
+        program = _Capture(func, Lifted(model_or_fn, roots, args, kwargs), remove, dynamic_shapes).run()
         if not program.leaves_gradients or program.has_all_gradients:
             return program
         # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
-        supposed = _Capture(func, Lifted(model_or_fn, roots, args, kwargs, suppose_gradients=True), remove).run()
+        lifted = Lifted(model_or_fn, roots, args, kwargs, suppose_gradients=True)
+        supposed = _Capture(func, lifted, remove, dynamic_shapes).run()
         return supposed if supposed.serves_without_gradients(program) else program
 
     return again(*args, **kwargs)
@@ -124,41 +127,64 @@ def training_step(model: Any, optimizer: torch.optim.Optimizer) -> Callable[...,
 class _Capture:
     """One run of a program on fake tensors."""
 
-    def __init__(self, func: Callable[..., Any], lifted: Lifted, remove: str) -> None:
+    def __init__(self, func: Callable[..., Any], lifted: Lifted, remove: str, dynamic_shapes: Any = None) -> None:
         self._func, self._lifted, self._remove = func, lifted, remove
+        self._dims = dims_of(lifted, dynamic_shapes) if dynamic_shapes else {}
+        self._symbolic = bool(self._dims)
         tensors = [source.value for source in lifted.sources if isinstance(source.value, torch.Tensor)]
-        self._fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=False)
+        self._fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=self._symbolic)
         self._factory = FakeFactory(self._fake_mode)
-        self._fakes = fakes_of(tensors, self._factory, None)
+        self._fakes = fakes_of(tensors, self._factory, self._dims.keys(), self._with_symbols)
         for source in lifted.sources:
             if isinstance(source.value, Supposed):
                 self._fakes[id(source.value)] = self._factory.like_real(source.value.of)
         self._provenance = Provenance(lifted.state.modules, run_call.__code__)
-        self._recorder = RecordingMode(self._factory, self._provenance.note, symbolic=False)
+        self._recorder = RecordingMode(self._factory, self._provenance.note, symbolic=self._symbolic)
+
+    def _with_symbols(self, tensor: torch.Tensor) -> torch.Tensor:
+        from functionalize._torch.symbols import with_symbols  # here: loads sympy
+
+        return with_symbols(self._fake_mode, tensor, f"input{id(tensor)}", list(self._dims.get(id(tensor), ())))
 
     def run(self) -> CapturedProgram:
         """Record the program."""
         lifted, tracer = self._lifted, self._recorder.tracer
-        for source in lifted.sources:
-            self._placeholder(source)
+        for source, node in [(source, self._placeholder(source)) for source in lifted.sources]:
+            self._track(source, node)
+        sizes = DynamicSizes(self._dims, self._fakes)
         with lifted.state.restored(), lifted.arguments.restored():
             self._replace()
             aftermath = Aftermath([lifted.state, lifted.arguments])
-            subgraphs = traced_subgraphs(tracer, self._fake_mode, symbolic=False)
-            with self._fake_mode, self._provenance.watched(), subgraphs, self._recorder:
-                outcome = self._recorded(aftermath)
+            around = recording(tracer, self._fake_mode, symbolic=self._symbolic)
+            with around, self._provenance.watched():
+                sizes.relate()
+                with self._recorder:
+                    outcome = self._recorded(aftermath)
+        sizes.check_free()
+        if self._symbolic:
+            outcome.environment = self._fake_mode.shape_env
         self._provenance.write()
         return CapturedProgram(lifted, outcome, remove=self._remove)
 
-    def _placeholder(self, source: Source) -> None:
+    def _placeholder(self, source: Source) -> Node:
         node = self._recorder.tracer.graph.placeholder(source.name)
-        fake = self._fakes.get(id(source.value))
+        node.meta["val"] = source.value
+        return node
+
+    def _track(self, source: Source, node: Node) -> None:
+        """Let a fake tensor stand for its placeholder."""
+        fake, tracer = self._fakes.get(id(source.value)), self._recorder.tracer
         if fake is None:
-            node.meta["val"] = source.value
             return
-        node.meta["val"] = self._factory.snapshot(fake) if isinstance(fake, FakeTensor) else fake
-        if fake not in self._recorder.tracer.tensor_tracker:
-            track(self._recorder.tracer, fake, node)
+        if isinstance(fake, FakeTensor) and not is_symbolic(fake):
+            node.meta["val"] = self._factory.snapshot(fake)
+            if fake not in tracer.tensor_tracker:
+                track(tracer, fake, node)
+        else:
+            from functionalize._torch.symbols import track_input  # here: loads sympy
+
+            with self._fake_mode:
+                track_input(tracer, fake, node)
 
     def _replace(self) -> None:
         """Put the fakes where the program will look for tensors."""

@@ -140,14 +140,12 @@ class Epilogue:
         self, entry: Input, view: View, written: bool, metadata: _Metadata, storages: set[int]
     ) -> WriteBack:
         program = self.program
-        parts = self._parts(entry, view)
+        parts = self._parts(entry, view, storages)
         if parts:
             return WriteBack(entry, (), None, (), None, parts)
         fresh = entry in self._moved and metadata.takes_fresh_storage(entry)
         data = program.read(view) if written or fresh else None
-        if data is not None and program.domain.memory(data) in storages:
-            # The memory of an input that is about to be written, perhaps before this one.
-            data = program.domain.call(aten.clone.default, data)
+        data = None if data is None else self._apart(data, storages)
         # A graph returns what was written back. Code that goes on in the trace needs the input itself, to write to it.
         returned = id(entry.handle) in self._returned and traced_itself()
         shown = self._presentable(entry.handle, view) if returned else None
@@ -159,7 +157,14 @@ class Epilogue:
         program.domain.fix_symbols([args for _, args in steps])
         return WriteBack(entry, steps, data, after, shown)
 
-    def _parts(self, entry: Input, view: View) -> tuple[Part, ...]:
+    def _apart(self, data: Value, storages: set[int]) -> Value:
+        """What to copy, if need be out of the memory of an input that is about to be written, perhaps before this one."""
+        if self.program.domain.memory(data) not in storages:
+            return data
+        copy: Value = self.program.domain.call(aten.clone.default, data)
+        return copy
+
+    def _parts(self, entry: Input, view: View, storages: set[int]) -> tuple[Part, ...]:
         """What was written, where the base remembers that, and it is less than all of the input."""
         base = view.base
         alone = sum(other.storage == entry.storage for other in self.inputs) == 1
@@ -169,7 +174,10 @@ class Epilogue:
             return ()
         if sum(math.prod(written.geometry.size) for written in base.kept) >= math.prod(view.geometry.size):
             return ()
-        return tuple(Part(_path(written, view), written.geometry, value) for written, value in base.kept.items())
+        return tuple(
+            Part(_path(written, view), written.geometry, self._apart(value, storages))
+            for written, value in base.kept.items()
+        )
 
     def _once(self, handle: torch.Tensor, data: Value) -> tuple[Value, tuple[Step, ...], tuple[Step, ...]]:
         """What to copy, and where, for an expanded input: `copy_` refuses positions that share an element."""

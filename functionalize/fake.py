@@ -8,7 +8,7 @@ converter, whose storages may be smaller than the originals.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import torch
@@ -19,21 +19,24 @@ from functionalize._torch.fakes import FakeFactory
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
-def fakes_of(tensors: Iterable[torch.Tensor], factory: FakeFactory, convert: Convert | None) -> dict[int, torch.Tensor]:
+def fakes_of(
+    tensors: Iterable[torch.Tensor], factory: FakeFactory, dynamic: Set[int], convert: Convert
+) -> dict[int, torch.Tensor]:
     """A fake tensor for each tensor, by the tensor's identity.
 
-    ``convert`` gives the fake of a tensor whose sizes may be symbols; None where all sizes are to be plain.
+    ``dynamic`` names those whose sizes may be symbols; ``convert`` gives the fakes of these and of what shares their
+    storages.
     """
     groups: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)
     for tensor in tensors:
         groups[storage_key(tensor)][id(tensor)] = tensor
     fakes: dict[int, torch.Tensor] = {}
     for group in groups.values():
-        if convert is None and all(map(_is_plain, group.values())):
+        if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
             storage = torch.UntypedStorage(next(iter(group.values())).untyped_storage().nbytes(), device="meta")
             fakes |= {key: _at(factory, storage, tensor) for key, tensor in group.items()}
         else:
-            fakes |= {key: (convert or factory.mode.from_tensor)(tensor) for key, tensor in group.items()}
+            fakes |= {key: (convert if dynamic else factory.mode.from_tensor)(tensor) for key, tensor in group.items()}
     return fakes
 
 

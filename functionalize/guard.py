@@ -12,6 +12,7 @@ import torch
 
 from functionalize._torch import storage_key
 from functionalize.aftermath import ABSENT, Result
+from functionalize.dynamic import SizeGuard
 from functionalize.errors import InputMismatchError, StateMismatchError
 from functionalize.lift import Lifted, Source, Supposed, is_leaf
 from functionalize.outcome import Outcome
@@ -39,7 +40,11 @@ class Guard:
         self._constants = [(spot.path, spot.get()) for spot in lifted.arguments.constants]
         places = {id(spot): place for place, spot in enumerate(lifted.arguments.leaves)}
         self._leaf = [places.get(id(source.spot)) for source in self._sources]
-        self._looks = [_look(source.value) for source in self._sources]
+        symbolic = {number: place for number, place in outcome.first_places.items() if not place.static}
+        self._dynamic = frozenset(symbolic)
+        labels = {number: _label(self._sources[number]) for number in symbolic}
+        self._sizes = SizeGuard(outcome.environment, symbolic, labels) if symbolic else None
+        self._looks = [self._look(number, source.value) for number, source in enumerate(self._sources)]
         self._had_gradient = {
             place: source.value.grad is not None
             for place, source in enumerate(self._sources)
@@ -61,18 +66,25 @@ class Guard:
         self._check_constants(arguments)
         values = [self._value(place, source, arguments) for place, source in enumerate(self._sources)]
         self._add_gradients(values)
-        for source, value, look in zip(self._sources, values, self._looks, strict=True):
-            if _look(value) != look and (source.grad_of is None or value is not None):
+        for number, (source, value, look) in enumerate(zip(self._sources, values, self._looks, strict=True)):
+            if self._look(number, value) != look and (source.grad_of is None or value is not None):
                 raise InputMismatchError(
                     f"{_label(source)} is {_words(_look(value))}, and was {_words(look)} when the program was captured",
                     hint="pass inputs of the same shapes, dtypes and devices, or capture again",
                 )
         self._check_state([self._state, arguments], values)
         self._fill_gradients(values)
+        if self._sizes is not None:
+            self._sizes.check(values)
         pattern = self._aliases(values)
         if pattern != self._pattern:
             self._refuse_aliases(pattern)
         return values
+
+    def _look(self, number: int, value: Any) -> Any:
+        """What an input looks like, its sizes left out where they may differ."""
+        look = _look(value)
+        return (*look[:2], len(look[2])) if number in self._dynamic and look is not None else look
 
     def _add_gradients(self, values: list[Any]) -> None:
         """Look the gradients up, and that there are as many as there were."""
@@ -172,7 +184,10 @@ def _look(value: Any) -> Any:
 
 
 def _words(look: Any) -> str:
-    return "no tensor" if look is None else f"a tensor of {look[0]} on {look[1]} of size {list(look[2])}"
+    if look is None:
+        return "no tensor"
+    size = f"of {look[2]} dimensions" if isinstance(look[2], int) else f"of size {list(look[2])}"
+    return f"a tensor of {look[0]} on {look[1]} {size}"
 
 
 def _label(source: Source) -> str:

@@ -59,8 +59,8 @@ class Lifted:
         for name in roots:
             self.state.walk(roots, name, name)
         self.args, self.kwargs, self.arguments = list(args), dict(kwargs), State()
-        self._names = names_of(func, len(self.args))
-        walk_arguments(self.arguments, self.args, self.kwargs, self._names)
+        self.names = names_of(func, len(self.args))
+        walk_arguments(self.arguments, self.args, self.kwargs, self.names)
         taken: set[str] = set()
         state, user = list(self._state_sources(taken)), list(self._user_sources(taken))
         gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
@@ -69,7 +69,7 @@ class Lifted:
     def walk(self, args: list[Any], kwargs: dict[str, Any]) -> State:
         """The arguments of another call."""
         state = State()
-        walk_arguments(state, args, kwargs, self._names)
+        walk_arguments(state, args, kwargs, self.names)
         return state
 
     def _state_sources(self, taken: set[str]) -> Iterator[Source]:

@@ -105,6 +105,7 @@ class Outcome:
     places: dict[int, Geometry] = field(default_factory=dict)  # of the inputs, when the program had run
     gradients_read: set[int] = field(default_factory=set)  # of which inputs
     only_accumulates: bool = True  # whether gradients are read to be added to: none is as good as zeros
+    environment: Any = None  # of the symbols, where sizes are such
     unused: set[int] = field(default_factory=set)  # inputs that the graph does not take
     storages: dict[int, int] = field(default_factory=dict)  # whose they were, before it ran
     first_places: dict[int, Geometry] = field(default_factory=dict)  # before it ran

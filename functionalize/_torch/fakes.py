@@ -45,7 +45,7 @@ def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
         return FakeTensorMode(
             allow_fallback_kernels=not symbolic,
             allow_non_fake_inputs=True,
-            shape_env=ShapeEnv(),
+            shape_env=ShapeEnv(duck_shape=not symbolic),
             static_shapes=not symbolic,
         )
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher  # kernels in Python, which symbols go through
 from torch.fx import Graph, Node, Proxy
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
@@ -59,9 +60,10 @@ def tracked_node(tracer: PythonKeyTracer, tensor: torch.Tensor) -> Node | None:
 
 
 @contextlib.contextmanager
-def traced_subgraphs(tracer: PythonKeyTracer, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
-    """Let higher-order ops trace their bodies as inside ``make_fx``, on tensors of the same fake mode."""
+def recording(tracer: PythonKeyTracer, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
+    """What is set while ``make_fx`` traces, but for its modes; higher-order ops trace their bodies as inside it."""
     outer = _MakefxTracer({}, "symbolic" if symbolic else "fake", True, False, False, False, True)
     outer.fake_tensor_mode, outer.fx_tracer = fakes, tracer
-    with _set_make_fx_tracer(outer), disable_autocast_cache():
+    kernels = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
+    with fakes, kernels, _set_make_fx_tracer(outer), disable_autocast_cache():
         yield

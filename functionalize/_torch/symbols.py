@@ -1,0 +1,53 @@
+"""Symbolic sizes: how a size becomes a symbol, and what a trace has taken for granted of it.
+
+Loads sympy: imported where sizes are symbols only. Limits: written against torch 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.source import ConstantSource  # a symbol wants to know where it comes from
+from torch.export.dynamic_shapes import _DerivedDim, _Dim, _DimHint, _DimHintType
+from torch.fx.experimental.proxy_tensor import _enable_thunkify, disable_proxy_modes_tracing, track_tensor_tree
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from functionalize._torch.fakes import FakeTensorMode
+
+DerivedDim, NamedDim = _DerivedDim, _Dim
+
+
+def is_dynamic(dim: Any) -> bool:
+    """Whether a dimension's entry in ``dynamic_shapes`` lets it differ."""
+    if isinstance(dim, _DimHint):
+        return dim.type is not _DimHintType.STATIC
+    return isinstance(dim, (_Dim, _DerivedDim))
+
+
+def may_specialize(dim: Any) -> bool:
+    """Whether it is for the program to decide whether the dimension can differ."""
+    return isinstance(dim, _DimHint) and dim.type is _DimHintType.AUTO
+
+
+def with_symbols(mode: FakeTensorMode, tensor: torch.Tensor, name: str, dynamic: Sequence[int]) -> torch.Tensor:
+    """A fake tensor with a symbol for each of some dimensions."""
+    sizes = [DimDynamic.DYNAMIC if dim in dynamic else DimDynamic.STATIC for dim in range(tensor.dim())]
+    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+    return mode.from_tensor(tensor, source=ConstantSource(name), symbolic_context=context)
+
+
+def track_input(tracer: Any, tensor: torch.Tensor, node: Any) -> None:
+    """Let a tensor stand for a placeholder, and its symbols for its sizes; their nodes come when they are used."""
+    with disable_proxy_modes_tracing(), _enable_thunkify(tracer):
+        track_tensor_tree(tensor, torch.fx.Proxy(node, tracer), constant=None, tracer=tracer)
+
+
+def guards(environment: ShapeEnv) -> Iterator[Any]:
+    """What the trace took for granted of the symbols, as expressions."""
+    seen = set()
+    for guard in environment.guards:
+        if guard.expr not in seen:
+            seen.add(guard.expr)
+            yield guard.expr
