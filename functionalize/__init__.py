@@ -9,16 +9,24 @@ if TYPE_CHECKING:
     from functionalize.api import functionalize as functionalize
     from functionalize.capturing import capture as capture
     from functionalize.errors import (
+        DataDependentError,
         InputMismatchError,
         NotEquivalentError,
         NotFunctionalError,
         UnsupportedMutationError,
     )
 
-_ERRORS = ["InputMismatchError", "NotEquivalentError", "NotFunctionalError", "UnsupportedMutationError"]
-__all__ = [*_ERRORS, "capture", "functionalize"]  # noqa: PLE0604
+__all__ = [
+    "DataDependentError",
+    "InputMismatchError",
+    "NotEquivalentError",
+    "NotFunctionalError",
+    "UnsupportedMutationError",
+    "capture",
+    "functionalize",
+]
 
-_HOME = dict.fromkeys(_ERRORS, "functionalize.errors") | {
+_HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     "capture": "functionalize.capturing",
     "functionalize": "functionalize.api",
 }

@@ -87,14 +87,16 @@ class Aftermath:
         self._states = states
         self._before = [[held(holder) for holder, _ in state.holders.values()] for state in states]
         self._numbers = {
-            id(item): Known(place, number) for place, state in enumerate(states) for number, item in enumerate(state.seen)
+            id(item): Known(place, number)
+            for place, state in enumerate(states)
+            for number, item in enumerate(state.seen)
         }
         self._number: Number = lambda tensor: tensor
 
     def changes(self, number: Number) -> list[Change]:
         """The holders whose content the program changed."""
         self._number = number
-        found = []
+        found: list[Change] = []
         for place, state in enumerate(self._states):
             for position, (holder, path) in enumerate(state.holders.values()):
                 before = self._before[place][position]
@@ -152,7 +154,7 @@ def _differ(before: Any, after: Any) -> bool:
     return not (type(before) is type(after) and isinstance(before, plain) and before == after)
 
 
-def _object(kind: type, names: Sequence[str], items: Sequence[Any]) -> Any:
+def _object(kind: Any, names: Sequence[str], items: Sequence[Any]) -> Any:
     made = kind.__new__(kind)
     made.__dict__.update(zip(names, items, strict=True))
     return made

@@ -109,6 +109,7 @@ class CapturedProgram:
         for change in outcome.changes:
             change.apply(states, presenter.tensor)
         leaves = [follow(recipe, states, presenter.tensor) for recipe in outcome.outputs]
+        assert outcome.spec is not None
         return pytree.tree_unflatten(leaves, outcome.spec)
 
     def _another(self, error: InputMismatchError, args: Any, kwargs: Any) -> CapturedProgram | None:
@@ -134,7 +135,7 @@ class CapturedProgram:
         return sizes
 
     def _originals(self, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-        """Tensors that keep the storages of inputs which are about to leave them, or to be written beyond themselves."""
+        """Tensors that keep the storages of inputs which are about to leave them, or have writes beyond themselves."""
         backs = self._outcome.backs
         if not any(back.metadata or back.place is not None for back in backs):
             return {}

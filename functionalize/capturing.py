@@ -87,7 +87,7 @@ def capture(
         return program
 
     def captured(*args: Any, **kwargs: Any) -> CapturedProgram:
-        roots = {"": model_or_fn} if is_module(model_or_fn) else reached(model_or_fn)
+        roots: dict[str, Any] = {"": model_or_fn} if is_module(model_or_fn) else reached(model_or_fn)
         if optimizer is not None and not any(root is optimizer for root in roots.values()):
             roots["optimizer"] = optimizer
         for root in roots.values():
@@ -114,8 +114,9 @@ def training_step(model: Any, optimizer: torch.optim.Optimizer) -> Callable[...,
         loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
         if not isinstance(loss, torch.Tensor) or loss.dim():
             raise TypeError(
-                f"with an optimizer, {type(model).__name__} must return a loss: a tensor without dimensions, or an output "
-                "with such a `loss`. Else capture a function that computes it, calls backward() and optimizer.step()"
+                f"with an optimizer, {type(model).__name__} must return a loss: a tensor without dimensions, or an "
+                "output with such a `loss`. Else capture a function that computes it, calls backward() and then "
+                "optimizer.step()"
             )
         loss.backward()
         optimizer.step()

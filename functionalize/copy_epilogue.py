@@ -19,7 +19,8 @@ aten = torch.ops.aten
 
 def with_copies(outcome: Outcome, root: torch.nn.Module) -> GraphModule:
     """The graph of an outcome, with its write-backs as nodes and the caller's outputs alone."""
-    graph, copies = Graph(), {}
+    graph = Graph()
+    copies: dict[Node, Node] = {}
     output: Any = None
     for node in outcome.tracer.graph.nodes:
         if node.op == "output":
@@ -59,16 +60,16 @@ def _argument(graph: Graph, outcome: Outcome, argument: Any, inputs: list[Any]) 
     if source is not None:
         return inputs[source]
     size = _plain(list(argument.size()))
-    options = {"dtype": argument.dtype, "device": argument.device}
+    options: dict[str, Any] = {"dtype": argument.dtype, "device": argument.device}
     return graph.call_function(aten.empty.memory_format, (size,), options)
 
 
 def _plain(values: Any) -> list[Any]:
     """Sizes as numbers: a node cannot hold a symbol."""
     for value in values:
-        if isinstance(value, torch.SymInt) or (isinstance(value, list) and any(isinstance(v, torch.SymInt) for v in value)):
+        if any(isinstance(item, torch.SymInt) for item in (value if isinstance(value, list) else [value])):
             raise NotImplementedError(
-                "this program changes the size of an input to one that differs from call to call, which no node can name; "
-                "call the program itself, or capture it without dynamic_shapes"
+                "this program changes the size of an input to one that differs from call to call, which no node can "
+                "name; call the program itself, or capture it without dynamic_shapes"
             )
     return list(values)

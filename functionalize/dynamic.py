@@ -70,7 +70,7 @@ class DynamicSizes:
 
     def relate(self) -> None:
         """Tell the trace what the spec says: which sizes are equal, and between which bounds they lie."""
-        from functionalize._torch.symbols import DerivedDim, NamedDim
+        from functionalize._torch.symbols import DerivedDim, NamedDim, assume
 
         derived = []
         for key, dims in self._dims.items():
@@ -81,12 +81,12 @@ class DynamicSizes:
                     continue
                 if isinstance(given, NamedDim):
                     known = self._named.setdefault(given.__name__, size)
-                    torch._check(size == known, lambda: f"sizes named {given.__name__!r} differ")
+                    assume(size == known)
                 _bound(size, given.min, given.max)
         for size, given in derived:
             root = self._named.get(given.root.__name__)
             if root is not None:
-                torch._check(size == given.fn(root), lambda: f"a size is not {given.__name__}")
+                assume(size == given.fn(root))
 
     def check_free(self) -> None:
         """Raise where the program can only take the size that it was captured with."""
@@ -94,7 +94,7 @@ class DynamicSizes:
 
         for key, dims in self._dims.items():
             for dim, given in dims.items():
-                size = self._fakes[key].size(dim)
+                size: Any = self._fakes[key].size(dim)
                 if not may_specialize(given) and (type(size) is int or size.node.expr.is_number):
                     raise InputMismatchError(
                         f"dimension {dim} of an input of size {list(self._fakes[key].size())} may differ by "
@@ -104,10 +104,12 @@ class DynamicSizes:
 
 
 def _bound(size: Any, low: Any, high: Any) -> None:
+    from functionalize._torch.symbols import assume
+
     if low is not None and low > 0:
-        torch._check(size >= low)
+        assume(size >= low)
     if isinstance(high, int):
-        torch._check(size <= high)
+        assume(size <= high)
 
 
 class SizeGuard:
@@ -140,13 +142,13 @@ class SizeGuard:
                 )
 
     def _meet(self, known: dict[Any, int], size: Any, actual: int, label: str) -> None:
-        expected = size if type(size) is int else size.node.expr
+        expected: Any = size if type(size) is int else size.node.expr
         if type(size) is not int and expected.is_symbol:
             expected = known.setdefault(expected, actual)
             bounds = self._ranges.get(size.node.expr)
             if bounds is not None and not bounds.lower <= actual <= bounds.upper:
                 raise InputMismatchError(
-                    f"{label} is {actual}, and the program was captured for sizes from {bounds.lower} to {bounds.upper}",
+                    f"{label} is {actual}, and the program was captured for {bounds.lower} to {bounds.upper}",
                     hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
                 )
         elif type(size) is not int:

@@ -158,7 +158,7 @@ class Epilogue:
         return WriteBack(entry, steps, data, after, shown)
 
     def _apart(self, data: Value, storages: set[int]) -> Value:
-        """What to copy, if need be out of the memory of an input that is about to be written, perhaps before this one."""
+        """What to copy, if need be out of the memory of an input that is about to be written, maybe before this one."""
         if self.program.domain.memory(data) not in storages:
             return data
         copy: Value = self.program.domain.call(aten.clone.default, data)
@@ -246,9 +246,7 @@ def _beyond(program: Program, base: Base, inputs: Sequence[Input]) -> bool:
         return False
     places = [Geometry.of(entry.handle) for entry in inputs if storage_key(entry.handle) == base.key]
     shown = [view for place in places if (view := base.at(place)) is not None]
-    return not all(
-        any(view in written.lineage() for view in shown) for written in base.log.views()
-    )
+    return not all(any(view in written.lineage() for view in shown) for written in base.log.views())
 
 
 def moved(entry: Input) -> bool:

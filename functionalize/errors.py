@@ -23,7 +23,7 @@ class UnsupportedMutationError(RuntimeError):
 
 
 class InputMismatchError(ValueError):
-    """A captured program was called with inputs that it was not captured for; the message says which, and what to do."""
+    """A captured program was called with inputs that it was not captured for; the message says which."""
 
     def __init__(self, what: str, *, hint: str) -> None:
         super().__init__(f"{what}\n    try  {hint}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import PLAIN_TYPES, FakeTensor, is_symbolic, storage_key, unwrap_functorch
+from functionalize._torch import PLAIN_TYPES, is_symbolic, storage_key, unwrap_functorch
 from functionalize._torch.fakes import FakeFactory
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
@@ -54,9 +54,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _at(factory: FakeFactory, storage: torch.UntypedStorage, tensor: torch.Tensor) -> torch.Tensor:
-    fake: Any = factory.at(
-        storage, tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device
-    )
+    place = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+    fake: Any = factory.at(storage, *place, tensor.dtype, tensor.device)
     if isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
     elif type(tensor) is torch.nn.Buffer:

@@ -24,9 +24,7 @@ _COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, tor
 class Guard:
     """What a program expects of its inputs."""
 
-    def __init__(
-        self, lifted: Lifted, outcome: Outcome, *, gradients_matter: bool
-    ) -> None:
+    def __init__(self, lifted: Lifted, outcome: Outcome, *, gradients_matter: bool) -> None:
         self._source_of, self._unused, self._changes = outcome.source_of_leaf, outcome.unused, outcome.changes
         self._state, self._sources = lifted.state, lifted.sources
         self._shape = lifted.arguments.shape
@@ -124,7 +122,7 @@ class Guard:
             if isinstance(wanted, _COMPARED) and not (value == wanted or (value != value and wanted != wanted)):
                 raise InputMismatchError(
                     f"the argument `{path}` is {value!r}, and was {wanted!r} when the program was captured",
-                    hint="a program is specialized on what is no tensor: pass the same, pass a tensor, or capture again",
+                    hint="what is no tensor is part of the program: pass the same, pass a tensor, or capture again",
                 )
 
     def _check_state(self, states: Sequence[State], values: Sequence[Any]) -> None:
@@ -136,7 +134,7 @@ class Guard:
                 if now is not before and (not isinstance(before, _COMPARED) or now != before):
                     label = self._label_of(name)
                     raise StateMismatchError(
-                        f"`{change.path}.{label}` is {_short(now)}, and was {_short(before)} when the program was captured",
+                        f"`{change.path}.{label}` is {_short(now)}, and was {_short(before)} when captured",
                         hint="the program changes it, and is right for that value only: set it back, or capture again",
                     )
 
@@ -155,7 +153,9 @@ class Guard:
             if other == place:
                 pattern.append(place)
             else:
-                apart = value.storage_offset() * value.itemsize - values[other].storage_offset() * values[other].itemsize
+                apart = (
+                    value.storage_offset() * value.itemsize - values[other].storage_offset() * values[other].itemsize
+                )
                 pattern.append((other, apart, value.stride(), values[other].stride()))
         return pattern
 
@@ -164,8 +164,8 @@ class Guard:
             if now != before:
                 other = self._sources[(now if isinstance(now, tuple) else before)[0]]
                 raise InputMismatchError(
-                    f"{_label(self._sources[place])} and {_label(other)} {_relation(now)}, and {_relation(before)} when "
-                    "the program was captured",
+                    f"{_label(self._sources[place])} and {_label(other)} {_relation(now)}, and {_relation(before)} "
+                    "when the program was captured",
                     hint="pass tensors that share memory in the same way, or capture with on_alias_change='recapture'",
                 )
 

@@ -40,7 +40,9 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
     twins = {parameter: _twin(parameter) for parameter in missing}
     before = optimizer.__dict__.copy()
     hooks = {name: type(value)() for name, value in before.items() if name.endswith("_hooks") and value}
-    groups = [{**group, "params": [twins[p] for p in group["params"] if p in twins]} for group in optimizer.param_groups]
+    groups = [
+        {**group, "params": [twins[p] for p in group["params"] if p in twins]} for group in optimizer.param_groups
+    ]
     state: Any = defaultdict(_First)
     optimizer.__dict__.update(state=state, param_groups=groups, **hooks)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.export.graph_signature import (
 from torch.fx import Node
 
 from functionalize._torch import pytree, storage_key, unwrap_functorch
-from functionalize._torch.tracing import PythonKeyTracer, tracked_node
+from functionalize._torch.tracing import tracked_node
 from functionalize.aftermath import Change, Result
 from functionalize.bases import Base
 from functionalize.epilogue import Epilogue, Input, Step, WriteBack
@@ -87,7 +87,7 @@ class Outcome:
     """Turns what a program left into outputs of its graph."""
 
     program: Program
-    tracer: PythonKeyTracer
+    tracer: Any
     sources: list[Source]
     fakes: Mapping[int, torch.Tensor]
     handles: list[torch.Tensor] = field(default_factory=list)
@@ -160,8 +160,8 @@ class Outcome:
                 self._give(self.handles[recipe.number], values)
             else:
                 self._output(recipe, OutputKind.USER_OUTPUT, None)
-        of_inputs = {number: source for source, number in self.gradients.items()}
         for number in left:
+            of_inputs = {handle: source for source, handle in self.gradients.items()}
             self._give(self.handles[number], values, of_inputs.get(number))
         self._describe()
         self.storages = self._first_storages()
@@ -219,7 +219,10 @@ class Outcome:
         self.constants.append(value)
         after = placeholders[place - 1] if place else None
         with self.tracer.graph.inserting_after(after) if after is not None else self.tracer.graph.inserting_before():
-            node = self.tracer.graph.placeholder(name)
+            node: Node = self.tracer.graph.placeholder(name)
+        # The inputs behind it have other numbers now.
+        self.backs = [replace(back, source=back.source + (back.source >= place)) for back in self.backs]
+        self.gradients = {key + (key >= place): number for key, number in self.gradients.items()}
         node.meta["val"] = self.snapshot(value)
         return node
 
@@ -255,9 +258,7 @@ class Outcome:
 
     def _node(self, value: torch.Tensor) -> Node:
         node = tracked_node(self.tracer, value)
-        if node is None:
-            return self._constant(value, written=False)
-        return node
+        return self._constant(value, written=False) if node is None else node
 
     def _give(self, handle: torch.Tensor, values: Mapping[int, Node], gradient_of: int | None = None) -> None:
         """An output for a tensor that the caller gets, or finds as the gradient of an input."""
@@ -290,12 +291,13 @@ class Outcome:
     def _describe(self) -> None:
         """How each tensor that the caller gets lies in a storage."""
         storages = self._storages()
-        for number, source in enumerate(self.sources):
-            if isinstance(source.value, torch.Tensor):
-                self.places[number] = Geometry.of(self.fakes.get(id(source.value), source.value))
+        for number, entry in enumerate(self.sources):
+            if isinstance(entry.value, torch.Tensor):
+                self.places[number] = Geometry.of(self.fakes.get(id(entry.value), entry.value))
         first = self._first_storages()
         shared = Counter(storage_key(handle) for handle in self.handles)
         groups: dict[int, int] = {}
+        source: int | None
         for number, handle in enumerate(self.handles):
             key, place = storage_key(handle), Geometry.of(handle)
             source, itself = self.source_of(handle), True

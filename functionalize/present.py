@@ -190,7 +190,7 @@ def at_place(storage: torch.UntypedStorage, place: tuple[Any, Any, Any], dtype: 
     size, stride, offset = place
     with torch.no_grad():
         empty = torch.empty(0, dtype=dtype, device=storage.device)
-        return empty.set_(storage, offset, size, stride)  # type: ignore[call-overload, no-any-return]
+        return empty.set_(storage, offset, size, stride)
 
 
 def laid_out(value: torch.Tensor, place: Geometry) -> torch.Tensor:

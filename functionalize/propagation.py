@@ -167,4 +167,4 @@ def _look(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> Lo
             return None
     elif leaf.dtype != args[source].dtype:
         return None
-    return Look(size, stride, offset, leaf.dtype, leaf.fake_device, source)
+    return Look(size, stride, int(offset), leaf.dtype, leaf.fake_device, source)

@@ -82,9 +82,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         if entry.container is None:
             self._result(node, out)
             return
-        node.meta["val"] = entry.container(
-            [leaf if leaf is None else self.factory.snapshot(leaf) for leaf in out]
-        )
+        node.meta["val"] = entry.container([leaf if leaf is None else self.factory.snapshot(leaf) for leaf in out])
         for place, leaf in enumerate(out):
             if leaf is not None:
                 item = self.tracer.graph.create_node("call_function", operator.getitem, (node, place), name="getitem")
@@ -130,7 +128,7 @@ class RecordingMode(ProxyTorchDispatchMode):
             with self._long_way:
                 out = func(*args, **kwargs)
         else:
-            out = super().__torch_dispatch__(func, (), args, kwargs)
+            out = super().__torch_dispatch__(func, (), tuple(args), kwargs)
         for node in reversed(nodes):
             if node is last:
                 break

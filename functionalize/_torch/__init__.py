@@ -212,7 +212,7 @@ def memory_view(
     size, stride, offset = place
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         twin = torch.empty(0, dtype=dtype, device=storage.device)
-        return twin.set_(storage, offset, size, stride)  # type: ignore[call-overload, no-any-return]
+        return twin.set_(storage, offset, size, stride)
 
 
 def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = None) -> torch.Tensor:

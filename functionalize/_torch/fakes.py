@@ -79,7 +79,7 @@ class FakeFactory:
         """A fake tensor at a place of a storage of device ``meta``."""
         with below_dispatch():
             empty = torch.empty(0, dtype=dtype, device="meta")
-            return self._wrap(empty.set_(storage, offset, size, stride), device)  # type: ignore[call-overload]
+            return self._wrap(empty.set_(storage, offset, size, stride), device)
 
     def snapshot(self, tensor: FakeTensor) -> FakeTensor:
         """A fake tensor that later changes of the metadata of ``tensor`` do not reach."""

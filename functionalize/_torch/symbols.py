@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from functionalize._torch.fakes import FakeTensorMode
 
+assume = torch._check  # documented, in spite of its name
 DerivedDim, NamedDim = _DerivedDim, _Dim
 
 
@@ -34,8 +35,9 @@ def may_specialize(dim: Any) -> bool:
 def with_symbols(mode: FakeTensorMode, tensor: torch.Tensor, name: str, dynamic: Sequence[int]) -> torch.Tensor:
     """A fake tensor with a symbol for each of some dimensions."""
     sizes = [DimDynamic.DYNAMIC if dim in dynamic else DimDynamic.STATIC for dim in range(tensor.dim())]
-    context = StatelessSymbolicContext(dynamic_sizes=sizes)
-    return mode.from_tensor(tensor, source=ConstantSource(name), symbolic_context=context)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+    fake: torch.Tensor = mode.from_tensor(tensor, source=ConstantSource(name), symbolic_context=context)
+    return fake
 
 
 def track_input(tracer: Any, tensor: torch.Tensor, node: Any) -> None:

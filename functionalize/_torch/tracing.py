@@ -48,19 +48,19 @@ def node_of_constant_free(tracked: Any, tensor: torch.Tensor) -> Node | None:
     return None if entry is None or entry.constant is not None else entry.proxy.node
 
 
-def track(tracer: PythonKeyTracer, tensor: torch.Tensor, node: Node) -> None:
+def track(tracer: Any, tensor: torch.Tensor, node: Node) -> None:
     """Let a tensor of plain sizes stand for a node."""
     tracer.tensor_tracker[tensor] = _ProxyTensor(Proxy(node, tracer), None)
 
 
-def tracked_node(tracer: PythonKeyTracer, tensor: torch.Tensor) -> Node | None:
+def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
     """The node that a tensor stands for."""
     entry = tracer.tensor_tracker.get(tensor)
     return None if entry is None else entry.proxy.node
 
 
 @contextlib.contextmanager
-def recording(tracer: PythonKeyTracer, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
+def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
     """What is set while ``make_fx`` traces, but for its modes; higher-order ops trace their bodies as inside it."""
     outer = _MakefxTracer({}, "symbolic" if symbolic else "fake", True, False, False, False, True)
     outer.fake_tensor_mode, outer.fx_tracer = fakes, tracer

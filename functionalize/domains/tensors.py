@@ -124,7 +124,7 @@ class TensorsDomain:
         """Add the node ``op(value, *args)`` with the handle as its result, if that can be."""
         if self.proxies is None or self.remove_views or not isinstance(handle, FakeTensor):
             return False
-        if self._recorder is not None and op is not aten.as_strided.default:
+        if self._recorder is not None and op is not aten.as_strided.default and isinstance(value, FakeTensor):
             return self._recorder.record_view(op, value, args, handle)
         return record_view(self.proxies, op, value, args, handle)
 

@@ -157,7 +157,7 @@ def _traced(program: Program, function: Any, transformed: Any, eager: Observatio
 
 
 def _captured(program: Program, function: Any, remove: str) -> Verdict:
-    """A captured program is called as eager is, and compared in all that a caller can see but for views' being views."""
+    """A captured program is called as eager is, and compared in values, strides and aliasing."""
     plain, _ = _trace(function, program, "fake")
     eager = observe(function, program.arguments())
     if plain is None or eager.error is not None:
