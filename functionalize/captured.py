@@ -7,7 +7,9 @@ Limits: calls with inputs of another look or aliasing are refused, or captured a
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -162,3 +164,34 @@ class CapturedProgram:
     def print_readable(self) -> str:
         """Print the graph as Python, with shapes and the user's lines; the text is returned as well."""
         return self.graph_module.print_readable()
+
+    def report(self, path: str | os.PathLike[str], *, title: str = "") -> Path:
+        """Write one self-contained HTML page: storages over time, the code before and after, mutations, sizes.
+
+        Args:
+            path: the file to write.
+            title: what the page is called; otherwise it is named after what was captured.
+
+        Returns:
+            The path of the file.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from pathlib import Path
+            >>> from functionalize import capture
+            >>> program = capture(lambda x: x.add_(1), torch.zeros(3))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     page = program.report(Path(folder) / "report.html", title="Add one").read_text()
+            >>> "<title>Add one" in page
+            True
+        """
+        from functionalize import report  # jinja2 is imported by those who ask for a page
+
+        return report.write(report.build(self, title, self._metadata_writes()), path)
+
+    def _metadata_writes(self) -> list[tuple[str, str]]:
+        """The inputs and state whose size, strides or storage a call changes, each with the op that does it."""
+        named = [(self._outcome.sources[back.source], back) for back in self._outcome.backs]
+        return [
+            (source.target or source.name, str(op)) for source, back in named for op, _ in back.metadata + back.after
+        ]

@@ -58,11 +58,11 @@ LAYERS = {
     "outcome": 4,
     "guard": 4,
     "present": 4,
+    "report": 4,
     "captured": 4,
     "capturing": 4,
     "observation": 5,
     "verify": 5,
-    "report": 5,
     "deferred": 5,
     "export": 5,
     "__init__": 6,
@@ -154,9 +154,11 @@ def upward_imports(source: Source) -> Iterator[str]:
 
 
 def foreign_imports(source: Source) -> Iterator[str]:
-    """Third-party packages: torch for the transform, yaml and jinja2 for codegen, nothing else."""
+    """Third-party packages: torch for the transform, yaml and jinja2 for codegen, jinja2 for the report, no others."""
     codegen = source.name.startswith("functionalize.codegen")
     allowed = {"yaml", "jinja2"} if codegen else {"torch"}
+    if source.name.startswith("functionalize.report"):
+        allowed.add("jinja2")
     if source.name.startswith(OPTIONAL_DOORS):
         return
     for node, name in imports(source):

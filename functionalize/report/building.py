@@ -1,0 +1,270 @@
+"""Makes the data of a report from a captured program.
+
+Invariant: the program is only looked at. Limits: a node or event whose line is not known stands without a link.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
+from torch.fx import Graph
+from torch.fx import Node as FxNode
+
+from functionalize.frames import Location
+from functionalize.history import AliasHistory, BaseRecord, Region
+from functionalize.report import model
+from functionalize.report.code import bytes_of, code_of, count, look_of, place_of
+from functionalize.report.source import Sources, Spot, short
+
+_KINDS = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+    InputKind.USER_INPUT: "input",
+}
+_MUTATIONS = (OutputKind.PARAMETER_MUTATION, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+class Program(Protocol):
+    """What a report needs of a captured program."""
+
+    graph: Graph
+    signature: ExportGraphSignature
+    alias_graph: AliasHistory
+    mutations: Any
+    remove: str
+
+
+def build(program: Program, title: str = "", metadata: Sequence[tuple[str, str]] = ()) -> model.Report:
+    """The report of a program; without a title it is named after what was captured.
+
+    ``metadata``: tensors that get another size, strides or storage, each with the op that does it.
+    """
+    return _Builder(program).report(title, metadata)
+
+
+class _Builder:
+    def __init__(self, program: Program) -> None:
+        self._program, self._sources = program, Sources()
+        self._fx = list(program.graph.nodes)
+        self._numbers = {node.name: number for number, node in enumerate(self._fx)}
+        self._inputs = {getattr(spec.arg, "name", ""): spec for spec in program.signature.input_specs}
+        self._outputs = list(program.signature.output_specs)
+        self._names = {name: spec.target or name for name, spec in self._inputs.items()}
+        self._targets: dict[str, list[str]] = {}  # of write-backs, by the node that they copy
+        for spec in self._outputs:
+            if spec.kind in _MUTATIONS:
+                self._targets.setdefault(spec.arg.name, []).append(str(spec.target))
+
+    def report(self, title: str, metadata: Sequence[tuple[str, str]]) -> model.Report:
+        nodes = tuple(self._nodes())
+        storages = tuple(self._storage(base) for base in self._program.alias_graph.bases)
+        functions = self._sources.functions()
+        lines = {line.number: line for function in functions for line in function.lines if line and line.number >= 0}
+        return model.Report(
+            title or self._title(),
+            f"torch {torch.__version__} · {_REMOVED[self._program.remove]}",
+            tuple(self._amounts()),
+            nodes,
+            storages,
+            functions,
+            lines,
+            self._sources.chains,
+            tuple(self._mutations(lines)),
+            tuple(metadata),
+        )
+
+    def _title(self) -> str:
+        first = self._sources.first()
+        if first is None:
+            return "Captured program"
+        if first.function != "forward":
+            return first.function
+        stacks = (node.meta.get("nn_module_stack") for node in self._fx)
+        kinds = [next(iter(stack.values()))[1] for stack in stacks if stack]
+        return kinds[0].rpartition(".")[2] if kinds else first.function
+
+    # Nodes
+
+    def _nodes(self) -> Iterator[model.Node]:
+        for number, node in enumerate(self._fx):
+            if node.op == "placeholder":
+                yield self._input(number, node)
+            elif node.op != "output":
+                yield self._op(number, node)
+        results = next(node for node in self._fx if node.op == "output").args[0]
+        for place, (value, spec) in enumerate(zip(results, self._outputs, strict=True)):  # type: ignore[arg-type]
+            note = f"written back to {spec.target}" if spec.kind in _MUTATIONS else "returned"
+            name = value.name if isinstance(value, FxNode) else repr(value)
+            number = len(self._fx) + place
+            yield model.Node(number, "output", note, name, look_of(_value(value)), "", None, (("outputs", ""),))
+
+    def _input(self, number: int, node: FxNode) -> model.Node:
+        spec = self._inputs.get(node.name)
+        kind = _KINDS.get(spec.kind, "input") if spec is not None else "input"
+        return model.Node(
+            number,
+            "input",
+            node.name,
+            self._names.get(node.name, node.name),
+            look_of(_value(node)),
+            kind,
+            None,
+            _INPUTS,
+        )
+
+    def _op(self, number: int, node: FxNode) -> model.Node:
+        chain = self._sources.dispatched(number, node.meta.get("stack_trace") or "")
+        targets = self._targets.get(node.name)
+        note = f"written back to {', '.join(targets)}" if targets else ""
+        function = self._sources.function(chain)
+        path = self._modules(node) or ((function,) if function else _UNKNOWN)
+        return model.Node(number, "op", node.name, code_of(node), look_of(_value(node)), note, chain, path)
+
+    def _modules(self, node: FxNode) -> tuple[tuple[str, str], ...]:
+        """The modules whose forward made a node, outermost first, each with its class."""
+        stack = node.meta.get("nn_module_stack") or {}
+        return tuple((path or kind.rpartition(".")[2], kind.rpartition(".")[2]) for path, kind in stack.values())
+
+    # Storages
+
+    def _storage(self, base: BaseRecord) -> model.Storage:
+        spec, root = self._inputs.get(base.name), base.root.region
+        places = {view.index: number for number, view in enumerate(base.views)}
+        views = [
+            model.View(
+                places[view.index],
+                None if view.parent is None else places[view.parent.index],
+                view.op,
+                _region(view.region),
+                view.time,
+                None if view.parent is None else self._sources.viewed(_spot(view.location)),
+            )
+            for view in base.views
+        ]
+        writes = [
+            model.Write(
+                places[write.view.index],
+                write.op,
+                _region(write.view.region),
+                write.time,
+                self._sources.wrote(_spot(write.location)),
+            )
+            for write in base.writes
+        ]
+        return model.Storage(
+            base.index,
+            self._names.get(base.name, base.name),
+            model.INTERMEDIATE if spec is None else _KINDS.get(spec.kind, "input"),
+            _region(root),
+            _bytes(root),
+            self._path(base, spec),
+            tuple(views),
+            tuple(writes),
+            tuple(self._backs(spec, root)),
+        )
+
+    def _path(self, base: BaseRecord, spec: Any) -> tuple[str, ...]:
+        """Where a storage folds: its module, or the function that made it."""
+        if spec is not None:
+            return _steps(spec.target, ".") if spec.target else _steps(base.name, "_")
+        number = self._numbers.get(base.name)
+        modules = self._modules(self._fx[number]) if number is not None else ()
+        if modules:
+            return _steps(f"{modules[-1][0]}.", ".")
+        location = base.root.location
+        return (f"{location.function} in {short(location.file)}",) if location.line else ()
+
+    def _backs(self, spec: Any, root: Region) -> Iterator[model.Back]:
+        target = None if spec is None else spec.target or spec.arg.name
+        for place, output in enumerate(self._outputs):
+            if target is not None and output.kind in _MUTATIONS and output.target == target:
+                name = output.arg.name
+                number = self._numbers.get(name)
+                value = None if number is None else _value(self._fx[number])
+                size = None if value is None else bytes_of(value)
+                part = size is not None and size < _bytes(root)
+                region = f"{look_of(value)} of {place_of(root.dtype, root.size)}" if part else look_of(value)
+                yield model.Back(place, number, name, region, size)
+
+    # Tables
+
+    def _mutations(self, lines: Any) -> Iterator[model.Mutation]:
+        numbers = {(line.path, line.lineno): line.number for line in lines.values()}
+        for write in self._program.mutations:
+            kind = str(write.kind.name).removesuffix("_MUTATION").lower().replace("_", " ")
+            file, lineno = _place_in(write.location)
+            line = numbers.get((file, lineno))
+            shown = write.location if not file else write.location.replace(file, short(file), 1)
+            yield model.Mutation(kind, write.target, write.op, _region(write.region), _bytes(write.region), line, shown)
+
+    def _amounts(self) -> Iterator[model.Amount]:
+        inputs = [node for node in self._fx if node.op == "placeholder"]
+        written = [spec for spec in self._outputs if spec.kind in _MUTATIONS]
+        returned = [spec for spec in self._outputs if spec.kind not in _MUTATIONS]
+        whole = {spec.target for spec in written}
+        targets = [node for node in inputs if self._names.get(node.name) in whole]
+        for label, kinds in (("inputs", (InputKind.USER_INPUT,)), ("state", _STATE)):
+            chosen = [node for node in inputs if node.name in self._inputs and self._inputs[node.name].kind in kinds]
+            yield _amount(label, map(_value, chosen))
+        of = sum(bytes_of(_value(node)) for node in targets)
+        yield _amount("written back", map(self._result, written), f"of {size_text(of)} in the tensors written")
+        yield _amount("returned", map(self._result, returned))
+
+    def _result(self, spec: Any) -> Any:
+        number = self._numbers.get(getattr(spec.arg, "name", ""))
+        return None if number is None else _value(self._fx[number])
+
+
+_PLACE = re.compile(r"(.+?):(\d+) in ")
+_REMOVED = {"mutations": "mutations removed, views kept", "mutations_and_views": "mutations and views removed"}
+_INPUTS = (("inputs", ""),)
+_UNKNOWN = (("elsewhere", ""),)
+
+
+def _steps(name: str, separator: str) -> tuple[str, ...]:
+    """What stands before a name's last part: ``("layer.", "0.")`` of ``layer.0.weight``."""
+    return tuple(f"{step}{separator}" for step in name.split(separator)[:-1])
+
+
+def _amount(label: str, values: Any, detail: str = "") -> model.Amount:
+    tensors: Sequence[Any] = [value for value in values if isinstance(value, torch.Tensor)]
+    return model.Amount(label, len(tensors), sum(map(bytes_of, tensors)), detail if tensors else "")
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("val") if isinstance(node, FxNode) else node
+
+
+def _region(region: Region) -> str:
+    return place_of(region.dtype, region.size, region.stride, region.offset)
+
+
+def _bytes(region: Region) -> int:
+    return count(region.size) * int(region.dtype.itemsize)
+
+
+def _spot(location: Location) -> Spot:
+    return Spot(location.file, location.line, location.function)
+
+
+def _place_in(location: str) -> tuple[str, int]:
+    """File and line of a location that was written out as ``file:line in function: text``."""
+    found = _PLACE.match(location)
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def size_text(count: int | None) -> str:
+    """``1.5 KiB`` for 1536."""
+    if count is None:
+        return ""
+    amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount /= 1024
+        units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{amount:.3g} {units[0]}"

@@ -1,0 +1,185 @@
+"""What a report says, as data: storages with their events, source lines, graph nodes, mutations, sizes.
+
+Invariant: plain values alone, no tensor and no node; what refers to another part does so by its number.
+Limits: none of its own; how it looks is up to the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+INTERMEDIATE = "intermediate"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the user's source. ``nodes``: those that it dispatched itself; ``through``: how many its calls did."""
+
+    number: int  # in the report
+    file: str  # as shown
+    path: str  # on disk
+    lineno: int
+    text: str
+    nodes: tuple[int, ...] = ()
+    through: int = 0
+    views: int = 0
+    writes: int = 0
+
+    @property
+    def linked(self) -> bool:
+        return bool(self.nodes or self.through or self.views or self.writes)
+
+
+@dataclass(frozen=True)
+class Function:
+    """Lines of one function, in order; None where lines are left out."""
+
+    name: str
+    file: str
+    path: str
+    lines: tuple[Line | None, ...]
+    library: bool  # an installed package's, not the user's own
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether it is a package's, and only calls what does the work."""
+        return self.library and not any(line and (line.nodes or line.writes or line.views) for line in self.lines)
+
+    @property
+    def nodes(self) -> int:
+        return sum(len(line.nodes) for line in self.lines if line)
+
+    @property
+    def writes(self) -> int:
+        return sum(line.writes for line in self.lines if line)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One line of the graph's code."""
+
+    number: int
+    role: str  # input, op or output
+    name: str
+    code: str
+    look: str  # dtype and size of the result
+    note: str  # what it is to the caller
+    chain: int | None  # the lines that led to it: an index into the report's chains
+    path: tuple[tuple[str, str], ...]  # where it folds: modules or a function, outermost first, each with its kind
+
+
+@dataclass(frozen=True)
+class View:
+    """One view of a storage; ``parent`` is a number among the storage's views, None for the first tensor on it."""
+
+    number: int
+    parent: int | None
+    op: str
+    region: str
+    time: int
+    line: int | None
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write, through a view of the storage."""
+
+    view: int
+    op: str
+    region: str
+    time: int
+    line: int | None
+
+
+@dataclass(frozen=True)
+class Back:
+    """One write-back: the graph's output that goes there, what it covers, and its bytes."""
+
+    output: int
+    node: int | None
+    value: str
+    region: str
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One storage that the program viewed or wrote."""
+
+    number: int
+    name: str
+    kind: str  # parameter, buffer, constant, input or intermediate
+    look: str
+    bytes: int | None
+    path: tuple[str, ...]  # where it folds
+    views: tuple[View, ...]
+    writes: tuple[Write, ...]
+    backs: tuple[Back, ...]
+
+    @property
+    def group(self) -> str:
+        """Which part of the picture it belongs to."""
+        if self.kind == INTERMEDIATE:
+            return "written inside" if self.writes else "viewed inside"
+        return "written back" if self.backs or self.writes else "read"
+
+    @property
+    def events(self) -> int:
+        return len(self.views) + len(self.writes) + len(self.backs)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A row of the table of mutations."""
+
+    kind: str
+    target: str
+    op: str
+    region: str
+    bytes: int | None
+    line: int | None
+    location: str
+
+
+@dataclass(frozen=True)
+class Amount:
+    """So many tensors of so many bytes."""
+
+    label: str
+    tensors: int
+    bytes: int
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it."""
+
+    title: str
+    subtitle: str
+    amounts: tuple[Amount, ...]
+    nodes: tuple[Node, ...]
+    storages: tuple[Storage, ...]
+    functions: tuple[Function, ...]
+    lines: Mapping[int, Line]
+    chains: tuple[tuple[int, ...], ...]
+    mutations: tuple[Mutation, ...]
+    metadata: tuple[tuple[str, str], ...] = ()  # what gets another size, strides or storage, and by which op
+
+    @property
+    def ops(self) -> int:
+        return sum(node.role == "op" for node in self.nodes)
+
+    @property
+    def views(self) -> int:
+        """Views that the program made; the first tensor on a storage is none."""
+        return sum(view.parent is not None for storage in self.storages for view in storage.views)
+
+    @property
+    def writes(self) -> int:
+        return sum(len(storage.writes) for storage in self.storages)
+
+    @property
+    def backs(self) -> int:
+        return sum(len(storage.backs) for storage in self.storages)
