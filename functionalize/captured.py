@@ -187,7 +187,7 @@ class CapturedProgram:
         """
         from functionalize import report  # jinja2 is imported by those who ask for a page
 
-        return report.write(report.build(self, title, self._metadata_writes()), path)
+        return report.write(report.build(self, title, self._metadata_writes(), self._shared()), path)
 
     def _metadata_writes(self) -> list[tuple[str, str]]:
         """The inputs and state whose size, strides or storage a call changes, each with the op that does it."""
@@ -195,3 +195,11 @@ class CapturedProgram:
         return [
             (source.target or source.name, str(op)) for source, back in named for op, _ in back.metadata + back.after
         ]
+
+    def _shared(self) -> list[list[str]]:
+        """The names of graph inputs that share a storage, storage by storage."""
+        groups: dict[int, list[str]] = {}
+        for source in self._outcome.sources:
+            if isinstance(source.value, torch.Tensor):
+                groups.setdefault(storage_key(source.value), []).append(source.name)
+        return [group for group in groups.values() if len(group) > 1]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from functionalize import capture
+from functionalize.captured import CapturedProgram
 from functionalize.report import Report, build, page
 from functionalize.report.code import place_of
 from functionalize.report.folds import LANES, ROWS, Fold, clustered, folded
@@ -80,7 +83,12 @@ def real() -> dict[str, Report]:
     """The reports of whole programs."""
     names = ("kv-cache-decode", "resnet-step-sgd-single", "state-space-loop")
     programs = {model.name: model.build() for model in MODELS if model.name in names}
-    return {name: build(capture(func, *inputs)) for name, (func, inputs) in programs.items()}
+    return {name: report_of(capture(func, *inputs)) for name, (func, inputs) in programs.items()}
+
+
+def report_of(program: CapturedProgram) -> Report:
+    """What `program.report` draws."""
+    return build(program, "", program._metadata_writes(), program._shared())
 
 
 # Data
@@ -145,6 +153,31 @@ def edit_title() -> str:
 def test_a_write_back_of_a_part_says_so() -> None:
     (back,) = next(storage for storage in deep(1).storages if storage.backs).backs
     assert (back.region, back.bytes) == ("f32[4] of f32[8,4]", 16)
+
+
+def test_inputs_in_one_storage_are_one_lane_with_all_its_write_backs(tmp_path: Path) -> None:
+    """Both halves of a storage are written, one through each input."""
+
+    def program(left: Tensor, right: Tensor) -> None:
+        left.add_(1)
+        right.mul_(2)
+
+    whole = torch.zeros(6)
+    captured = capture(program, whole[:3], whole[3:])
+    report = build(captured, shared=[["left", "right"]])
+    (lane,) = [storage for storage in report.storages if storage.backs]
+    assert [back.target for back in lane.backs] == ["left", "right"]
+    assert report.backs == sum(back.kind.name.endswith("MUTATION") for back in captured.signature.output_specs)
+    html = captured.report(tmp_path / "report.html").read_text()
+    assert len(re.findall('class="row back"', html)) == 2
+
+
+def test_every_write_back_is_drawn(real: dict[str, Report]) -> None:
+    for report in real.values():
+        written = next(amount for amount in report.amounts if amount.label == "written back")
+        assert report.backs == written.tensors > 0
+        lanes = [storage.name for storage in report.storages if storage.kind != "intermediate"]
+        assert len(lanes) == len(set(lanes))
 
 
 def test_places_in_words() -> None:
@@ -438,3 +471,15 @@ def test_no_text_overlaps_and_the_page_is_not_wider_than_the_window(browser: Bro
                [...row.children].some(e => !e.matches('.t') && e.getBoundingClientRect().x < marks.right);
     }).length"""
     assert browser.run(overlaps) == 0
+
+
+# The example
+
+
+@pytest.mark.slow
+def test_the_example_writes_both_pages(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent / "examples" / "report.py"
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("decode", "training"):
+        checked((tmp_path / f"{name}.html").read_text())

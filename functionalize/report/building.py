@@ -40,17 +40,24 @@ class Program(Protocol):
     remove: str
 
 
-def build(program: Program, title: str = "", metadata: Sequence[tuple[str, str]] = ()) -> model.Report:
+def build(
+    program: Program,
+    title: str = "",
+    metadata: Sequence[tuple[str, str]] = (),
+    shared: Sequence[Sequence[str]] = (),
+) -> model.Report:
     """The report of a program; without a title it is named after what was captured.
 
-    ``metadata``: tensors that get another size, strides or storage, each with the op that does it.
+    ``metadata``: tensors that get another size, strides or storage, each with the op that does it. ``shared``: the
+    names of graph inputs that lie in one storage, storage by storage.
     """
-    return _Builder(program).report(title, metadata)
+    return _Builder(program, shared).report(title, metadata)
 
 
 class _Builder:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, shared: Sequence[Sequence[str]]) -> None:
         self._program, self._sources = program, Sources()
+        self._sharing = {name: list(group) for group in shared for name in group}
         self._fx = list(program.graph.nodes)
         self._numbers = {node.name: number for number, node in enumerate(self._fx)}
         self._inputs = {getattr(spec.arg, "name", ""): spec for spec in program.signature.input_specs}
@@ -63,7 +70,7 @@ class _Builder:
 
     def report(self, title: str, metadata: Sequence[tuple[str, str]]) -> model.Report:
         nodes = tuple(self._nodes())
-        storages = tuple(self._storage(base) for base in self._program.alias_graph.bases)
+        storages = tuple(self._storages())
         functions = self._sources.functions()
         lines = {line.number: line for function in functions for line in function.lines if line and line.number >= 0}
         return model.Report(
@@ -133,21 +140,20 @@ class _Builder:
 
     # Storages
 
-    def _storage(self, base: BaseRecord) -> model.Storage:
-        spec, root = self._inputs.get(base.name), base.root.region
-        places = {view.index: number for number, view in enumerate(base.views)}
-        views = [
-            model.View(
-                places[view.index],
-                None if view.parent is None else places[view.parent.index],
-                view.op,
-                _region(view.region),
-                view.time,
-                None if view.parent is None else self._sources.viewed(_spot(view.location)),
-            )
-            for view in base.views
-        ]
-        writes = [
+    def _storages(self) -> Iterator[model.Storage]:
+        """The storages: an input's memory is one, also where the program let go of all views and came back later."""
+        groups: dict[Any, list[BaseRecord]] = {}
+        for base in self._program.alias_graph.bases:
+            key = self._sharing.get(base.name, [base.name])[0] if base.name in self._inputs else base.index
+            groups.setdefault(key, []).append(base)
+        for number, bases in enumerate(groups.values()):
+            yield self._storage(number, bases)
+
+    def _storage(self, number: int, bases: list[BaseRecord]) -> model.Storage:
+        first = bases[0]
+        spec, root = self._inputs.get(first.name), first.root.region
+        views, places = self._views(bases)
+        writes = tuple(
             model.Write(
                 places[write.view.index],
                 write.op,
@@ -155,19 +161,35 @@ class _Builder:
                 write.time,
                 self._sources.wrote(_spot(write.location)),
             )
+            for base in bases
             for write in base.writes
-        ]
+        )
         return model.Storage(
-            base.index,
-            self._names.get(base.name, base.name),
+            number,
+            self._names.get(first.name, first.name),
             model.INTERMEDIATE if spec is None else _KINDS.get(spec.kind, "input"),
             _region(root),
             _bytes(root),
-            self._path(base, spec),
-            tuple(views),
-            tuple(writes),
-            tuple(self._backs(spec, root)),
+            self._path(first, spec),
+            views,
+            writes,
+            tuple(self._backs(first.name, root)) if spec is not None else (),
         )
+
+    def _views(self, bases: list[BaseRecord]) -> tuple[tuple[model.View, ...], dict[int, int]]:
+        """The views of one storage, and their numbers by those of the records; later roots hang on the first."""
+        views: list[model.View] = []
+        places: dict[int, int] = {}
+        for record in (record for base in bases for record in base.views):
+            if views and record.parent is None and record.region == bases[0].root.region:
+                places[record.index] = 0
+                continue
+            places[record.index] = len(views)
+            parent = (0 if views else None) if record.parent is None else places[record.parent.index]
+            line = None if parent is None else self._sources.viewed(_spot(record.location))
+            op = record.op or ("alias" if views else "")
+            views.append(model.View(len(views), parent, op, _region(record.region), record.time, line))
+        return tuple(views), places
 
     def _path(self, base: BaseRecord, spec: Any) -> tuple[str, ...]:
         """Where a storage folds: its module, or the function that made it."""
@@ -180,17 +202,18 @@ class _Builder:
         location = base.root.location
         return (f"{location.function} in {short(location.file)}",) if location.line else ()
 
-    def _backs(self, spec: Any, root: Region) -> Iterator[model.Back]:
-        target = None if spec is None else spec.target or spec.arg.name
+    def _backs(self, name: str, root: Region) -> Iterator[model.Back]:
+        """The write-backs to a storage: to the input that it is named after, and to others that share it."""
+        targets = {self._names[one] for one in self._sharing.get(name, [name])}
         for place, output in enumerate(self._outputs):
-            if target is not None and output.kind in _MUTATIONS and output.target == target:
+            if output.kind in _MUTATIONS and output.target in targets:
                 name = output.arg.name
                 number = self._numbers.get(name)
                 value = None if number is None else _value(self._fx[number])
                 size = None if value is None else bytes_of(value)
                 part = size is not None and size < _bytes(root)
                 region = f"{look_of(value)} of {place_of(root.dtype, root.size)}" if part else look_of(value)
-                yield model.Back(place, number, name, region, size)
+                yield model.Back(place, number, str(output.target), name, region, size)
 
     # Tables
 
@@ -210,11 +233,16 @@ class _Builder:
         whole = {spec.target for spec in written}
         targets = [node for node in inputs if self._names.get(node.name) in whole]
         for label, kinds in (("inputs", (InputKind.USER_INPUT,)), ("state", _STATE)):
-            chosen = [node for node in inputs if node.name in self._inputs and self._inputs[node.name].kind in kinds]
-            yield _amount(label, map(_value, chosen))
+            chosen = [node for node in inputs if self._kind(node.name) in kinds]
+            again = sum(any(self._kind(one) in _STATE for one in self._sharing.get(node.name, ())) for node in chosen)
+            detail = f"{again} in memory of the state" if again and label == "inputs" else ""
+            yield _amount(label, map(_value, chosen), detail)
         of = sum(bytes_of(_value(node)) for node in targets)
         yield _amount("written back", map(self._result, written), f"of {size_text(of)} in the tensors written")
         yield _amount("returned", map(self._result, returned))
+
+    def _kind(self, name: str) -> Any:
+        return self._inputs[name].kind if name in self._inputs else None
 
     def _result(self, spec: Any) -> Any:
         number = self._numbers.get(getattr(spec.arg, "name", ""))

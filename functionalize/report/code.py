@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,8 @@ def argument(value: Any) -> str:
         return dtype_name(value)
     if isinstance(value, torch.device):
         return f"{str(value)!r}"
+    if type(value) is int and value == sys.maxsize:
+        return "end"  # of a slice that has none
     return repr(value) if isinstance(value, str) else str(value)
 
 

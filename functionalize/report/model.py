@@ -94,10 +94,11 @@ class Write:
 
 @dataclass(frozen=True)
 class Back:
-    """One write-back: the graph's output that goes there, what it covers, and its bytes."""
+    """One write-back: the graph's output that goes to a target, what it covers, and its bytes."""
 
     output: int
     node: int | None
+    target: str
     value: str
     region: str
     bytes: int | None

@@ -91,7 +91,7 @@ def _opened(functions: Sequence[Function]) -> list[_Shown]:
 
 def _counts(report: Report) -> list[tuple[str, int, str]]:
     written = sum(bool(storage.writes) for storage in report.storages)
-    targets = len({back.target for back in report.mutations})
+    targets = len({back.target for storage in report.storages for back in storage.backs})
     return [
         ("nodes", report.ops, "operators in the graph"),
         ("storages", len(report.storages), "viewed or written"),
