@@ -105,7 +105,7 @@ class _Builder:
             elif node.op != "output":
                 yield self._op(number, node)
         results = next(node for node in self._fx if node.op == "output").args[0]
-        for place, (value, spec) in enumerate(zip(results, self._outputs, strict=True)):  # type: ignore[arg-type]
+        for place, (value, spec) in enumerate(zip(results, self._outputs, strict=True)):
             note = f"written back to {spec.target}" if spec.kind in _MUTATIONS else "returned"
             name = value.name if isinstance(value, FxNode) else repr(value)
             number = len(self._fx) + place
