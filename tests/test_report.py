@@ -180,6 +180,19 @@ def test_every_write_back_is_drawn(real: dict[str, Report]) -> None:
         assert len(lanes) == len(set(lanes))
 
 
+def test_sizes_that_are_symbols_keep_their_names() -> None:
+    rows = torch.export.Dim("rows")
+    report = build(capture(edit_rows, torch.ones(4, 6), dynamic_shapes={"table": {0: rows}}))
+    (table,) = [storage for storage in report.storages if storage.backs]
+    assert re.fullmatch(r"f32\[s\d+,6\]", table.look) and table.bytes == 96
+    assert "sizes of the example inputs" in report.subtitle
+    checked(page(report))
+
+
+def edit_rows(table: Tensor) -> None:
+    table[1:].mul_(2)
+
+
 def test_places_in_words() -> None:
     assert place_of(torch.float32, (2, 3), (3, 1), 0) == "f32[2,3]"
     assert place_of(torch.bfloat16, (2, 3), (1, 2), 5) == "bf16[2,3] strides 1,2 at 5"

@@ -14,6 +14,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.fx import Graph
 from torch.fx import Node as FxNode
 
+from functionalize._torch import is_symbolic
 from functionalize.frames import Location
 from functionalize.history import AliasHistory, BaseRecord, Region
 from functionalize.report import model
@@ -75,7 +76,7 @@ class _Builder:
         lines = {line.number: line for function in functions for line in function.lines if line and line.number >= 0}
         return model.Report(
             title or self._title(),
-            f"torch {torch.__version__} · {_REMOVED[self._program.remove]}",
+            " · ".join([f"torch {torch.__version__}", _REMOVED[self._program.remove], *self._symbols()]),
             tuple(self._amounts()),
             nodes,
             storages,
@@ -95,6 +96,11 @@ class _Builder:
         stacks = (node.meta.get("nn_module_stack") for node in self._fx)
         kinds = [next(iter(stack.values()))[1] for stack in stacks if stack]
         return kinds[0].rpartition(".")[2] if kinds else first.function
+
+    def _symbols(self) -> Iterator[str]:
+        values = (_value(node) for node in self._fx if node.op == "placeholder")
+        if any(is_symbolic(value) for value in values if isinstance(value, torch.Tensor)):
+            yield "bytes for the sizes of the example inputs"
 
     # Nodes
 
