@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         NotFunctionalError,
         UnsupportedMutationError,
     )
+    from functionalize.export.dynamo import dynamo_backend as dynamo_backend
 
 __all__ = [
     "DataDependentError",
@@ -23,11 +24,13 @@ __all__ = [
     "NotFunctionalError",
     "UnsupportedMutationError",
     "capture",
+    "dynamo_backend",
     "functionalize",
 ]
 
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     "capture": "functionalize.capturing",
+    "dynamo_backend": "functionalize.export.dynamo",
     "functionalize": "functionalize.api",
 }
 

@@ -1,0 +1,66 @@
+"""What a Dynamo backend needs of torch's compiler stack.
+
+Invariant: imported by the Dynamo backend alone: ``torch._dynamo`` takes seconds to load. Limits: plain tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.registry import lookup_backend  # a compiler by its name
+from torch._dynamo.exc import InvalidBackend  # what that raises
+from torch._guards import TracingContext, detect_fake_mode, tracing  # where Dynamo keeps its symbols
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from functionalize._torch.fakes import new_fake_mode
+
+__all__ = ["InvalidBackend", "named_compiler", "run_apart", "to_fakes"]
+
+# Graphs of operators below autocast must not be cast again.
+without_autocast: Callable[[], contextlib.AbstractContextManager[Any]] = torch._C._DisableAutocast
+
+
+def named_compiler(name: str) -> Callable[..., Any]:
+    """The compiler that torch knows by a name.
+
+    Raises:
+        InvalidBackend: there is none.
+    """
+    found: Callable[..., Any] = lookup_backend(name)
+    return found
+
+
+def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
+    """Fake tensors for the inputs of a Dynamo graph, of the sizes and symbols that Dynamo gave them."""
+    context = TracingContext.try_get()
+    mode = (context.fake_mode if context is not None else None) or detect_fake_mode(list(inputs))
+    static = mode is None
+    mode = mode or new_fake_mode(symbolic=False)
+    known = context.tensor_to_context if context is not None else {}
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, FakeTensor) and value.fake_mode is mode:
+            return value
+        symbols = known.get(value) if context is not None else None
+        source = None if symbols is None else symbols.tensor_source
+        return mode.from_tensor(
+            value,
+            static_shapes=True if static else None,
+            symbolic_context=symbols,
+            source=source,
+            trace=symbols is None,
+        )
+
+    return mode, [fake(value) for value in inputs]
+
+
+@contextlib.contextmanager
+def run_apart(mode: FakeTensorMode) -> Iterator[None]:
+    """Where another compiler runs: what it notes of its graph is not taken for what is noted of Dynamo's."""
+    with tracing(TracingContext(mode)), torch.no_grad(), without_autocast():
+        yield
