@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from functionalize import UnsupportedMutationError, dynamo_backend
 from functionalize.observation import clone_inputs, differences, observe
@@ -131,6 +132,18 @@ def sizes(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     return x.new_zeros(x.size(1)).add_(2), x.size(0) * 2
 
 
+@torch.library.custom_op("functionalize_dynamo_test::increment", mutates_args={"x"})
+def increment(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def custom(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    increment(y[0])
+    increment(x)
+    return y
+
+
 INFERENCE: list[tuple[Callable[..., Any], int]] = [
     (bump, 1),
     (bump_views, 1),
@@ -139,6 +152,7 @@ INFERENCE: list[tuple[Callable[..., Any], int]] = [
     (transposed_copy, 1),
     (metadata, 1),
     (sizes, 1),
+    (custom, 1),
 ]
 
 
@@ -198,7 +212,34 @@ def views_of_parameter(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, 
     return w.view(-1), w.t()[0] * x[:, 0]
 
 
+def checkpointed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def body(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu_(x @ w)
+
+    result: torch.Tensor = checkpoint(body, x, w, use_reentrant=False)
+    return result
+
+
+def branches(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    chosen: torch.Tensor = torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (w,))
+    return chosen * 2
+
+
+def attention(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    query = (x * w).view(1, 1, 3, 3)
+    return torch.nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
+
+
+def returned_twice(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * w
+    return y, y, y.detach(), *y.split(1)
+
+
 TRAINING = [
+    attention,
+    branches,
+    checkpointed,
+    returned_twice,
     in_place_chain,
     written_differentiably,
     partly_without_grad,
@@ -259,9 +300,7 @@ def test_inputs_that_share_memory_in_some_calls() -> None:
     recorder = Recorder()
     compiled = torch.compile(func, backend=dynamo_backend(recorder))
     for together in (False, True, False, True):
-        wanted, actual = [
-            observe(one, clone_inputs(_two(together))) for one in (func, compiled)
-        ]
+        wanted, actual = [observe(one, clone_inputs(_two(together))) for one in (func, compiled)]
         assert not list(differences(wanted, actual, strides=True, aliasing=True, rtol=None, atol=None))
     assert len(recorder.graphs) == 2
     recorder.judge("mutations_and_views")
@@ -280,6 +319,19 @@ def test_sizes_may_change() -> None:
         wanted, actual = observe(bump_views, clone_inputs((x,))), observe(compiled, clone_inputs((x,)))
         assert not list(differences(wanted, actual, strides=True, aliasing=True, rtol=None, atol=None))
     assert len(recorder.graphs) == 1
+
+
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.slow])])
+def test_numbers_may_change(compiler: str) -> None:
+    """With dynamic=True a Python number is an input of Dynamo's graph: a symbol, or a tensor with an `item()`."""
+
+    def func(x: torch.Tensor, factor: float, count: int) -> torch.Tensor:
+        return x.mul_(factor) + count
+
+    compiled = torch.compile(func, backend=dynamo_backend(compiler), dynamic=True, fullgraph=True)
+    for factor, count in ((2.5, 3), (0.5, 7)):
+        x = torch.randn(4)
+        torch.testing.assert_close(compiled(x.clone(), factor, count), func(x.clone(), factor, count))
 
 
 def test_graph_break() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher  # kernels in Python, which know symbols
 from torch._dynamo.backends.registry import lookup_backend  # a compiler by its name
 from torch._dynamo.exc import InvalidBackend  # what that raises
 from torch._guards import TracingContext, detect_fake_mode, tracing  # where Dynamo keeps its symbols
@@ -17,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from functionalize._torch.fakes import new_fake_mode
 
-__all__ = ["InvalidBackend", "named_compiler", "run_apart", "to_fakes"]
+__all__ = ["InvalidBackend", "alias_of", "inside", "named_compiler", "run_apart", "to_fakes", "without_autocast"]
 
 # Graphs of operators below autocast must not be cast again.
 without_autocast: Callable[[], contextlib.AbstractContextManager[Any]] = torch._C._DisableAutocast
@@ -57,6 +58,21 @@ def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
         )
 
     return mode, [fake(value) for value in inputs]
+
+
+def alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the memory of a fake one, with the number that Dynamo knows it to hold."""
+    alias: Any = tensor.detach().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, FakeTensor) and tensor.item_memo is not None:
+        alias.item_memo = tensor.item_memo
+    return alias  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def inside(mode: FakeTensorMode) -> Iterator[None]:
+    """Where the fake tensors of a mode are traced as they are: ``make_fx`` would convert them once more."""
+    with mode, enable_python_dispatcher():
+        yield
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from functionalize._torch.dynamo import named_compiler, run_apart, to_fakes
 from functionalize.errors import UnsupportedMutationError
 from functionalize.export.compiled import Plan, call
 from functionalize.export.joint import Program, Traced, trace
-from functionalize.export.partition import Extra, Parts, split
+from functionalize.export.partition import Extra, Given, Parts, split
 from functionalize.regions import hint
 from functionalize.verify import assert_functional
 
@@ -122,15 +122,24 @@ def _compile(compiler: Compiler, remove: str, graph: GraphModule, inputs: Sequen
     return compiled
 
 
-class _Run(torch.nn.Module):
+class _Runner(Interpreter):
     """Runs a graph node by node, so that what is traced has each node's line of the user's program."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.higher_order.tag_activation_checkpoint:
+            return _Runner(args[0]).run(*args[1:])  # it recomputes to save memory, which graphs of ours do not
+        return super().call_function(target, args, kwargs)
+
+
+class _Run(torch.nn.Module):
+    """A graph and its runner as a module, whose parameters and buffers can be replaced."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__()
         self.graph = graph
 
     def forward(self, *inputs: Any) -> Any:
-        return Interpreter(self.graph).run(*inputs)
+        return _Runner(self.graph).run(*inputs)
 
 
 def _program(graph: GraphModule, state: Sequence[str]) -> Program:
@@ -154,8 +163,10 @@ def _planned(
     pattern = _pattern(fakes)
     traced = trace(program, mode, fakes, remove)
     parts = split(traced, names)
-    forward = _handed(compiler, parts.forward, mode, remove)
-    backward = None if parts.backward is None else _handed(compiler, parts.backward, mode, remove)
+    handed = functools.partial(_handed, compiler, mode, remove)
+    forward = handed(parts.forward, [fakes[place] for place in traced.passed])
+    passed = [fakes[one.index] if isinstance(one, Given) else None for one in parts.saved]
+    backward = None if parts.backward is None else handed(parts.backward, passed)
     outcome, steps = traced.outcome, parts.steps
     storages = {storage_key(fakes[step.target]) for step in steps}
     risky = {i for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor) and storage_key(fake) in storages}
@@ -176,10 +187,17 @@ def _planned(
     return plan, pattern
 
 
-def _handed(compiler: Compiler, graph: GraphModule, mode: FakeTensorMode, remove: str) -> Callable[..., Any]:
+def _handed(
+    compiler: Compiler, mode: FakeTensorMode, remove: str, graph: GraphModule, given: Sequence[Any]
+) -> Callable[..., Any]:
+    """What a compiler makes of a graph, whose first inputs are known to Dynamo but for those that are None."""
     assert_functional(graph, remove)
+    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    for place, known in enumerate(given):
+        if known is not None:
+            values[place] = known.detach() if isinstance(known, torch.Tensor) and known.requires_grad else known
     with run_apart(mode):
-        return compiler(graph, [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")])
+        return compiler(graph, values)
 
 
 def _tangents(traced: Traced, parts: Parts) -> list[int]:

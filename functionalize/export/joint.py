@@ -19,9 +19,10 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize._torch import FakeTensorMode, storage_key
+from functionalize._torch.dynamo import alias_of, inside
 from functionalize.api import functionalize
 from functionalize.errors import UnsupportedMutationError
-from functionalize.regions import Geometry, hint, plain
+from functionalize.regions import Geometry, hint, plain, same
 
 Program = Callable[[list[Any]], Sequence[Any]]
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -83,13 +84,22 @@ class _Fresh(torch.autograd.Function):
 
 def trace(program: Program, mode: FakeTensorMode, given: Sequence[Any], remove: str) -> Traced:
     """Trace a graph, a function of a flat list of inputs, together with the gradients of its results."""
-    with mode:
-        before = _run(program, _leaves(given))
-        _refuse_shared(given, before)
-        tangents = [torch.empty_like(t, memory_format=torch.contiguous_format).detach() for t in before.targets]
-        fresh = _leaves(given)
+    with inside(mode):
+        outcome = _run(program, _aliases(given))
+    _refuse_shared(given, outcome)
+    traced = _traced(program, mode, given, remove, outcome)
+    if not _alike(traced.outcome, outcome):  # an op gave a view in the one run and no view in the other
+        traced = _traced(program, mode, given, remove, traced.outcome)
+    return traced
+
+
+def _traced(program: Program, mode: FakeTensorMode, given: Sequence[Any], remove: str, expected: Outcome) -> Traced:
+    """The joint program, with tangents for what is expected to have some."""
     passed = [place for place, value in enumerate(given) if isinstance(value, (torch.Tensor, *SYMBOLS))]
     leaves = [place for place in passed if isinstance(given[place], torch.Tensor) and given[place].requires_grad]
+    with inside(mode):
+        tangents = [torch.empty_like(t, memory_format=torch.contiguous_format).detach() for t in expected.targets]
+        fresh = _aliases(given)
     seen: list[Outcome] = []
 
     def joint(primals: list[Any], tangents: list[torch.Tensor]) -> list[Any]:
@@ -99,30 +109,37 @@ def trace(program: Program, mode: FakeTensorMode, given: Sequence[Any], remove: 
         outcome = _run(program, flat)
         seen.append(outcome)
         gradients: Sequence[Any] = [None] * len(leaves)
-        if outcome.targets and leaves:
+        if outcome.targets and leaves and _alike(outcome, expected):
             gradients = torch.autograd.grad(outcome.targets, [flat[i] for i in leaves], tangents, allow_unused=True)
         return [*outcome.values, *outcome.numbers, *gradients]
 
     transformed = functionalize(joint, remove=remove)
-    with torch.fx.traceback.preserve_node_meta():
-        module = make_fx(transformed, tracing_mode="symbolic")([fresh[i] for i in passed], tangents)
+    with torch.fx.traceback.preserve_node_meta(), inside(mode):
+        module = make_fx(transformed)([fresh[i] for i in passed], tangents)
     return Traced(module, passed, leaves, seen[-1])
 
 
-def _leaves(given: Sequence[Any]) -> list[Any]:
+def _alike(one: Outcome, two: Outcome) -> bool:
+    """Whether two runs have tangents of the same shapes."""
+    shapes = [[Geometry.of(target).size for target in outcome.targets] for outcome in (one, two)]
+    return len(shapes[0]) == len(shapes[1]) and all(map(same, *shapes))
+
+
+def _aliases(given: Sequence[Any]) -> list[Any]:
     """Tensors over the same memory, whose metadata may be changed."""
-    return [
-        value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
-        for value in given
-    ]
+    return [alias_of(value) if isinstance(value, torch.Tensor) else value for value in given]
+
+
+def _fresh(leaf: torch.Tensor) -> torch.Tensor:
+    if not (leaf.requires_grad and torch.is_grad_enabled()):
+        return leaf
+    handle: torch.Tensor = _Fresh.apply(leaf)
+    return handle
 
 
 def _run(program: Program, leaves: Sequence[Any]) -> Outcome:
     """Run the graph once."""
-    grad = torch.is_grad_enabled()
-    handles = [
-        _Fresh.apply(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad else leaf for leaf in leaves
-    ]
+    handles = [_fresh(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     born = [handle.grad_fn if isinstance(handle, torch.Tensor) else None for handle in handles]
     results = program(list(handles))
     outcome = _described(handles, results)
@@ -186,6 +203,8 @@ def _item(result: Any, handles: Sequence[Any], givens: dict[int, int], bases: di
 
 def _base(group: list[torch.Tensor]) -> torch.Tensor | None:
     """The tensor that the tensors of one storage are views of; None where there is more than one for autograd."""
+    if len(group) == 1:
+        return group[0]
     known = [tensor for tensor in group if tensor.requires_grad] or group
     roots = {id(root): root for root in map(_root, known)}
     if len(roots) > 1 and known[0].requires_grad:
