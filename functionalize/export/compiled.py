@@ -93,7 +93,7 @@ class _Differentiable(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
@@ -105,7 +105,7 @@ def call(plan: Plan, given: Sequence[Any]) -> list[Any]:
     """Compute, write back, and give the outputs of the Dynamo graph."""
     if plan.tangents:
         with torch.enable_grad():
-            results = list(_Differentiable.apply(plan, *given))
+            results = list(_Differentiable.apply(plan, *given))  # type: ignore[no-untyped-call]
     else:
         results = plan.run(given)
     values, rest = results[: len(plan.layouts)], results[len(plan.layouts) :]

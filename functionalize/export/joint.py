@@ -133,7 +133,7 @@ def _aliases(given: Sequence[Any]) -> list[Any]:
 def _fresh(leaf: torch.Tensor) -> torch.Tensor:
     if not (leaf.requires_grad and torch.is_grad_enabled()):
         return leaf
-    handle: torch.Tensor = _Fresh.apply(leaf)
+    handle: torch.Tensor = _Fresh.apply(leaf)  # type: ignore[no-untyped-call]
     return handle
 
 

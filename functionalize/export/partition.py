@@ -6,6 +6,7 @@ Limits: nothing is computed twice to save memory.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def split(traced: Traced, names: Sequence[str]) -> Parts:
     placeholders = graph.find_nodes(op="placeholder")
     primals = placeholders[: len(traced.passed)]
     tangents = placeholders[len(primals) :]
-    (results,) = graph.output_node().args
+    results: Any = graph.output_node().args[0]
     own = len(traced.outcome.values) + len(traced.outcome.numbers)
     inputs = dict(zip(primals, traced.passed, strict=True))
     steps, extras = _take_write_backs(graph, inputs, traced.outcome.written)
@@ -119,7 +120,7 @@ def _take_write_backs(
         if target not in inputs:
             continue
         alone = inputs[target] in differentiable and node.target is _aten.copy_.default
-        args = _mapped(node.args[1:], lambda one, alone=alone: given(one, alone))
+        args = _mapped(node.args[1:], functools.partial(given, alone=alone))
         steps.append(Step(node.target, inputs[target], args))
         node.replace_all_uses_with(target)
         graph.erase_node(node)
