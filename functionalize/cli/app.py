@@ -1,0 +1,206 @@
+"""The commands.
+
+Invariant: exit status 0 for done and equal, 1 for an error or a difference, 2 for a command that cannot be read; errors
+are one line, with ``--traceback`` all. Limits: targets run as trusted code.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from functionalize.cli.operators import operators
+from functionalize.cli.shared import Job, answer, on_target, remembered, say, say_code, wants
+from functionalize.cli.specs import SpecError
+from functionalize.cli.targets import TargetError
+
+_HELP = """Turn PyTorch programs into programs without mutation, and look at them.
+
+\b
+A TARGET is package.module:object, a function or a module (or a class of modules, which is called without arguments);
+the current directory is searched first. Each INPUT is a tensor in words, with random numbers:
+  f32[2,16]              dtypes: f16 bf16 f32 f64 i8 i16 i32 i64 u8 bool c64
+  'i64[2,5]<1000'        integers from 0 up to a limit (by default 10); quote it, < is the shell's
+  f32[2,16]@mask         a keyword argument
+  =3  =None@mask         a Python value
+or give --inputs package.module:function, which returns a tuple of arguments, or (args, kwargs).
+
+\b
+Examples:
+  functionalize trace torch.nn:GELU f32[2,16]
+  functionalize trace my_models:decode f32[4,3] f32[3] --remove mutations
+  functionalize verify my_models:make_model 'i64[1,8]<1000@input_ids' --call --runs 3
+  functionalize report my_models:Net f32[1,3,32,32] -o report.html
+  functionalize export my_models:Net f32[1,3,32,32] -o net
+  functionalize ops add_.Tensor
+  functionalize tables check
+"""
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+class _Commands(click.Group):
+    """Errors become one line, and with ``--json`` an object too."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if wants(ctx, "traceback"):
+                traceback.print_exc()
+            if wants(ctx, "json"):
+                click.echo(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, indent=2))
+            if not wants(ctx, "traceback"):
+                click.echo(f"error: {_text(error)}", err=True)
+            ctx.exit(1)
+
+
+def _text(error: Exception) -> str:
+    text = str(error).strip() or "no message"
+    return text if isinstance(error, (SpecError, TargetError)) else f"{type(error).__name__}: {text}"
+
+
+@click.group(cls=_Commands, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="functionalize")
+@remembered("traceback", "Show where an error comes from.")
+def commands() -> None:
+    """All commands."""
+
+
+@commands.command()
+@on_target
+def trace(job: Job) -> None:
+    """Capture TARGET and print its graph and what it writes.
+
+    \b
+    Examples:
+      functionalize trace my_models:decode f32[4,3] f32[3]
+      functionalize trace my_models:make_norm f32[8,3] --call --eval
+    """
+    from functionalize.cli.describing import described
+
+    program = job.capture()
+    code = program.graph_module.print_readable(print_output=False).rstrip()
+    say_code(job, code)
+    say(job)
+    data = described(program)
+    for write in data["mutations"]:
+        say(job, f"writes {write['target']}: {write['op']} at {write['location']}")
+    say(job, f"{data['ops']} ops, {len(data['mutations'])} writes")
+    answer(job, {"target": job.target, **data, "code": code})
+
+
+@commands.command()
+@on_target
+@click.option("-o", "--output", type=_FILE, default="report.html", show_default=True, help="The page.")
+def report(job: Job, output: Path) -> None:
+    """Capture TARGET and write a page about it: storages, views, writes, code.
+
+    \b
+    Example:
+      functionalize report my_models:Net f32[1,3,32,32] -o report.html
+    """
+    program: Any = job.capture()
+    if not hasattr(program, "report"):
+        raise click.ClickException("this version of functionalize writes no reports")
+    program.report(str(output))
+    say(job, f"wrote {output}")
+    answer(job, {"target": job.target, "file": str(output), "mutations": len(program.mutations)})
+
+
+@commands.command()
+@on_target
+@click.option("--runs", type=click.IntRange(min=1), default=1, show_default=True, help="How many times, on new inputs.")
+@click.option("--rtol", type=float, help="Relative tolerance, as in torch.testing.assert_close.")
+@click.option("--atol", type=float, help="Absolute tolerance.")
+def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
+    """Capture TARGET, check that its graph writes nothing, and run it beside eager on random inputs.
+
+    Compared are outputs, inputs and state after the call, and which of them share memory.
+
+    \b
+    Example:
+      functionalize verify my_models:make_model 'i64[1,8]<1000@input_ids' --call --runs 3
+    """
+    from functionalize.cli.checking import differences_from_eager
+    from functionalize.verify import assert_functional
+
+    program = job.capture()
+    assert_functional(program.graph_module, job.remove)
+    found = [
+        f"run {run}: {line}"
+        for run in range(runs)
+        for line in differences_from_eager(
+            job.model, program, job.inputs(run), seed=job.seed + run, rtol=rtol, atol=atol
+        )
+    ]
+    for line in found:
+        say(job, line)
+    say(
+        job, "differs from eager" if found else f"free of {job.remove.replace('_', ' ')}; equals eager in {runs} run(s)"
+    )
+    data = {"target": job.target, "functional": True, "equal": not found, "runs": runs, "differences": found}
+    answer(job, data)
+    if found:
+        click.get_current_context().exit(1)
+
+
+@commands.command()
+@on_target
+@click.option("-o", "--output", type=_FOLDER, required=True, help="The folder.")
+def export(job: Job, output: Path) -> None:
+    """Capture TARGET and write its graph, its state and its signature to a folder.
+
+    \b
+    Written are:
+      graph_module.pt   the torch.fx.GraphModule, by torch.save; load it with weights_only=False
+      state.pt          parameters, buffers and constants, by the names of the graph's inputs
+      signature.json    what each input and output of the graph is, and what is written
+      graph.txt         the graph's code, to read
+
+    \b
+    Example:
+      functionalize export my_models:Net f32[1,3,32,32] -o net
+    """
+    from functionalize.cli.describing import save
+
+    files = save(job.capture(), output)
+    for what, file in files.items():
+        say(job, f"wrote {what.replace('_', ' ')}: {file}")
+    answer(job, {"target": job.target, "files": files})
+
+
+commands.add_command(operators)
+
+
+@commands.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def tables(arguments: tuple[str, ...]) -> None:
+    """Make, check and compare the tables of operators: emit, check, diff, explain, source.
+
+    The arguments are those of `python -m functionalize.codegen`.
+    """
+    from functionalize.codegen.__main__ import main
+
+    click.get_current_context().exit(main(list(arguments)))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; return the exit status."""
+    try:
+        commands.main(list(arguments), prog_name="functionalize")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0

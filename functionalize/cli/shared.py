@@ -1,0 +1,141 @@
+"""What the commands have in common: a target with its inputs, the capture of it, and how they answer.
+
+Invariant: what is for people goes through `say`, which is silent under ``--json``; JSON is one object on stdout.
+Limits: one command a process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.syntax import Syntax
+
+from functionalize.cli import progress, targets
+from functionalize.cli.specs import Spec, SpecError
+
+if TYPE_CHECKING:
+    from functionalize.captured import CapturedProgram
+
+REMOVE = ("mutations_and_views", "mutations")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command is asked to do."""
+
+    target: str
+    specs: tuple[Spec, ...]
+    factory: str | None
+    call: bool
+    evaluate: bool
+    remove: str
+    seed: int
+    as_json: bool
+
+    @functools.cached_property
+    def model(self) -> Callable[..., Any]:
+        """The module or function."""
+        return targets.model_of(self.target, call=self.call, evaluate=self.evaluate)
+
+    def inputs(self, further: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Inputs, of one look and with other numbers for each ``further``."""
+        return targets.inputs_of(self.specs, self.factory, self.seed + further)
+
+    def capture(self) -> CapturedProgram:
+        """The target's program, with its progress on a terminal."""
+        from functionalize.capturing import capture
+
+        args, kwargs = self.inputs()
+        clash = sorted(_OWN_NAMES.intersection(kwargs))
+        if clash:
+            raise targets.TargetError(f"capture has arguments called {', '.join(clash)} itself: pass these by position")
+        with progress.shown(Console(stderr=True)):
+            return capture(self.model, *args, remove=self.remove, **kwargs)
+
+
+_OWN_NAMES = frozenset({"remove", "dynamic_shapes", "optimizer", "on_alias_change"})
+
+
+def say(job: Job, text: str = "") -> None:
+    """A line for people."""
+    if not job.as_json:
+        click.echo(text)
+
+
+def say_code(job: Job, code: str) -> None:
+    """Python for people: in colours on a terminal."""
+    console = Console()
+    if console.is_terminal and not job.as_json:
+        console.print(Syntax(code, "python", background_color="default"))
+    else:
+        say(job, code)
+
+
+def answer(job: Job, data: dict[str, Any]) -> None:
+    """What a machine reads."""
+    if job.as_json:
+        click.echo(json.dumps(data, indent=2))
+
+
+class _SpecType(click.ParamType[Spec]):
+    """Inputs in words, as arguments."""
+
+    name = "input"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Spec:
+        try:
+            return value if isinstance(value, Spec) else Spec.parse(value)
+        except SpecError as error:
+            self.fail(str(error), param, ctx)
+
+
+def wants(context: click.Context, name: str) -> bool:
+    """Whether an option that is the whole run's was given, before the command or after it."""
+    return bool(context.meta.get(f"functionalize.{name}"))
+
+
+def remembered(name: str, text: str) -> Callable[[Any], Any]:
+    """An option that is the whole run's."""
+
+    def remember(context: click.Context, option: click.Parameter, value: bool) -> bool:
+        if value:
+            context.meta[f"functionalize.{name}"] = True
+        return value
+
+    return click.option(f"--{name}", is_flag=True, expose_value=False, callback=remember, help=text)
+
+
+_OPTIONS = [
+    click.argument("target"),
+    click.argument("specs", nargs=-1, type=_SpecType(), metavar="[INPUT]..."),
+    click.option("--inputs", "factory", metavar="MODULE:FUNCTION", help="A function that returns the inputs."),
+    click.option("--call", is_flag=True, help="The target is a function that makes the model: call it."),
+    click.option("--eval", "evaluate", is_flag=True, help="Put the module into evaluation mode."),
+    click.option("--remove", type=click.Choice(REMOVE), default=REMOVE[0], show_default=True, help="What is to go."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers in the inputs."),
+    remembered("json", "Answer with one JSON object."),
+    remembered("traceback", "Show where an error comes from."),
+]
+
+
+_GIVEN = [name for name in Job.__dataclass_fields__ if name != "as_json"]
+
+
+def on_target(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command a target and its options; what it gets is a :class:`Job`."""
+
+    @functools.wraps(command)
+    def wrapper(**given: Any) -> Any:
+        as_json = wants(click.get_current_context(), "json")
+        job = Job(as_json=as_json, **{name: given.pop(name) for name in _GIVEN})
+        return command(job, **given)
+
+    for option in reversed(_OPTIONS):
+        wrapper = option(wrapper)
+    return wrapper

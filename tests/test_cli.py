@@ -1,0 +1,382 @@
+"""The command line: specs, targets, commands, errors, and what a pipe and a terminal see."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from functionalize.cli import main, progress, targets
+from functionalize.cli.app import commands
+from functionalize.cli.specs import DTYPES, Spec, SpecError, make_inputs
+
+MODELS = """
+import torch
+
+def decode(cache, new):
+    cache[2] = new
+    return cache.sum(dim=0)
+
+def scaled(x, *, factor=None, mask=None):
+    y = x if mask is None else x.masked_fill(mask, 0)
+    return y if factor is None else y.mul_(factor)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(self.norm(x)).relu_()
+
+class Needy(Net):
+    def __init__(self, width):
+        super().__init__()
+
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        return self.block(x)
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(20000):
+            x = x.add(1)
+        return x
+
+def make():
+    return Net()
+
+def inputs():
+    return torch.randn(4, 3), torch.randn(3)
+
+def keyword_inputs():
+    return (torch.randn(4),), {"factor": 2.0}
+
+def one_input():
+    return torch.randn(5, 3)
+
+calls = []
+
+def unlike(x):
+    calls.append(x)  # the program is captured on the first call, and gives what that gave
+    return x + min(len(calls), 2)
+
+def unsupported(x):
+    x.unfold(0, 3, 2).cumsum_(0)
+    return x
+
+limit = 3
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a command where `cli_models` can be imported."""
+    (tmp_path / "cli_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "cli_models", raising=False)
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(commands, arguments)
+
+    yield invoke
+    sys.modules.pop("cli_models", None)
+
+
+def passes(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+# Specs
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["f32[2,16]", "f32[]", "i64[2,5]<1000", "bool[3]@mask", "=3", "=None@mask", "='a@b'", "c64[2]", "u8[4]<256@pixels"],
+)
+def test_specs_print_back(text: str) -> None:
+    assert str(Spec.parse(text)) == text
+
+
+def test_specs_make_tensors() -> None:
+    for name, dtype in DTYPES.items():
+        (made,), _ = make_inputs([Spec.parse(f"{name}[3,2]")], seed=0)
+        assert made.dtype is getattr(torch, dtype) and made.shape == (3, 2)
+    (tokens,), named = make_inputs([Spec.parse("i64[1000]<7"), Spec.parse("=2.5@factor")], seed=0)
+    assert set(tokens.tolist()) == set(range(7))
+    assert named == {"factor": 2.5}
+    (again,), _ = make_inputs([Spec.parse("i64[1000]<7")], seed=0)
+    (other,), _ = make_inputs([Spec.parse("i64[1000]<7")], seed=1)
+    assert torch.equal(tokens, again) and not torch.equal(tokens, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("f33[2]", "cannot read the input 'f33"),
+        ("f32[2", "a tensor is written as"),
+        ("f32[-1]", "a tensor is written as"),
+        ("f32[2]<5", "a limit is for integers"),
+        ("bool[2]<1", "a limit is for integers"),
+        ("i8[2]<129", "below 128"),
+        ("u8[2]<0", "a limit above 0"),
+        ("=x", "a Python literal"),
+    ],
+)
+def test_specs_that_cannot_be_read(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message.replace("[", r"\[")):
+        Spec.parse(text)
+
+
+def test_a_keyword_is_given_once() -> None:
+    with pytest.raises(SpecError, match="there twice"):
+        make_inputs([Spec.parse("=1@x"), Spec.parse("=2@x")], seed=0)
+
+
+# Targets
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cli_models", "write package.module:object"),
+        ("nowhere.models:f", "no module 'nowhere'"),
+        ("cli_models:decod", "near it are decode"),
+        ("cli_models:limit", "neither a function nor a module"),
+        ("cli_models:Needy", "write a function that makes the model"),
+    ],
+)
+def test_targets_that_cannot_be_used(run: Any, name: str, message: str) -> None:
+    with pytest.raises(targets.TargetError, match=message):
+        targets.model_of(name, call=False, evaluate=False)
+
+
+def test_a_module_that_lacks_a_dependency_says_which(run: Any) -> None:
+    Path("broken_models.py").write_text("import no_such_package")
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        targets.find("broken_models:f")
+
+
+# Commands
+
+
+def test_trace(run: Any) -> None:
+    printed = passes(run("trace", "cli_models:decode", "f32[4,3]", "f32[3]"))
+    assert "torch.ops.aten.select_scatter.default" in printed
+    assert "writes cache: aten.copy_" in printed and "cli_models.py:5" in printed
+
+
+def test_trace_for_machines(run: Any) -> None:
+    data = json.loads(passes(run("trace", "cli_models:Net", "f32[4,3]", "--json")))
+    assert list(data) == ["target", "remove", "ops", "inputs", "outputs", "mutations", "code"]
+    kinds = {entry["name"]: entry["kind"] for entry in data["inputs"]}
+    assert kinds["p_norm_weight"] == "parameter" and kinds["x"] == "user_input"
+    assert {"kind": "user_input", "name": "x", "target": None, "dtype": "torch.float32", "shape": [4, 3]} in data[
+        "inputs"
+    ]
+    written = {write["target"] for write in data["mutations"]}
+    assert written == {"norm.num_batches_tracked", "norm.running_mean", "norm.running_var"}
+
+
+def test_what_is_removed_can_be_chosen(run: Any) -> None:
+    views = "torch.ops.aten.select.int"
+    given = ("trace", "torch:select", "f32[4,3]", "=0", "=1")
+    assert views not in passes(run(*given))
+    assert views in passes(run(*given, "--remove", "mutations"))
+
+
+def test_evaluation_mode_writes_no_statistics(run: Any) -> None:
+    data = json.loads(passes(run("trace", "cli_models:make", "f32[4,3]", "--call", "--eval", "--json")))
+    assert data["mutations"] == []
+    refused = run("trace", "cli_models:decode", "f32[4,3]", "f32[3]", "--eval")
+    assert refused.exit_code == 1 and "--eval is for modules" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cli_models:decode", "f32[4,3]", "f32[3]"),
+        ("cli_models:decode", "--inputs", "cli_models:inputs"),
+        ("cli_models:scaled", "--inputs", "cli_models:keyword_inputs"),
+        ("cli_models:scaled", "f32[4]", "=2.0@factor", "bool[4]@mask"),
+        ("cli_models:Net", "--inputs", "cli_models:one_input"),
+        ("cli_models:make", "f32[4,3]", "--call"),
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_verify(run: Any, arguments: tuple[str, ...]) -> None:
+    assert "equals eager in 3 run(s)" in passes(run("verify", *arguments, "--runs", "3"))
+
+
+def test_verify_finds_differences(run: Any) -> None:
+    result = run("verify", "cli_models:unlike", "f32[3]")
+    assert result.exit_code == 1 and "run 0: output 0: values" in result.stdout
+    data = json.loads(run("verify", "cli_models:unlike", "f32[3]", "--json").stdout)
+    assert list(data) == ["target", "functional", "equal", "runs", "differences"]
+
+
+def test_export_writes_what_can_be_loaded(run: Any, tmp_path: Path) -> None:
+    printed = passes(run("export", "cli_models:Net", "f32[4,3]", "-o", "net"))
+    assert printed.count("wrote ") == 4
+    signature = json.loads((tmp_path / "net" / "signature.json").read_text())
+    state = torch.load(tmp_path / "net" / "state.pt", weights_only=True)
+    graph = torch.load(tmp_path / "net" / "graph_module.pt", weights_only=False)
+    x = torch.randn(4, 3)
+    given = [x if entry["kind"] == "user_input" else state[entry["name"]] for entry in signature["inputs"]]
+    results = graph(*given)
+    place = [entry["kind"] for entry in signature["outputs"]].index("user_output")
+    from cli_models import Net  # type: ignore[import-not-found]
+
+    model = Net()
+    wanted = {entry["name"]: entry["target"] for entry in signature["inputs"]}
+    model.load_state_dict({wanted[name]: value for name, value in state.items()})
+    torch.testing.assert_close(results[place], model(x))
+
+
+def test_report(run: Any, tmp_path: Path) -> None:
+    from functionalize.captured import CapturedProgram
+
+    result = run("report", "cli_models:decode", "f32[4,3]", "f32[3]", "-o", "page.html")
+    if hasattr(CapturedProgram, "report"):
+        passes(result)
+        assert "cache" in (tmp_path / "page.html").read_text()
+    else:
+        assert result.exit_code == 1 and "writes no reports" in result.stderr
+
+
+def test_ops() -> None:
+    runner = CliRunner()
+    explained = passes(runner.invoke(commands, ["ops", "add_.Tensor", "aten.split"]))
+    assert "functional  aten::add.Tensor" in explained and "aten::split.Tensor" in explained
+    assert "aten::split.Tensor\n" in passes(runner.invoke(commands, ["ops", "--view", "multi"]))
+    data = json.loads(passes(runner.invoke(commands, ["ops", "add_.Tensor", "--json"])))
+    assert data["ops"][0]["name"] == "aten::add_.Tensor" and data["ops"][0]["kind"] == "inplace"
+    listed = json.loads(passes(runner.invoke(commands, ["ops", "--kind", "inplace", "--random", "--json"])))
+    assert "aten::bernoulli_.float" in {row["name"] for row in listed["ops"]}
+    unknown = runner.invoke(commands, ["ops", "ad_.Tensor"])
+    assert unknown.exit_code == 1 and "near it are" in unknown.stderr
+    assert runner.invoke(commands, ["ops"]).exit_code == 2
+
+
+def test_tables_are_those_of_codegen(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["tables", "check"]) == 0
+    assert main(["tables", "explain", "add_.Tensor"]) == 0
+    assert "aten::add.Tensor" in capfd.readouterr().out
+    assert main(["tables", "explain", "no_such_op"]) == 1
+    assert main(["tables", "nonsense"]) == 2
+
+
+def test_help_has_examples() -> None:
+    for command in ("", "trace", "report", "verify", "export", "ops"):
+        printed = passes(CliRunner().invoke(commands, [*command.split(), "--help"]))
+        assert "Example" in printed and "functionalize " in printed
+
+
+# Errors
+
+
+def test_errors_are_one_line_unless_asked(run: Any) -> None:
+    given = ("trace", "cli_models:decode", "f32[4,3]")
+    plain = run(*given)
+    assert plain.exit_code == 1 and plain.stdout == ""
+    assert plain.stderr.startswith("error: TypeError: decode() missing 1") and plain.stderr.count("\n") == 1
+    for asked in (("--traceback", *given), (*given, "--traceback")):
+        result = run(*asked)
+        assert result.exit_code == 1 and "Traceback" in result.stderr and "TypeError" in result.stderr
+    data = json.loads(run(*given, "--json").stdout)
+    assert data["error"]["type"] == "TypeError"
+
+
+def test_errors_of_programs_keep_their_advice(run: Any) -> None:
+    result = run("trace", "cli_models:unsupported", "f32[9]")
+    assert result.exit_code == 1
+    assert "UnsupportedMutationError" in result.stderr and "cli_models.py" in result.stderr and "try" in result.stderr
+
+
+def test_commands_that_cannot_be_read(run: Any) -> None:
+    for arguments in (("trace",), ("trace", "cli_models:decode", "f33[2]"), ("nothing",), ("trace", "x:y", "--no")):
+        assert run(*arguments).exit_code == 2
+    both = run("trace", "cli_models:decode", "f32[2]", "--inputs", "cli_models:inputs")
+    assert both.exit_code == 1 and "one of the two" in both.stderr
+    own = run("trace", "cli_models:scaled", "f32[4]", "=1@optimizer")
+    assert own.exit_code == 1 and "arguments called optimizer" in own.stderr
+
+
+# Processes
+
+
+def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    (cwd / "cli_models.py").write_text(MODELS)
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+def test_a_pipe_sees_no_progress(tmp_path: Path) -> None:
+    done = process("-m", "functionalize", "trace", "cli_models:Deep", "f32[2]", "--json", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    assert json.loads(done.stdout)["ops"] == 20000
+
+
+def test_a_terminal_sees_progress(tmp_path: Path) -> None:
+    """A capture of some seconds, with a terminal as its standard error."""
+    (tmp_path / "cli_models.py").write_text(MODELS)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "functionalize", "trace", "cli_models:Deep", "f32[2]"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as running:
+        os.close(theirs)
+        seen = b""
+        while running.poll() is None or select.select([ours], [], [], 0)[0]:
+            try:
+                if select.select([ours], [], [], 0.2)[0]:
+                    seen += os.read(ours, 10000)
+            except OSError:  # the other end is closed
+                break
+    os.close(ours)
+    assert running.returncode == 0
+    assert b"ops/s, in block" in seen
+
+
+def test_progress_in_words() -> None:
+    assert progress.describe(12000, 2.0, "block") == "captured 12,000 ops, 6,000 ops/s, in block"
+    assert progress.describe(0, 0.0, "") == "captured 0 ops, - ops/s"
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_one_line_says_which_package_is_missing(missing: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from functionalize.cli import main; sys.exit(main(['ops']))"
+    done = process("-c", code, cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"needs the package {missing}" in done.stderr and "functionalize[cli]" in done.stderr
+
+
+def test_console_script_and_module_are_one(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("functionalize")
+    by_script = subprocess.run([script, "ops", "add_.Tensor"], capture_output=True, text=True, cwd=tmp_path)
+    by_module = process("-m", "functionalize", "ops", "add_.Tensor", cwd=tmp_path)
+    assert by_script.returncode == by_module.returncode == 0
+    assert by_script.stdout == by_module.stdout != ""
+
+
+def test_help_and_tables_do_not_load_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from functionalize.cli import main; status = main(['ops', 'add_.Tensor'])\n"
+        "sys.exit(status or 'torch' in sys.modules)"
+    )
+    assert process("-c", code, cwd=tmp_path).returncode == 0
