@@ -19,7 +19,6 @@ from torch.nn.modules import module as hooks
 
 from functionalize.frames import frames_below
 
-
 _listeners: list[Callable[[Node], None]] = []
 
 
