@@ -250,14 +250,12 @@ def test_export_writes_what_can_be_loaded(run: Any, tmp_path: Path) -> None:
 
 
 def test_report(run: Any, tmp_path: Path) -> None:
-    from functionalize.captured import CapturedProgram
-
-    result = run("report", "cli_models:decode", "f32[4,3]", "f32[3]", "-o", "page.html")
-    if hasattr(CapturedProgram, "report"):
-        passes(result)
-        assert "cache" in (tmp_path / "page.html").read_text()
-    else:
-        assert result.exit_code == 1 and "writes no reports" in result.stderr
+    printed = passes(run("report", "cli_models:decode", "f32[4,3]", "f32[3]", "-o", "page.html"))
+    assert printed == "wrote page.html\n"
+    page = (tmp_path / "page.html").read_text()
+    assert "cli_models:decode" in page and "cache[2] = new" in page
+    data = json.loads(passes(run("report", "cli_models:decode", "f32[4,3]", "f32[3]", "--json")))
+    assert data == {"target": "cli_models:decode", "file": "report.html", "mutations": 1}
 
 
 def test_ops() -> None:

@@ -109,10 +109,8 @@ def report(job: Job, output: Path) -> None:
     Example:
       functionalize report my_models:Net f32[1,3,32,32] -o report.html
     """
-    program: Any = job.capture()
-    if not hasattr(program, "report"):
-        raise click.ClickException("this version of functionalize writes no reports")
-    program.report(str(output))
+    program = job.capture()
+    program.report(output, title=job.target)
     say(job, f"wrote {output}")
     answer(job, {"target": job.target, "file": str(output), "mutations": len(program.mutations)})
 
