@@ -199,6 +199,5 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command; return the exit status."""
     try:
         commands.main(list(arguments), prog_name="functionalize")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
-    return 0
+    except SystemExit as end:  # how click ends every command
+        return end.code if isinstance(end.code, int) else 1

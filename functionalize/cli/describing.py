@@ -29,7 +29,7 @@ def described(program: CapturedProgram) -> dict[str, Any]:
 def _entry(kind: Any, target: str | None, argument: Any, nodes: dict[str, Any]) -> dict[str, Any]:
     entry: dict[str, Any] = {"kind": kind.name.lower(), "name": argument.name, "target": target}
     node = nodes.get(argument.name)
-    value = None if node is None else node.meta.get("val")
+    value: Any = {} if node is None else node.meta.get("val")
     if hasattr(value, "dtype"):
         return entry | {"dtype": str(value.dtype), "shape": [_number(size) for size in value.shape]}
     return entry | {"value": repr(getattr(argument, "value", None))}
