@@ -22,6 +22,7 @@ from functionalize.dynamic import DynamicSizes, dims_of
 from functionalize.errors import DataDependentError
 from functionalize.fake import fakes_of
 from functionalize.lift import Lifted, Source, Supposed, reached
+from functionalize.listening import heard
 from functionalize.optimizer_state import make_state
 from functionalize.outcome import Outcome
 from functionalize.provenance import Provenance
@@ -140,7 +141,7 @@ class _Capture:
             if isinstance(source.value, Supposed):
                 self._fakes[id(source.value)] = self._factory.like_real(source.value.of)
         self._provenance = Provenance(lifted.state.modules, run_call.__code__)
-        self._recorder = RecordingMode(self._factory, self._provenance.note, symbolic=self._symbolic)
+        self._recorder = RecordingMode(self._factory, heard(self._provenance.note), symbolic=self._symbolic)
 
     def _with_symbols(self, tensor: torch.Tensor) -> torch.Tensor:
         from functionalize._torch.symbols import with_symbols  # here: loads sympy

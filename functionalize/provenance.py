@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -18,18 +18,6 @@ from torch.fx import Node
 from torch.nn.modules import module as hooks
 
 from functionalize.frames import frames_below
-
-_listeners: list[Callable[[Node], None]] = []
-
-
-@contextlib.contextmanager
-def listening(listener: Callable[[Node], None]) -> Iterator[None]:
-    """Tell a function of each node that is captured: to show how a long capture gets on."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
 
 
 class Provenance:
@@ -45,8 +33,6 @@ class Provenance:
         """A node was added to the graph just now."""
         node.meta["nn_module_stack"] = self._running[-1]
         self._lines.append((node, tuple([(frame.f_code, frame.f_lineno) for frame in frames_below(self._until)])))
-        for listener in _listeners:
-            listener(node)
 
     def write(self) -> None:
         """Give each node its stack trace."""

@@ -55,6 +55,7 @@ LAYERS = {
     "copy_epilogue": 4,
     "fake": 4,
     "provenance": 4,
+    "listening": 4,
     "outcome": 4,
     "guard": 4,
     "present": 4,

@@ -55,7 +55,7 @@ def shown(console: Console) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    from functionalize.provenance import listening
+    from functionalize.listening import listening
 
     status = console.status("capturing")
     with listening(_Meter(status).note):
