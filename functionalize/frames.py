@@ -8,10 +8,11 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
+from functools import cache
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,23 +43,73 @@ class Location(NamedTuple):
     def __str__(self) -> str:
         if not self.line:
             return self.file
-        return f"{self.file}:{self.line} in {self.function}: {linecache.getline(self.file, self.line).strip()}"
+        return f"{self.file}:{self.line} in {self.function}: {source_of(self)}"
 
 
 def user_location() -> Location:
     """The line of the innermost frame that is neither torch's nor ours."""
-    for frame in user_frames():
-        return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if (_CODES.get(id(code)) or _known(code))[2]:
+            return Location(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
     return Location("unknown", 0, "")
 
 
-def frames_below(code: CodeType) -> Iterator[FrameType]:
-    """The frames that run inside of a call of ``code``, innermost first, but for ours and for those of torch's core."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not code:
-        if _is_program(frame.f_code.co_filename):
-            yield frame
+Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, a place in it
+
+
+def positions_below(code: CodeType) -> Positions:
+    """Where the frames are that run inside of a call of ``code``: what is cheap to note for every operator."""
+    found: list[Any] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        at = frame.f_code
+        if at is code:
+            break
+        known = _CODES.get(id(at)) or _known(at)
+        if known[1]:
+            found.append((id(at), frame.f_lasti))
         frame = frame.f_back
+    return tuple(found)
+
+
+# By identity: the hash of a code object is computed anew each time, over all that it consists of.
+_CODES: dict[int, tuple[CodeType, bool, bool]] = {}  # the code, whether it is the program's, whether the user's
+
+
+def _known(code: CodeType) -> tuple[CodeType, bool, bool]:
+    file = code.co_filename
+    found = _CODES[id(code)] = (code, _is_program(file), not file.startswith((_OWN, _TORCH, "<")))
+    return found
+
+
+def trace_of(positions: Positions) -> str:
+    """The lines of the program among some positions, outermost first, as in a traceback.
+
+    They are the user's, and those of the parts of torch that programs are written with.
+    """
+    return "".join(reversed([_line_of_trace(position) for position in positions])).rstrip()
+
+
+@cache
+def location_of(position: tuple[int, int]) -> Location:
+    """The line of a position."""
+    code, place = _CODES[position[0]][0], position[1]
+    lines = (line for start, stop, line in code.co_lines() if start <= place < stop and line is not None)
+    return Location(code.co_filename, next(lines, code.co_firstlineno), code.co_name)
+
+
+@cache
+def _line_of_trace(position: tuple[int, int]) -> str:
+    line = location_of(position)
+    return f'  File "{line.file}", line {line.line}, in {line.function}\n    {source_of(line)}\n'
+
+
+def source_of(line: Location) -> str:
+    """The text of a line."""
+    return linecache.getline(line.file, line.line).strip()
 
 
 def user_frame() -> str:
@@ -75,6 +126,7 @@ def decisive_line(error: BaseException) -> str:
     return found
 
 
+@cache
 def _is_program(file: str) -> bool:
     """Whether code is the user's, or a part of torch that programs are written with."""
     return not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))

@@ -127,7 +127,7 @@ class Historian:
         self._name_of = name_of
         self._bases: dict[Base, BaseRecord] = {}
         self._views: dict[View, ViewRecord] = {}
-        self._time = 0
+        self._time = self._count = 0
 
     def viewed(self, view: View, op: Any) -> ViewRecord:
         """The program made a view."""
@@ -150,8 +150,10 @@ class Historian:
     def wrote(self, view: View, op: Any) -> None:
         """The program wrote to a view."""
         record = self.viewed(view, op)
-        base, index = record.base, sum(len(base.writes) for base in self.history.bases)
-        base.writes.append(WriteRecord(index, base, record, str(op), user_location(), self._tick()))
+        record.base.writes.append(
+            WriteRecord(self._count, record.base, record, str(op), user_location(), self._tick())
+        )
+        self._count += 1
 
     def writes_of(self, base: Base) -> Iterator[WriteRecord]:
         """The writes that a base got so far."""

@@ -109,6 +109,7 @@ class Outcome:
     unused: set[int] = field(default_factory=set)  # inputs that the graph does not take
     storages: dict[int, int] = field(default_factory=dict)  # whose they were, before it ran
     first_places: dict[int, Geometry] = field(default_factory=dict)  # before it ran
+    _numbers: dict[int, int] = field(default_factory=dict)  # of the inputs, by handle
     _begun: dict[int, Input] = field(default_factory=dict)  # the inputs, by handle
     _of_handle: dict[int, int] = field(default_factory=dict)
 
@@ -170,8 +171,15 @@ class Outcome:
             if entry is not None:
                 self.first_places[number] = entry.place
         self.tracer.graph.output(tuple(self._nodes))
-        self.tracer.graph.eliminate_dead_code()
+        self._drop_dead()
         self._drop_gradients()
+
+    def _drop_dead(self) -> None:
+        """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""
+        graph = self.tracer.graph
+        for node in reversed(graph.nodes):
+            if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
+                graph.erase_node(node)
 
     def _drop_gradients(self) -> None:
         """Gradients that the program neither reads nor writes are no inputs."""
@@ -229,16 +237,17 @@ class Outcome:
     # Write-backs
 
     def _write_back(self, back: WriteBack, values: dict[int, Node]) -> None:
+        nodes = [(self._node(part.value), part.path) for part in back.parts]
         handle, place = back.input.handle, None
+        if back.data is not None:
+            values[id(handle)] = self._node(back.data)
+            nodes.append((values[id(handle)], ()))
         source = self.source_of(handle)
         if source is None:  # a write beyond what an input shows of its storage
             source, place = self._first_storages()[storage_key(handle)], Geometry.of(handle)
         kind, target = self._mutation_of(source)
-        pieces = [Piece(self._output(self._node(part.value), kind, target), part.path) for part in back.parts]
-        if back.data is not None:
-            values[id(handle)] = self._node(back.data)
-            pieces.append(Piece(self._output(values[id(handle)], kind, target)))
-        self.backs.append(Back(source, back.metadata, tuple(pieces), back.after, place))
+        pieces = tuple(Piece(self._output(node, kind, target), path) for node, path in nodes)
+        self.backs.append(Back(source, back.metadata, pieces, back.after, place))
         view = self.program.graph.find(handle)
         for write in self.historian.writes_of(view.base) if view is not None else ():
             self.mutations.append(Mutation(kind, target, write.view.region, write.op, str(write.location)))
@@ -249,10 +258,14 @@ class Outcome:
 
     def source_of(self, handle: torch.Tensor) -> int | None:
         """The number of the input that a handle stands for."""
-        for number, source in enumerate(self.sources):
-            if self.fakes.get(id(source.value), source.value) is handle:
-                return number
-        return None
+        if len(self._numbers) != len(self.sources):
+            self._numbers.clear()
+            for number, source in enumerate(self.sources):
+                value = self.fakes.get(id(source.value), source.value)
+                self._numbers.setdefault(id(value) if isinstance(value, torch.Tensor) else -number - 1, number)
+            for number in range(len(self.sources) - len(self._numbers)):
+                self._numbers[-len(self.sources) - number - 1] = -1  # the same tensor twice
+        return self._numbers.get(id(handle))
 
     # Outputs
 

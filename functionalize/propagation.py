@@ -18,7 +18,7 @@ import torch
 from functionalize import tables
 from functionalize._torch import FakeTensor, OpOverload, is_symbolic
 from functionalize._torch.fakes import FakeFactory, below_dispatch
-from functionalize.tables import Kind, ViewKind
+from functionalize.tables import ViewKind
 
 _ENTRIES = 100_000  # after so many all is forgotten: a bound on memory, far above what one model needs
 _AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -97,7 +97,7 @@ def _is_usable(func: Any) -> bool:
     if not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
         return False
     row = tables.row(func)
-    plain = row.kind is Kind.FUNCTIONAL and not row.composite and row.view is not ViewKind.INPLACE_VIEW
+    plain = not func._schema.is_mutable and not row.composite and row.view is not ViewKind.INPLACE_VIEW
     data = _DEPENDS_ON_DATA.intersection(func.tags) and func is not torch.ops.aten.index.Tensor
     return plain and not data and "lift" not in func.name()
 

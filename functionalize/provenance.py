@@ -7,7 +7,6 @@ Limits: nodes of a backward pass carry the line that called for it.
 from __future__ import annotations
 
 import contextlib
-import linecache
 import threading
 from collections.abc import Iterator, Mapping
 from types import CodeType
@@ -17,7 +16,7 @@ import torch
 from torch.fx import Node
 from torch.nn.modules import module as hooks
 
-from functionalize.frames import frames_below
+from functionalize.frames import Positions, positions_below, trace_of
 
 
 class Provenance:
@@ -27,20 +26,20 @@ class Provenance:
         self._until = until  # the code that calls the program
         self._paths = modules
         self._running: list[dict[str, tuple[str, str]]] = [{}]
-        self._lines: list[tuple[Node, tuple[tuple[Any, int], ...]]] = []
+        self._positions: list[tuple[Node, Positions]] = []
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
         node.meta["nn_module_stack"] = self._running[-1]
-        self._lines.append((node, tuple([(frame.f_code, frame.f_lineno) for frame in frames_below(self._until)])))
+        self._positions.append((node, positions_below(self._until)))
 
     def write(self) -> None:
         """Give each node its stack trace."""
         texts: dict[Any, str] = {}
-        for node, lines in self._lines:
-            text = texts.get(lines)
+        for node, positions in self._positions:
+            text = texts.get(positions)
             if text is None:
-                text = texts[lines] = "".join(map(_text, reversed(lines))).rstrip()
+                text = texts[positions] = trace_of(positions)
             node.meta["stack_trace"] = text
 
     @contextlib.contextmanager
@@ -73,9 +72,3 @@ class Provenance:
             return self._running[-1]
         key = "L__self__" + path.replace(".", "_")
         return {**self._running[-1], key: (path, f"{kind.__module__}.{kind.__qualname__}")}
-
-
-def _text(line: tuple[Any, int]) -> str:
-    code, number = line
-    source = linecache.getline(code.co_filename, number).strip()
-    return f'  File "{code.co_filename}", line {number}, in {code.co_name}\n    {source}\n'

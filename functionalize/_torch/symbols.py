@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from functionalize._torch.fakes import FakeTensorMode
 
-assume = torch._check  # documented, in spite of its name
+assume: Any = torch._check  # documented, in spite of its name
 DerivedDim, NamedDim = _DerivedDim, _Dim
 
 

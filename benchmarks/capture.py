@@ -1,0 +1,214 @@
+"""Capture time beside the other ways to a functional graph, in one interleaved run; memory, calls and decoding.
+
+Models: `capture` of a module, cold (nothing known of any op) and warm, beside `make_fx` over
+`torch.func.functionalize` of the same module as a function of its state (over the module alone where that fails), and
+`torch.export.export(...).run_decompositions({})`; and how far a capture is from the program on fake tensors alone.
+Growth: time per op of programs of 1,000 to 100,000 ops. Memory: the peak of a process that captures a module with more
+parameters than this machine has memory. Calls: overhead over the graph. Decode: bytes written a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import resource
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script from anywhere
+
+from benchmarks.measure import environment, interleaved, table
+from benchmarks.trace import bytes_written
+from functionalize import capture, propagation
+from functionalize.observation import clone_inputs
+from tests.models import state_of
+from tests.transformer_models import TRANSFORMERS
+
+NAMES = ("bert", "vit", "swin", "resnet", "gpt2", "llama")
+
+
+class Logits(torch.nn.Module):
+    """A model of transformers whose output is a tensor."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return self.model(**batch).logits
+
+
+def systems(name: str) -> dict[str, Callable[[], object]]:
+    """The ways to capture one model, by what the table calls them."""
+    make, inputs = TRANSFORMERS[name]
+    module, batch = Logits(make().eval()), inputs()
+    batch.pop("labels", None)
+    state = state_of(module)
+
+    def pure(parameters: Any, buffers: Any, batch: Any) -> Any:
+        return torch.func.functional_call(module, {**parameters, **buffers}, (), batch)
+
+    def ours() -> None:
+        assert capture(module, **batch, remove="mutations").graph_module is not None
+
+    def cold() -> None:
+        propagation.clear()
+        ours()
+
+    def traced(func: Callable[..., Any]) -> None:
+        make_fx(func, tracing_mode="fake")(*clone_inputs((*state, batch)))
+
+    def exported() -> None:
+        torch.export.export(module, (), batch, strict=False).run_decompositions({})
+
+    def fake() -> None:
+        with FakeTensorMode() as mode:
+            pure(*torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, (*state, batch)))
+
+    theirs = partial(traced, torch.func.functionalize(pure))
+    try:
+        theirs()
+    except Exception:
+        theirs = partial(traced, pure)
+    return {"warm": ours, "cold": cold, "make_fx": theirs, "export": exported, "fake": fake}
+
+
+def models(rounds: int) -> None:
+    rows, ratios = [], []
+    for name in NAMES:
+        timings = {key: timing.median for key, timing in interleaved(systems(name), rounds).items()}
+        ratio = [timings["make_fx"] / timings["cold"], timings["make_fx"] / timings["warm"]]
+        ratio += [timings["export"] / timings["cold"], timings["warm"] / timings["fake"]]
+        ratios.append(ratio)
+        milliseconds = [f"{timings[key] * 1e3:.1f}" for key in ("cold", "warm", "make_fx", "export", "fake")]
+        rows.append([name, *milliseconds, *(f"{value:.1f}" for value in ratio)])
+    lowest = [min(column) for column in zip(*ratios, strict=True)]
+    header = ["ms", "cold", "warm", "make_fx", "export", "fake alone"]
+    print(table([*header, "make_fx/cold", "make_fx/warm", "export/cold", "warm/fake"], rows))
+    print(
+        f"lowest: {lowest[0]:.1f} times as fast as make_fx cold, {lowest[1]:.1f} warm, "
+        f"{lowest[2]:.1f} as torch.export; at most {max(r[3] for r in ratios):.2f} of fake tensors alone"
+    )
+
+
+def chain(x: torch.Tensor, ops: int) -> torch.Tensor:
+    """A program of about so many ops: sums, views and writes."""
+    for _ in range(ops // 4):
+        y = x * 2
+        y.view(-1)[0].add_(1)
+        x = x + y
+    return x
+
+
+def growth() -> None:
+    """Time per op of longer and longer programs."""
+    x = torch.randn(4, 4)
+    figures = []
+    for ops in (1_000, 10_000, 100_000):
+        calls = {"capture": partial(capture, partial(chain, ops=ops), x)}
+        seconds = interleaved(calls, 1 if ops > 10_000 else 3)["capture"].median
+        figures.append((ops, seconds / ops * 1e6))
+    print("microseconds an op: " + ", ".join(f"{value:.1f} of {ops:,} ops" for ops, value in figures))
+
+
+def huge() -> None:
+    """Capture a module whose parameters would take 100 GB, and print this process's peak memory."""
+    width, layers = 32_768, 25
+    with FakeTensorMode():
+        module = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+        x = torch.randn(1, width)
+    size = sum(p.numel() * p.element_size() for p in module.parameters()) / 1e9
+    program = capture(module, x)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{size:.0f} GB of parameters, {len(program.graph.nodes)} nodes: peak memory {peak:,.0f} MiB")
+
+
+def calls(rounds: int) -> None:
+    """What a call of a program costs over its graph, beside AOTAutograd's."""
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(inplace=True)).eval()
+    module.requires_grad_(False)
+    x = torch.randn(4, 8)
+    program = capture(module, x)
+    inputs = [*module.parameters(), *module.buffers(), x]
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    traced = make_fx(module)(x)
+    compiled = aot_module_simplified(traced, [x], lambda graph, _: graph.forward)
+    compiled_graph = make_fx(traced)(x)
+    named: dict[str, Callable[[], object]] = {
+        "program": lambda: _repeat(partial(program, x)),
+        "its graph": lambda: _repeat(partial(program.graph_module, *inputs)),
+        "AOTAutograd": lambda: _repeat(partial(compiled, x)),
+        "the graph that it runs": lambda: _repeat(partial(compiled_graph, x)),
+    }
+    timings = {key: timing.median / _REPEATS * 1e6 for key, timing in interleaved(named, rounds).items()}
+    print(
+        f"microseconds a call: {timings['program']:.1f} over a graph of {timings['its graph']:.1f}; "
+        f"AOTAutograd {timings['AOTAutograd']:.1f} over one of {timings['the graph that it runs']:.1f}"
+    )
+
+
+_REPEATS = 200
+
+
+def _repeat(call: Callable[[], object]) -> None:
+    for _ in range(_REPEATS):
+        call()
+
+
+def decode() -> None:
+    """Bytes written by one decoding step: by eager, by ours with its write-backs, by torch.func.functionalize's graph."""
+    from benchmarks.decode import eager_bytes, step
+
+    func, inputs = step()
+    program = capture(func, *clone_inputs(inputs), remove="mutations")
+    ours = sum(bytes_written(node) for node in program.with_copy_epilogue().graph.nodes)
+    theirs_graph = make_fx(torch.func.functionalize(func), tracing_mode="fake")(*clone_inputs(inputs))
+    theirs_graph.graph.eliminate_dead_code()
+    theirs = sum(bytes_written(node) for node in theirs_graph.graph.nodes)
+    eager = eager_bytes(func, inputs)
+    print(
+        f"bytes written a decoding step: eager {eager:,}, ours {ours:,} (x{ours / eager:.2f}), "
+        f"torch.func.functionalize {theirs:,} (x{theirs / eager:.2f})"
+    )
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "what", nargs="?", choices=("all", "models", "growth", "memory", "calls", "decode", "huge"), default="all"
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    if options.what == "huge":
+        huge()
+        return
+    print(f"{environment()}; remove='mutations'; medians of {options.rounds} rounds")
+    if options.what in ("all", "models"):
+        models(options.rounds)
+    if options.what in ("all", "growth"):
+        growth()
+    if options.what in ("all", "calls"):
+        calls(options.rounds)
+    if options.what in ("all", "decode"):
+        decode()
+    if options.what in ("all", "memory"):
+        subprocess.run([sys.executable, __file__, "huge"], check=True)
+
+
+if __name__ == "__main__":
+    main()
