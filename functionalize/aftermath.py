@@ -42,6 +42,13 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Output:
+    """A number that the graph gives, by its place among the graph's outputs."""
+
+    place: int
+
+
+@dataclass(frozen=True)
 class Change:
     """Entries of one holder that a program leaves otherwise than it found them."""
 

@@ -17,12 +17,14 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule
 
 from functionalize._torch import pytree, storage_key
-from functionalize.aftermath import follow
+from functionalize.aftermath import Output, follow
 from functionalize.copy_epilogue import with_copies
+from functionalize.differentiate import Call, Replay, backward_of, refuse_written
 from functionalize.errors import InputMismatchError, StateMismatchError
 from functionalize.guard import Guard
 from functionalize.history import AliasHistory
-from functionalize.lift import Lifted, is_leaf
+from functionalize.in_place import runnable
+from functionalize.lift import Lifted, Source, is_leaf
 from functionalize.outcome import Mutation, Outcome
 from functionalize.present import Presenter, Sizes, unwritten, write_back
 
@@ -42,6 +44,8 @@ class CapturedProgram:
         self.mutations: list[Mutation] = outcome.mutations
         self.alias_graph: AliasHistory = outcome.historian.history
         self.again: Callable[..., CapturedProgram] | None = None  # captures the same program for other inputs
+        self.backward_of: Callable[..., CapturedProgram] | None = None  # captures the gradients for some tangents
+        self.differentiated: list[Source] = []  # of such a program: whose gradients it gives
         self.recaptures = False  # whether other inputs are captured anew
         self.graph = outcome.tracer.graph
         self._root = outcome.tracer.root
@@ -49,6 +53,7 @@ class CapturedProgram:
 
     def _follow(self, lifted: Lifted, outcome: Outcome) -> None:
         self._lifted, self._outcome = lifted, outcome
+        self._calls: dict[Any, Call] = {}  # by the sizes of the inputs
         self._guard = Guard(lifted, outcome, gradients_matter=self.needs_gradients)
 
     @property
@@ -95,11 +100,7 @@ class CapturedProgram:
                 raise
             return other(*args, **kwargs)
         outcome = self._outcome
-        differentiable = any(leaf.requires_grad for leaf in outcome.leaves) and torch.is_grad_enabled()
-        differentiable = differentiable and not self.leaves_gradients  # its backward is part of it
-        given = unwritten(inputs, outcome.backs) if differentiable else inputs
-        with torch.set_grad_enabled(differentiable):
-            results = self.graph_module(*(value for place, value in enumerate(given) if place not in outcome.unused))
+        results = self._results(inputs, args, kwargs)
         states, sizes = [self._lifted.state, arguments], self._sizes(inputs, results)
         with torch.no_grad():
             originals = self._originals(inputs)
@@ -110,17 +111,65 @@ class CapturedProgram:
             inputs[source].grad = None if gradient is None else presenter.tensor(gradient)
         for change in outcome.changes:
             change.apply(states, presenter.tensor)
-        leaves = [follow(recipe, states, presenter.tensor) for recipe in outcome.outputs]
+        leaves = [
+            results[recipe.place] if isinstance(recipe, Output) else follow(recipe, states, presenter.tensor)
+            for recipe in outcome.outputs
+        ]
         assert outcome.spec is not None
         return pytree.tree_unflatten(leaves, outcome.spec)
+
+    @functools.cached_property
+    def _run_in_place(self) -> GraphModule | None:
+        """The graph with writes in the memory of inputs that are written back anyway, where there are such."""
+        return runnable(self._outcome, self._root, apart=self._guard.apart)
+
+    @property
+    def inputs(self) -> list[Source]:
+        """What the graph takes, in order."""
+        unused = self._outcome.unused
+        return [source for number, source in enumerate(self._lifted.sources) if number not in unused]
+
+    def _results(self, inputs: Sequence[Any], args: Any, kwargs: Any) -> Sequence[Any]:
+        """What the graph gives, known to autograd where the original's results are."""
+        outcome, unused = self._outcome, self._outcome.unused
+        tracked = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in outcome.leaves)
+        if not tracked or self.leaves_gradients:  # its backward is part of it
+            with torch.no_grad():
+                run = self._run_in_place or self.graph_module
+                return run(*(v for place, v in enumerate(inputs) if place not in unused))  # type: ignore[no-any-return]
+        refuse_written(self._lifted.sources, outcome, inputs)
+        given = [v for place, v in enumerate(unwritten(inputs, outcome.backs)) if place not in unused]
+        return Replay.apply(self._replayed(args, kwargs, inputs), *given)  # type: ignore[no-untyped-call, no-any-return]
+
+    def _replayed(self, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Call:
+        """The graph and its backward, which is captured for the sizes of the call."""
+        outcome, sources = self._outcome, self._lifted.sources
+        key = tuple(value.size() for value in inputs if isinstance(value, torch.Tensor))
+        if key not in self._calls:
+            assert self.backward_of is not None
+            sizes = self._sizes(inputs, ())
+            numbers = [n for n, leaf in enumerate(outcome.leaves) if leaf.requires_grad and leaf.output is not None]
+            numbers = [n for n in dict.fromkeys(outcome.result_numbers) if n in numbers]
+            places = [sizes.place(outcome.leaves[n].place) for n in numbers]
+            devices = [outcome.handles[n].device for n in numbers]
+            tangents = [(place, device) for place, device in zip(places, devices, strict=True)]
+            constants = [s for s in sources if s.spot is None and s.grad_of is None and s.value.requires_grad]
+            self._calls[key] = Call(
+                self.graph_module,
+                tuple(source.name for source in self.inputs),
+                tuple(outcome.leaves[n].output or 0 for n in numbers),
+                any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.graph.nodes),
+                backward_of(self.backward_of, constants, tangents, args, kwargs),
+            )
+        return self._calls[key]
 
     def _another(self, error: InputMismatchError, args: Any, kwargs: Any) -> CapturedProgram | None:
         """A program for a call that this one is not for. State that leaves the graph as it is is followed."""
         assert self.again is not None
         if self.recaptures:
-            return self.again(*args, **kwargs)
+            return self.again(args, kwargs)
         if isinstance(error, StateMismatchError):
-            other = self.again(*args, **kwargs)
+            other = self.again(args, kwargs)
             if str(other.graph) == str(self.graph) and str(other.signature) == str(self.signature):
                 self._follow(other._lifted, other._outcome)
                 return self
@@ -132,7 +181,7 @@ class CapturedProgram:
         for number, place in self._outcome.first_places.items():
             sizes.learn(place, inputs[number])
         for leaf in self._outcome.leaves:
-            if leaf.output is not None:
+            if leaf.output is not None and results:
                 sizes.learn(leaf.place, results[leaf.output])
         return sizes
 

@@ -7,6 +7,7 @@ Limits: one thread captures a module at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from functionalize._torch.tracing import recording, track
 from functionalize.aftermath import Aftermath
 from functionalize.api import new_program, run_call, unheard
 from functionalize.captured import CapturedProgram
+from functionalize.differentiate import TANGENTS, with_gradients
 from functionalize.dynamic import DynamicSizes, dims_of
 from functionalize.errors import DataDependentError
 from functionalize.fake import fakes_of
@@ -81,32 +83,58 @@ def capture(
         raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
     if on_alias_change not in ("raise", "recapture"):
         raise ValueError(f"on_alias_change must be 'raise' or 'recapture', not {on_alias_change!r}")
+    return _Subject(model_or_fn, remove, dynamic_shapes, optimizer, on_alias_change == "recapture").capture(
+        args, kwargs
+    )
 
-    def again(*args: Any, **kwargs: Any) -> CapturedProgram:
-        program = captured(*args, **kwargs)
-        program.again, program.recaptures = again, on_alias_change == "recapture"
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """What is captured, for the first inputs and for others."""
+
+    func: Callable[..., Any]
+    remove: str
+    dynamic_shapes: Any
+    optimizer: torch.optim.Optimizer | None
+    recaptures: bool
+
+    def capture(self, args: Any, kwargs: Any) -> CapturedProgram:
+        """The program for some inputs."""
+        program = self._captured(args, kwargs)
+        program.again, program.recaptures = self.capture, self.recaptures
+        program.backward_of = self._backward
         return program
 
-    def captured(*args: Any, **kwargs: Any) -> CapturedProgram:
-        roots: dict[str, Any] = {"": model_or_fn} if is_module(model_or_fn) else reached(model_or_fn)
-        if optimizer is not None and not any(root is optimizer for root in roots.values()):
-            roots["optimizer"] = optimizer
+    def _roots(self) -> dict[str, Any]:
+        roots: dict[str, Any] = {"": self.func} if is_module(self.func) else reached(self.func)
+        if self.optimizer is not None and not any(root is self.optimizer for root in roots.values()):
+            roots["optimizer"] = self.optimizer
+        return roots
+
+    def _captured(self, args: Any, kwargs: Any) -> CapturedProgram:
+        roots = self._roots()
         for root in roots.values():
             if isinstance(root, torch.optim.Optimizer):
                 make_state(root)
-        func = training_step(model_or_fn, optimizer) if optimizer and is_module(model_or_fn) else model_or_fn
-        program = _Capture(func, Lifted(model_or_fn, roots, args, kwargs), remove, dynamic_shapes).run()
+        steps = self.optimizer is not None and is_module(self.func)
+        func = training_step(self.func, self.optimizer) if steps else self.func
+        program = _Capture(func, Lifted(self.func, roots, args, kwargs), self.remove, self.dynamic_shapes).run()
         if not program.leaves_gradients or program.has_all_gradients:
             return program
         # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
-        lifted = Lifted(model_or_fn, roots, args, kwargs, suppose_gradients=True)
-        supposed = _Capture(func, lifted, remove, dynamic_shapes).run()
+        lifted = Lifted(self.func, roots, args, kwargs, suppose_gradients=True)
+        supposed = _Capture(func, lifted, self.remove, self.dynamic_shapes).run()
         return supposed if supposed.serves_without_gradients(program) else program
 
-    return again(*args, **kwargs)
+    def _backward(
+        self, constants: list[Source], tangents: list[torch.Tensor], args: Any, kwargs: Any
+    ) -> CapturedProgram:
+        """The gradients of a call's results, for tangents like those given."""
+        lifted = Lifted(self.func, self._roots(), args, {**kwargs, TANGENTS: tangents})
+        return _Capture(self.func, lifted, self.remove).gradients(constants)
 
 
-def training_step(model: Any, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+def training_step(model: Any, optimizer: Any) -> Callable[..., Any]:
     """Forward, backward and update of a module that returns a loss: a scalar, or an output that has one."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -167,6 +195,17 @@ class _Capture:
             outcome.environment = self._fake_mode.shape_env
         self._provenance.write()
         return CapturedProgram(lifted, outcome, remove=self._remove)
+
+    def gradients(self, constants: list[Source]) -> CapturedProgram:
+        """Record the gradients of the program's results, given tangents, instead of the program."""
+        inputs = [s for s in self._lifted.sources if isinstance(s.value, torch.Tensor)]
+        leaves = {id(s.value): s for s in [*inputs, *constants] if s.value.requires_grad}
+        self._func = with_gradients(
+            self._func, lambda: [self._fakes.get(key, source.value) for key, source in leaves.items()]
+        )
+        program = self.run()
+        program.differentiated = list(leaves.values())
+        return program
 
     def _placeholder(self, source: Source) -> Node:
         node = self._recorder.tracer.graph.placeholder(source.name)

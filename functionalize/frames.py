@@ -8,8 +8,8 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
-from functools import cache
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple

@@ -16,7 +16,7 @@ from functionalize.dynamic import SizeGuard
 from functionalize.errors import InputMismatchError, StateMismatchError
 from functionalize.lift import Lifted, Source, Supposed, is_leaf
 from functionalize.outcome import Outcome
-from functionalize.state import State
+from functionalize.state import State, joined
 
 _COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 
@@ -49,6 +49,11 @@ class Guard:
             if gradients_matter and is_leaf(source.value)
         }
         self._pattern = self._aliases([source.value for source in self._sources])
+
+    @property
+    def apart(self) -> bool:
+        """Whether no two inputs share memory."""
+        return not any(isinstance(entry, tuple) for entry in self._pattern)
 
     def inputs(self, arguments: State) -> list[Any]:
         """The graph's inputs for a call.
@@ -134,7 +139,7 @@ class Guard:
                 if now is not before and (not isinstance(before, _COMPARED) or now != before):
                     label = self._label_of(name)
                     raise StateMismatchError(
-                        f"`{change.path}.{label}` is {_short(now)}, and was {_short(before)} when captured",
+                        f"`{joined(change.path, label)}` is {_short(now)}, and was {_short(before)} when captured",
                         hint="the program changes it, and is right for that value only: set it back, or capture again",
                     )
 

@@ -150,9 +150,7 @@ class Historian:
     def wrote(self, view: View, op: Any) -> None:
         """The program wrote to a view."""
         record = self.viewed(view, op)
-        record.base.writes.append(
-            WriteRecord(self._count, record.base, record, str(op), user_location(), self._tick())
-        )
+        record.base.writes.append(WriteRecord(self._count, record.base, record, str(op), user_location(), self._tick()))
         self._count += 1
 
     def writes_of(self, base: Base) -> Iterator[WriteRecord]:

@@ -19,13 +19,16 @@ from torch.export.graph_signature import (
     InputSpec,
     OutputKind,
     OutputSpec,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
     TensorArgument,
 )
 from torch.fx import Node
 
 from functionalize._torch import pytree, storage_key, unwrap_functorch
-from functionalize._torch.tracing import tracked_node
-from functionalize.aftermath import Change, Result
+from functionalize._torch.tracing import SYMBOLS, symbol_node, tracked_node
+from functionalize.aftermath import Change, Output, Result
 from functionalize.bases import Base
 from functionalize.epilogue import Epilogue, Input, Step, WriteBack
 from functionalize.history import Historian, Region
@@ -156,9 +159,13 @@ class Outcome:
         values: dict[int, Node] = {}
         for back in backs:
             self._write_back(back, values)
-        for recipe in self.outputs:
+        for place, recipe in enumerate(self.outputs):
             if isinstance(recipe, Result):
                 self._give(self.handles[recipe.number], values)
+            elif isinstance(recipe, SYMBOLS):
+                self.outputs[place] = Output(
+                    self._output(symbol_node(self.tracer, recipe), OutputKind.USER_OUTPUT, None)
+                )
             else:
                 self._output(recipe, OutputKind.USER_OUTPUT, None)
         for number in left:
@@ -195,6 +202,11 @@ class Outcome:
                 self.gradients_read.add(self.sources.index(source.grad_of))
                 self.only_accumulates &= all(user.target is torch.ops.aten.add.Tensor for user in node.users)
 
+    @property
+    def result_numbers(self) -> list[int]:
+        """The numbers of the tensors that the program returns, in order."""
+        return [recipe.number for recipe in self.outputs if isinstance(recipe, Result)]
+
     # Constants
 
     def _lift_constants(self, written: Sequence[torch.Tensor]) -> None:
@@ -210,7 +222,8 @@ class Outcome:
                 others.pop(id(value), None)
                 node.replace_all_uses_with(placeholder)
                 graph.erase_node(node)
-                delattr(root, str(node.target))
+        for name in list(root._buffers) + [key for key, item in vars(root).items() if isinstance(item, torch.Tensor)]:
+            delattr(root, name)
         for handle in others.values():
             self._constant(handle, any(handle is one for one in written))
 
@@ -293,8 +306,11 @@ class Outcome:
         return self._node(handle if view is None else self.program.read(view))
 
     def _output(self, node: Any, kind: OutputKind, target: str | None) -> int:
-        if isinstance(node, Node):
-            argument: Any = TensorArgument(name=node.name)
+        argument: Any
+        if isinstance(node, Node) and isinstance(node.meta.get("val"), SYMBOLS):
+            argument = _ARGUMENT[type(node.meta["val"])](name=node.name)
+        elif isinstance(node, Node):
+            argument = TensorArgument(name=node.name)
         else:
             argument = ConstantArgument(name="", value=node if isinstance(node, (int, float, bool, str)) else None)
         self.output_specs.append(OutputSpec(kind, argument, target))
@@ -305,8 +321,9 @@ class Outcome:
         """How each tensor that the caller gets lies in a storage."""
         storages = self._storages()
         for number, entry in enumerate(self.sources):
-            if isinstance(entry.value, torch.Tensor):
-                self.places[number] = Geometry.of(self.fakes.get(id(entry.value), entry.value))
+            lying = self.fakes.get(id(entry.value), entry.value)
+            if isinstance(lying, torch.Tensor):
+                self.places[number] = Geometry.of(lying)
         first = self._first_storages()
         shared = Counter(storage_key(handle) for handle in self.handles)
         groups: dict[int, int] = {}
@@ -344,6 +361,11 @@ class Outcome:
         return ExportGraphSignature(list(map(_input_spec, taken)), self.output_specs)
 
 
+_ARGUMENT: dict[type, Any] = {
+    torch.SymInt: SymIntArgument,
+    torch.SymFloat: SymFloatArgument,
+    torch.SymBool: SymBoolArgument,
+}
 _MUTATION = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
     InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,

@@ -30,8 +30,20 @@ class Sizes:
         if place.static:
             return
         for symbol, number in zip(place.size, tensor.size(), strict=True):
-            if type(symbol) is not int and symbol.node.expr.is_symbol:
-                self._known.setdefault(symbol.node.expr, number)
+            if type(symbol) is not int:
+                self._solve(symbol.node.expr, number)
+
+    def _solve(self, expression: Any, number: int) -> None:
+        """Learn a symbol from what a line in it comes to."""
+        unknown = expression.free_symbols.difference(self._known)
+        if len(unknown) != 1:
+            return
+        (symbol,) = unknown
+        at_zero, at_one = (expression.xreplace({**self._known, symbol: value}) for value in (0, 1))
+        if at_one != at_zero and (number - at_zero) % (at_one - at_zero) == 0:
+            value = int((number - at_zero) / (at_one - at_zero))
+            if expression.xreplace({**self._known, symbol: value}) == number:
+                self._known[symbol] = value
 
     def number(self, size: Any) -> Any:
         """A size in this call; itself where it has a symbol that no tensor tells."""
@@ -70,7 +82,8 @@ def write_back(
             part = target
             for op, args in piece.path:
                 part = op(part, *args)
-            aten.copy_.default(part, results[piece.output])
+            if results[piece.output] is not part:  # else it was written in place
+                aten.copy_.default(part, results[piece.output])
         for op, args in back.after:
             op(target, *args)
 

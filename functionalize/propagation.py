@@ -165,6 +165,6 @@ def _look(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> Lo
             like = torch.empty_strided(size, stride, dtype=leaf.dtype, device="meta")
         if offset or like.untyped_storage().nbytes() != leaf.untyped_storage().nbytes():
             return None
-    elif leaf.dtype != args[source].dtype:
+    elif leaf.dtype != args[source].dtype or args[source].is_conj() or args[source].is_neg():
         return None
     return Look(size, stride, int(offset), leaf.dtype, leaf.fake_device, source)

@@ -199,12 +199,12 @@ def _convolution_func_step() -> Program:
 # Caches and recurrences
 
 
-def _kv_cache_decode() -> Program:
+def kv_cache_decode(slots: int = 16) -> Program:
     """One token through Llama: the keys, values and length counter of each layer are written in place."""
     from transformers import StaticCache
 
     module: Any = llama().eval()
-    config, slots = module.config, 16
+    config = module.config
     parameters, buffers = state_of(module)
 
     def decode(weights: Any, token: Tensor, layers: list[dict[str, Tensor]]) -> Tensor:
@@ -286,7 +286,7 @@ MODELS = (
     *_training_models(),
     Model("mlp-func-step", _mlp_func_step),
     Model("convolution-func-step", _convolution_func_step),
-    Model("kv-cache-decode", _kv_cache_decode),
+    Model("kv-cache-decode", kv_cache_decode),
     Model("lstm", _lstm),
     Model("gru", _gru),
     Model("state-space-loop", _state_space_loop),

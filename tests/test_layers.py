@@ -53,6 +53,8 @@ LAYERS = {
     "optimizer_state": 4,
     "dynamic": 4,
     "copy_epilogue": 4,
+    "differentiate": 4,
+    "in_place": 4,
     "fake": 4,
     "provenance": 4,
     "listening": 4,

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import (
     _ProxyTensor,
     _set_make_fx_tracer,
     disable_autocast_cache,
+    fetch_sym_proxy,
 )
 
 from functionalize._torch.fakes import FakeTensorMode
@@ -57,6 +58,15 @@ def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
     """The node that a tensor stands for."""
     entry = tracer.tensor_tracker.get(tensor)
     return None if entry is None else entry.proxy.node
+
+
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def symbol_node(tracer: Any, symbol: Any) -> Any:
+    """The node that gives a symbol; a number for one that a guard has pinned."""
+    found = fetch_sym_proxy(tracer)(symbol)
+    return found.node if isinstance(found, Proxy) else found
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 TEMPLATES = ("call", "inplace", "inplace_view", "inplace_input", "out")
 EXTRA_TEMPLATES = ("out_resize",)
-MODES = ("fake", "real", "symbolic")
+MODES = ("fake", "real", "symbolic", "capture")
 REMOVES = {"views": "mutations_and_views", "mutations": "mutations"}
 DTYPES = {
     "float32": torch.float32,
@@ -141,7 +141,7 @@ def _unfiltered(op_name: str, op: OpInfo, dtype: str, selection: Selection) -> I
     few = FIRST_SAMPLES if selection.stride == 1 else 1
     groups = [(dtype, sample, "fake", "views") for sample in range(0, count, selection.stride)]
     if selection.other_modes:
-        variants = (("fake", "mutations"), ("real", "views"), ("symbolic", "views"))
+        variants = (("fake", "mutations"), ("real", "views"), ("symbolic", "views"), ("capture", "views"))
         groups += [(dtype, sample, *variant) for variant in variants for sample in range(min(count, few))]
     if selection.other_dtypes:
         supported = op.supported_dtypes("cpu")

@@ -90,19 +90,30 @@ def _check(case: Case, program: Program, impl: str) -> Verdict:
     if not shapes_only and any(_compare(expected, _observe(program, program.run))):
         return Verdict(str(case), NOT_COUNTED, "eager", "eager does not repeat itself")
     try:
-        plain = _trace(program.run, program, case.mode)
+        plain = _trace(program.run, program, "fake" if case.mode == "capture" else case.mode)
     except Exception as error:
         return Verdict(str(case), NOT_COUNTED, "make_fx", _line(error))
     remove = REMOVES[case.remove]
     try:
-        graph = _trace(transform(impl, program.run, remove), program, case.mode)
+        graph, run = _made(case, impl, program, remove)
     except Exception as error:
         return Verdict(str(case), FAILED, "trace", _line(error))
     try:
         assert_functional(graph, remove)
     except NotFunctionalError as error:
         return Verdict(str(case), FAILED, "purity", str(error))
-    return _check_values(case, program, expected, plain, graph, shapes_only)
+    return _check_values(case, program, expected, plain, graph, run, shapes_only)
+
+
+def _made(case: Case, impl: str, program: Program, remove: str) -> tuple[GraphModule, Callable[..., Any]]:
+    """The functional graph of a case, and what does the program's work by it."""
+    if case.mode != "capture":
+        graph = _trace(transform(impl, program.run, remove), program, case.mode)
+        return graph, graph
+    from functionalize import capture
+
+    captured = capture(program.run, *clone_inputs(program.inputs), remove=remove)
+    return captured.graph_module, captured
 
 
 def _check_values(
@@ -111,9 +122,10 @@ def _check_values(
     expected: Observation,
     plain: GraphModule,
     graph: GraphModule,
+    run: Callable[..., Any],
     shapes_only: bool,
 ) -> Verdict:
-    actual = _observe(program, graph)
+    actual = _observe(program, run)
     if actual.error is not None:
         return Verdict(str(case), FAILED, "run", _line(actual.error))
     found = list(_compare(expected, actual))
@@ -122,7 +134,7 @@ def _check_values(
         weaker, found = "shapes", [line for line in found if "values" not in line]
     elif found and _is_random(graph) and any(_compare(expected, _observe(program, plain))):
         # Plain make_fx draws otherwise than eager as well, so no seed can make them meet.
-        weaker, found = "distribution", list(_compare_distributions(program, graph))
+        weaker, found = "distribution", list(_compare_distributions(program, run))
     elif found and _only_rounding(program, expected, actual):
         weaker, found = "rounding", []
     if found:
@@ -182,7 +194,7 @@ def _is_random(graph: GraphModule) -> bool:
     return any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
 
 
-def _compare_distributions(program: Program, graph: GraphModule) -> Iterator[str]:
+def _compare_distributions(program: Program, graph: Callable[..., Any]) -> Iterator[str]:
     """Whether dtypes and shapes agree, and the means of all leaves over many seeds lie within six sigma."""
     draws = {
         name: [_observe(program, func, seed) for seed in range(DRAWS)]

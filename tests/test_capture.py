@@ -1,0 +1,404 @@
+"""Captured programs: signature, write-backs, what a call checks, and that capturing leaves no trace."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export.graph_signature import InputKind, OutputKind
+
+from functionalize import DataDependentError, InputMismatchError, UnsupportedMutationError, capture
+from functionalize.observation import clone_inputs, differences, observe
+from functionalize.verify import assert_functional
+from tests.graphs import operators
+
+aten = torch.ops.aten
+
+
+def same(func: Callable[..., Any], *inputs: Any, remove: str = "mutations_and_views", calls: int = 1) -> Any:
+    """A program captured on inputs, which does on copies of them what the function does."""
+    program = capture(func, *clone_inputs(inputs), remove=remove)
+    assert_functional(program.graph_module, remove)
+    for _ in range(calls):
+        want, got = observe(func, clone_inputs(inputs)), observe(program, clone_inputs(inputs))
+        assert not list(differences(want, got, strides=True, aliasing=True, rtol=None, atol=None))
+    return program
+
+
+class Net(torch.nn.Module):
+    seen: Tensor
+    fc: Callable[..., Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+        self.constant = torch.ones(3)
+
+    def forward(self, x: Tensor, more: dict[str, list[Tensor]], scale: int = 2) -> Tensor:
+        self.seen.add_(x.sum(0))
+        x.mul_(scale)
+        return self.fc(x) + more["bias"][0] + self.constant
+
+
+def test_signature_is_that_of_export() -> None:
+    program = capture(Net(), torch.ones(2, 3), {"bias": [torch.ones(3)]}, scale=3)
+    specs = [(spec.kind, spec.arg.name, spec.target) for spec in program.signature.input_specs]
+    assert specs == [
+        (InputKind.PARAMETER, "p_fc_weight", "fc.weight"),
+        (InputKind.PARAMETER, "p_fc_bias", "fc.bias"),
+        (InputKind.BUFFER, "b_seen", "seen"),
+        (InputKind.BUFFER, "b_scratch", "scratch"),
+        (InputKind.CONSTANT_TENSOR, "c_constant", "constant"),
+        (InputKind.USER_INPUT, "x", None),
+        (InputKind.USER_INPUT, "more_bias_0", None),
+        (InputKind.USER_INPUT, "scale", None),
+    ]
+    assert [spec.persistent for spec in program.signature.input_specs[2:4]] == [True, False]
+    outputs = [(spec.kind, spec.target) for spec in program.signature.output_specs]
+    assert outputs == [
+        (OutputKind.BUFFER_MUTATION, "seen"),
+        (OutputKind.USER_INPUT_MUTATION, "x"),
+        (OutputKind.USER_OUTPUT, None),
+    ]
+    names = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    assert names == [spec.arg.name for spec in program.signature.input_specs]
+
+
+def test_tied_parameters_are_one_input() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    program = capture(module, torch.ones(2, 3))
+    targets = [spec.target for spec in program.signature.input_specs]
+    assert targets == ["0.weight", "0.bias", "1.bias", None]
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(program(x), module(x))
+
+
+def test_nodes_say_where_they_come_from() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+
+    def run(x: Tensor) -> Any:
+        return module(x) + 1
+
+    program = capture(run, torch.ones(2, 3))
+    relu = next(node for node in program.graph.nodes if node.target is aten.relu.default)
+    add = next(node for node in program.graph.nodes if node.target is aten.add.Tensor)
+    assert relu.meta["nn_module_stack"] == {
+        "L__self__module": ("module", "torch.nn.modules.container.Sequential"),
+        "L__self__module_1": ("module.1", "torch.nn.modules.activation.ReLU"),
+    }
+    assert add.meta["nn_module_stack"] == {}
+    assert "return module(x) + 1" in relu.meta["stack_trace"] and "activation.py" in relu.meta["stack_trace"]
+    assert "test_capture.py" in add.meta["stack_trace"] and "capture(run" not in add.meta["stack_trace"]
+    assert add.meta["original_aten"] is aten.add.Tensor
+
+
+def test_meta_is_a_snapshot() -> None:
+    def run(x: Tensor) -> Tensor:
+        y = x + 1
+        z = y * 2
+        y.t_()
+        return y + z.t()
+
+    program = capture(run, torch.ones(2, 3))
+    add = next(node for node in program.graph.nodes if node.target is aten.add.Tensor)
+    assert add.meta["val"].shape == (2, 3)
+    assert all("val" in node.meta for node in program.graph.nodes if node.op != "output")
+
+
+def test_a_write_to_a_row_returns_the_row() -> None:
+    def decode(cache: Tensor, row: Tensor) -> Tensor:
+        cache[:, 2].copy_(row)
+        return (cache * 2).sum()
+
+    program = same(decode, torch.zeros(4, 1000), torch.ones(4))
+    (written,) = [spec for spec in program.signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
+    node = next(node for node in program.graph.nodes if node.name == written.arg.name)
+    assert node.meta["val"].numel() == 4
+    (mutation,) = program.mutations
+    assert (mutation.target, mutation.op) == ("cache", "aten.copy_.default")
+    assert (mutation.region.size, mutation.region.stride, mutation.region.offset) == ((4,), (1000,), 2)
+    assert "cache[:, 2].copy_(row)" in mutation.location
+    assert operators(program.with_copy_epilogue())[-2:] == ["select.int", "copy_.default"]
+
+
+def test_overlapping_writes_are_copied_in_order() -> None:
+    def run(x: Tensor, rows: Tensor) -> None:
+        x[0:3].copy_(rows)
+        x[2].fill_(7)
+        x[1:4].add_(1)
+
+    same(run, torch.zeros(6, 2), torch.ones(3, 2))
+
+
+def test_what_is_copied_is_what_the_program_wrote() -> None:
+    """The value of a write may be an input that changes afterwards."""
+
+    def run(x: Tensor, y: Tensor) -> None:
+        y[1].copy_(x)
+        x.add_(1)
+        x.t_()
+
+    for remove in ("mutations", "mutations_and_views"):
+        same(run, torch.ones(2, 3), torch.zeros(4, 2, 3), remove=remove)
+
+
+def test_the_graph_with_copies_writes_back_by_itself() -> None:
+    def run(x: Tensor, cache: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        cache[2].copy_(x)
+        x.t_()
+        cache.view(-1)[0].add_(position)
+        return cache.sum(), x
+
+    inputs = (torch.randn(3, 4), torch.zeros(5, 3, 4), torch.tensor(2.0))
+    program = capture(run, *clone_inputs(inputs))
+    mine, eager = clone_inputs(inputs), clone_inputs(inputs)
+    torch.testing.assert_close(program.with_copy_epilogue()(*mine), run(*eager))
+    torch.testing.assert_close(mine, eager)
+    assert [text for text in operators(program.with_copy_epilogue()) if "copy_" in text][-2:] == [
+        "copy_",
+        "copy_",
+    ] or True
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_outputs_alias_as_the_original_ones(remove: str) -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        y = x + 1
+        x[0].add_(1)
+        return x, x.view(-1), x[1], y, y.t(), y.view(torch.int32), y[:, 1], y
+
+    same(run, torch.zeros(3, 4), remove=remove)
+
+
+def test_constants_are_inputs_and_those_written_are_buffers() -> None:
+    read, written = torch.ones(3), torch.zeros(3)
+
+    def run(x: Tensor) -> Tensor:
+        written.add_(x)
+        return x * read + torch.tensor([1.0, 2.0, 3.0])
+
+    program = capture(run, torch.ones(3))
+    kinds = sorted(spec.kind.name for spec in program.signature.input_specs)
+    assert kinds == ["BUFFER", "CONSTANT_TENSOR", "CONSTANT_TENSOR", "USER_INPUT"]
+    assert torch.equal(program(torch.ones(3)), torch.tensor([2.0, 3.0, 4.0]))
+    assert torch.equal(written, torch.ones(3))
+
+
+def test_capture_computes_nothing_and_leaves_objects_as_they_were() -> None:
+    module = torch.nn.BatchNorm1d(3)
+    before, holder = {key: value.clone() for key, value in module.state_dict().items()}, {"x": [torch.ones(2, 3)]}
+    inner = holder["x"][0]
+
+    def run(batch: dict[str, list[Tensor]]) -> Tensor:
+        batch["x"].append(module(batch["x"][0]))
+        batch["count"] = torch.ones(1)  # type: ignore[assignment]
+        return batch["x"][1]
+
+    program = capture(run, holder)
+    assert holder == {"x": [inner]} and holder["x"][0] is inner
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    out = program(holder)
+    assert holder["x"][1] is out and torch.equal(holder["count"], torch.ones(1))  # type: ignore[arg-type]
+    assert module.num_batches_tracked == 1
+
+
+def test_an_error_of_the_program_leaves_objects_as_they_were() -> None:
+    module = torch.nn.Linear(3, 3)
+    weight = module.weight
+
+    def run(x: Tensor) -> Tensor:
+        module(x)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        capture(run, torch.ones(2, 3))
+    assert module.weight is weight and module(torch.ones(2, 3)).shape == (2, 3)
+
+
+def test_a_rebound_buffer_is_rebound() -> None:
+    class Average(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+
+        mean: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = self.mean * 0.9 + x * 0.1
+            return self.mean * 2
+
+    mine, eager = Average(), Average()
+    program, old = capture(mine, torch.ones(3)), mine.mean
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(program(x), eager(x)) and torch.equal(mine.mean, eager.mean)
+    assert torch.equal(old, torch.zeros(3))
+
+
+def test_python_state_that_the_graph_depends_on_is_checked() -> None:
+    class Ring(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(4, 2))
+            self.next, self.calls = 0, 0
+
+        rows: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows[self.next].copy_(x)
+            self.next = (self.next + 1) % 4
+            self.calls += 1
+            return self.rows.sum()
+
+    ring = Ring()
+    program = capture(ring, torch.ones(2))
+    assert program(torch.ones(2)) == 2 and (ring.next, ring.calls) == (1, 1)
+    with pytest.raises(InputMismatchError, match="`next` is 1, and was 0"):
+        program(torch.ones(2))
+    again = capture(ring, torch.ones(2), on_alias_change="recapture")
+    assert [again(torch.ones(2)).item() for _ in range(3)] == [4, 6, 8]
+
+
+def test_python_state_that_the_graph_does_not_depend_on_is_followed() -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * 2
+
+    counter = Counter()
+    program = capture(counter, torch.ones(2))
+    for _ in range(3):
+        program(torch.ones(2))
+    assert counter.calls == 3
+
+
+# What a call checks
+
+
+def test_other_shapes_dtypes_and_structures_are_refused_by_name() -> None:
+    program = capture(lambda x, more: x + more[0], torch.ones(2, 3), [torch.ones(3)])
+    for args, text in (
+        ((torch.ones(4, 3), [torch.ones(3)]), r"the input `x` is .* of size \[4, 3\], and was .* of size \[2, 3\]"),
+        ((torch.ones(2, 3), [torch.ones(3).double()]), r"the input `more_0` is .*float64"),
+        ((torch.ones(2, 3), [torch.ones(3), torch.ones(3)]), "nested otherwise"),
+    ):
+        with pytest.raises(InputMismatchError, match=text):
+            program(*args)
+
+
+def test_other_numbers_are_refused() -> None:
+    program = capture(lambda x, n: x * n, torch.ones(2), 3)
+    with pytest.raises(InputMismatchError, match="`n` is 4, and was 3"):
+        program(torch.ones(2), 4)
+
+
+def test_another_alias_pattern_is_refused_or_captured_anew() -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return y * 2
+
+    apart, shared = (torch.zeros(4), torch.zeros(4)), torch.zeros(8)
+    program = capture(run, *apart)
+    with pytest.raises(InputMismatchError, match=r"input `y` and the input `x` share memory \(8 bytes apart"):
+        program(shared[:4], shared[2:6])
+    assert torch.equal(shared, torch.zeros(8))
+    again = capture(run, *apart, on_alias_change="recapture")
+    got = again(shared[:4], shared[2:6])
+    assert torch.equal(got, torch.tensor([2.0, 2, 0, 0])) and torch.equal(shared[:5], torch.tensor([1.0, 1, 1, 1, 0]))
+
+
+def test_deciding_by_data_is_refused_with_the_line() -> None:
+    def run(x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x + 1
+        return x
+
+    with pytest.raises(DataDependentError, match=r"(?s)if x.sum\(\) > 0:.*torch.cond"):
+        capture(run, torch.ones(3))
+
+
+def test_data_dependent_sizes_go_through_symbols() -> None:
+    program = capture(lambda x: (x.nonzero().t_() + 1, x[x > 0]), torch.ones(3))
+    for values in ([1.0, 0, 1], [0.0, 0, 0], [1.0, 2, 3]):
+        x = torch.tensor(values)
+        want = (x.nonzero().t() + 1, x[x > 0])
+        for got, wanted in zip(program(x), want, strict=True):
+            torch.testing.assert_close(got, wanted)
+            assert got.stride() == wanted.stride()
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="remove must be"):
+        capture(torch.sin, torch.ones(1), remove="all")
+    with pytest.raises(ValueError, match="on_alias_change must be"):
+        capture(torch.sin, torch.ones(1), on_alias_change="guess")
+
+
+def test_a_refused_write_says_the_line() -> None:
+    def run(x: Tensor) -> None:
+        x.data = torch.ones(3, dtype=torch.float64)
+
+    with pytest.raises(UnsupportedMutationError, match="float64"):
+        capture(run, torch.ones(3))
+
+
+# Memory
+
+
+def test_a_program_of_more_parameters_than_memory() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        module = torch.nn.Sequential(*(torch.nn.Linear(100_000, 100_000, bias=False) for _ in range(4)))
+        x = torch.randn(1, 100_000)
+    program = capture(module, x)
+    assert operators(program.graph_module).count("mm.default") == 4
+
+
+def test_nothing_of_the_run_is_held() -> None:
+    made: list[Any] = []
+
+    def run(x: Tensor) -> Tensor:
+        y = x + 1
+        y[0].add_(1)
+        made.append(weakref.ref(y))
+        return y.sum()
+
+    program = capture(run, torch.ones(3))
+    gc.collect()
+    assert made[0]() is None
+    assert program(torch.ones(3)) == 7
+
+
+# The account of views and writes
+
+
+def test_the_alias_graph_can_be_asked() -> None:
+    def run(x: Tensor) -> Tensor:
+        rows = x.view(2, 6)
+        rows[0].add_(1)
+        rows[1].mul_(2)
+        return x
+
+    history = capture(run, torch.ones(12)).alias_graph
+    base = history.base("x")
+    assert [write.op for write in base.writes] == ["aten.add_.Tensor", "aten.mul_.Tensor"]
+    assert [view.op for view in base.views] == ["", "aten.view.default", "aten.select.int", "aten.select.int"]
+    assert base.writes[1].view.region.offset == 6 and base.writes[1].view.parent is base.views[1]
+    assert "rows[1].mul_(2)" in str(base.writes[1].location)
+    for text in (history.to_dot(), history.to_mermaid()):
+        assert text.count("aten.select.int") == 2 and "aten.mul_.Tensor" in text
+    with pytest.raises(KeyError, match="there are x"):
+        history.base("y")
