@@ -233,7 +233,7 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
 
     def seed(call: Call) -> Value:
         first = old_seed(call) if value is None and old_seed is not None else value
-        handle = original() if original else None
+        handle = base.twin if base.twin is not None else original() if original else None
         inside = base.holds(place)
 
         def around() -> Value:

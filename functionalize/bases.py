@@ -109,6 +109,7 @@ class Base:
         "seed",
         "storage",
         "top",
+        "twin",
     )
 
     def __init__(self, handle: torch.Tensor, value: Value) -> None:
@@ -120,6 +121,7 @@ class Base:
         self.root.value = value
         # The handle addresses all of its storage, also what lies between and around its elements.
         self.original = weakref.ref(handle) if value is handle else None
+        self.twin: Value | None = None  # of the handle, from when its metadata changed
         self.held: torch.Tensor | None = None  # the handle, where it is to be written back when the call ends
         self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
         self.log = WriteLog()
@@ -186,7 +188,7 @@ class Base:
             self._renamed.value = None
         self.pending.clear()
         self.kept = None
-        self.storage = self.held = self.seed = None
+        self.storage = self.held = self.seed = self.twin = None
 
     def is_original(self, handle: torch.Tensor) -> bool:
         """Whether a handle is the one that was first seen on the storage, and its value."""

@@ -27,6 +27,7 @@ from functionalize.in_place import runnable
 from functionalize.lift import Lifted, Source, is_leaf
 from functionalize.outcome import Mutation, Outcome
 from functionalize.present import Presenter, Sizes, unwritten, write_back
+from functionalize.regions import Geometry
 
 
 class CapturedProgram:
@@ -102,11 +103,11 @@ class CapturedProgram:
         outcome = self._outcome
         results = self._results(inputs, args, kwargs)
         states, sizes = [self._lifted.state, arguments], self._sizes(inputs, results)
+        originals = self._originals(inputs)
         with torch.no_grad():
-            originals = self._originals(inputs)
             stand_in = functools.partial(self._stand_in, inputs, originals, sizes)
             write_back(outcome.backs, inputs, outcome.first_places, results, originals, stand_in, sizes)
-        presenter = Presenter(outcome.leaves, inputs, outcome.places, results, sizes)
+        presenter = Presenter(outcome.leaves, inputs, outcome.places, results, sizes, self._left(originals))
         for source, gradient in outcome.gradients.items():
             inputs[source].grad = None if gradient is None else presenter.tensor(gradient)
         for change in outcome.changes:
@@ -184,6 +185,10 @@ class CapturedProgram:
             if leaf.output is not None and results:
                 sizes.learn(leaf.place, results[leaf.output])
         return sizes
+
+    def _left(self, originals: Mapping[int, torch.Tensor]) -> dict[int, tuple[torch.Tensor, Geometry]]:
+        places = self._outcome.first_places
+        return {source: (tensor, places[source]) for source, tensor in originals.items()}
 
     def _originals(self, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Tensors that keep the storages of inputs which are about to leave them, or have writes beyond themselves."""

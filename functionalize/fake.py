@@ -7,6 +7,7 @@ converter, whose storages may be smaller than the originals.
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Set
 from typing import Any
@@ -36,7 +37,9 @@ def fakes_of(
             storage = torch.UntypedStorage(next(iter(group.values())).untyped_storage().nbytes(), device="meta")
             fakes |= {key: _at(factory, storage, tensor) for key, tensor in group.items()}
         else:
-            fakes |= {key: (convert if dynamic else factory.mode.from_tensor)(tensor) for key, tensor in group.items()}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
+                fakes |= {key: (convert if dynamic else factory.mode.from_tensor)(t) for key, t in group.items()}
     return fakes
 
 

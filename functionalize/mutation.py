@@ -320,7 +320,7 @@ def _copy(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> b
     target, source = args[0], args[1]
     if not (placed(target) and placed(source)):
         return _copy_sparse(program, target, source)
-    if unbacked(target.size()) and not same(source.size(), target.size()):
+    if unbacked((*target.size(), *source.size())) and not same(source.size(), target.size()):
         return False  # the functional variant knows how to broadcast to sizes that only the data tell
     call, value = program.domain.call, program.value(source)
     other = differ(source.size(), target.size())

@@ -80,6 +80,7 @@ class Leaf:
     itself: bool = False  # whether it is that very input
     output: int | None = None  # else the graph's output
     fresh: bool = False  # whether the input got that storage from the program
+    left: bool = False  # whether the input had that storage, and has another now
     group: int | None = None  # whose storage it shares with others
     requires_grad: bool = False
     capacity: Any = 0  # bytes of the storage
@@ -331,12 +332,13 @@ class Outcome:
         for number, handle in enumerate(self.handles):
             key, place = storage_key(handle), Geometry.of(handle)
             source, itself = self.source_of(handle), True
+            left = source is None and key in first and key not in storages
             if source is None:
-                source, itself = storages.get(key), False
+                source, itself = first[key] if left else storages.get(key), False
             group = groups.setdefault(key, len(groups)) if source is None and shared[key] > 1 else None
             output, new = self._of_handle.get(number), key not in first
             capacity = handle.untyped_storage().nbytes() if group is not None else 0
-            self.leaves.append(Leaf(place, source, itself, output, new, group, handle.requires_grad, capacity))
+            self.leaves.append(Leaf(place, source, itself, output, new, left, group, handle.requires_grad, capacity))
 
     def _storages(self) -> dict[int, int]:
         """Which input has a storage, when the program has run."""

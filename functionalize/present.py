@@ -39,8 +39,9 @@ class Sizes:
         if len(unknown) != 1:
             return
         (symbol,) = unknown
-        at_zero, at_one = (expression.xreplace({**self._known, symbol: value}) for value in (0, 1))
-        if at_one != at_zero and (number - at_zero) % (at_one - at_zero) == 0:
+        at_zero, at_one, at_two = (expression.xreplace({**self._known, symbol: value}) for value in (0, 1, 2))
+        line = at_one - at_zero == at_two - at_one  # not the smaller of two sizes
+        if line and at_one != at_zero and (number - at_zero) % (at_one - at_zero) == 0:
             value = int((number - at_zero) / (at_one - at_zero))
             if expression.xreplace({**self._known, symbol: value}) == number:
                 self._known[symbol] = value
@@ -135,8 +136,10 @@ class Presenter:
         places: Mapping[int, Geometry],
         results: Sequence[Any],
         sizes: Sizes,
+        originals: Mapping[int, tuple[torch.Tensor, Geometry]],
     ) -> None:
         self._leaves, self._inputs, self._places, self._results, self._sizes = leaves, inputs, places, results, sizes
+        self._originals = originals  # of inputs that left their storages: tensors that keep those
         self._made: dict[int, torch.Tensor] = {}
 
     def tensor(self, number: int) -> torch.Tensor:
@@ -155,7 +158,10 @@ class Presenter:
         tensor: torch.Tensor = self._inputs[source]
         if leaf.itself:
             return tensor
-        place, was = self._sizes.place(leaf.place), self._sizes.place(self._places[source])
+        before = self._places[source]
+        if leaf.left:
+            tensor, before = self._originals[source]
+        place, was = self._sizes.place(leaf.place), self._sizes.place(before)
         if not (place.static and was.static):
             return self._results[leaf.output or 0]  # type: ignore[no-any-return]
         if not leaf.fresh:

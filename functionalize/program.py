@@ -208,6 +208,8 @@ class Program:
         for place in {view, view.base.root}:
             if place.value is handle:
                 place.value = self.domain.alias(handle)
+                if view.base.is_original(handle):
+                    view.base.twin = place.value
                 self.graph.track(handle, place)
 
     def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -446,3 +446,28 @@ def test_copy_of_an_input_that_is_written_afterwards(part: Any, mode: Any, remov
 
     a = torch.arange(6.0).view(3, 2)
     assert_equivalent(f, a, torch.zeros_like(a[part]), remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_an_input_that_starts_late_in_its_storage_traced_twice(mode: Any, remove: str) -> None:
+    """Fake tensors forget, from the second time on, that a scatter keeps the storage offset of its base."""
+
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a[:17:2] *= 0
+        return a
+
+    memory = torch.arange(24.0)
+    inputs = (memory.as_strided((17, 1), (1, 1), 1), memory.as_strided((11, 1), (1, 1), 5))
+    for _ in range(2):
+        assert_equivalent(f, *inputs, remove=remove, tracing_mode=mode)
+
+
+@in_every_way
+def test_a_storage_read_after_the_input_that_others_are_addressed_through_has_left_it(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        b.set_()  # type: ignore[call-overload]
+        return a.as_strided((3,), (3,), 0)
+
+    memory = torch.arange(8.0, dtype=torch.float64)
+    inputs = (memory.as_strided((2,), (2,), 1), memory.view(torch.int64).as_strided((3, 1), (2, 6), 1))
+    assert_equivalent(f, *inputs, remove=remove, tracing_mode=mode)

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 
-from functionalize.observation import clone_inputs
-from functionalize.verify import assert_equivalent
+from functionalize import capture
+from functionalize.observation import clone_inputs, differences, observe
+from functionalize.verify import assert_equivalent, assert_functional
 from tests.models import ALL_MODES, MODELS, Model
 
 REMOVES = ("mutations", "mutations_and_views")
@@ -74,3 +75,15 @@ def test_model_without_tracing(name: str) -> None:
 def test_models_that_must_trace_in_all_modes() -> None:
     full = {model.name for model in MODELS if set(model.modes) == set(ALL_MODES)}
     assert full >= {"bert-eval", "bert-train", "gpt2-eval", "gpt2-train", "resnet-train"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("model", FAKE)
+def test_captured_model_equals_eager(model: Model, remove: str) -> None:
+    func, inputs = model.build()
+    torch.manual_seed(0)
+    program = quietly(capture, func, *clone_inputs(inputs), remove=remove)
+    assert_functional(program.graph_module, remove)
+    want, got = (quietly(observe, run, clone_inputs(inputs)) for run in (func, program))
+    assert not list(differences(want, got, strides=True, aliasing=True, rtol=None, atol=None))

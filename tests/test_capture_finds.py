@@ -1,0 +1,100 @@
+"""Programs that the fuzzer found captured otherwise than eager runs them, shrunk; named after what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functionalize import capture
+from functionalize.observation import clone_inputs, differences, observe
+from functionalize.verify import assert_functional
+
+MEMORY = torch.arange(24.0)
+Program = Callable[..., Any]
+
+
+def writes_beyond_an_input(x: Tensor) -> Tensor:
+    return x.as_strided((7,), (1,), 16).neg_()
+
+
+def grows_an_input_through_a_view(x: Tensor) -> None:
+    view = x.view(3, 1, 2, 1)
+    view.resize_(1, 13, 1)
+    view.view(-1)[6:].fill_(0)
+
+
+def writes_to_memory_that_an_input_leaves(x: Tensor) -> Tensor:
+    first = x.unbind(0)[0]
+    x.div_(2)
+    x.as_strided_((1, 2), (2, 1), 5)
+    return first
+
+
+def sets_an_input_to_a_copy_of_itself(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.swapaxes_(-1, -2)
+    before = x.reshape(4, 1)
+    x.set_(x.clone())  # type: ignore[call-overload]
+    return x, before
+
+
+def leaves_a_storage_for_none(x: Tensor) -> None:
+    x.mul_(torch.arange(4.0).view(4, 1))
+    x.set_()  # type: ignore[call-overload]
+
+
+def moves_an_input_into_the_memory_of_another(x: Tensor, y: Tensor, z: Tensor) -> None:
+    y.index_fill_(0, torch.tensor([1, 2]), -2)
+    x.set_(z)  # type: ignore[call-overload]
+    y.unsqueeze_(0)
+
+
+def returns_negated_views_of_a_result(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.mul(x, x, out=torch.empty(0))
+    return y, torch._neg_view(y)
+
+
+def returns_empty_parts_of_one_storage(x: Tensor) -> list[Tensor]:
+    return list((x + x).tensor_split([6, 7], 0))[1:]
+
+
+def returns_views_of_a_size_that_the_data_decide(x: Tensor) -> tuple[Tensor, ...]:
+    rows = x.nonzero()
+    return (*rows.tensor_split([1], 0), rows.unfold(-2, 1, 1), rows.t())
+
+
+def reads_a_conjugate_view(x: Tensor) -> Tensor:
+    return torch.complex(x, x).conj().real
+
+
+def returns_what_requires_grad_only_then(x: Tensor) -> Tensor:
+    return x.requires_grad_()
+
+
+PROGRAMS: list[tuple[Program, tuple[Tensor, ...]]] = [
+    (writes_beyond_an_input, (MEMORY.as_strided((), ()),)),
+    (grows_an_input_through_a_view, (torch.arange(6.0).view(3, 2),)),
+    (writes_to_memory_that_an_input_leaves, (MEMORY.as_strided((2,), (2,), 1),)),
+    (sets_an_input_to_a_copy_of_itself, (torch.arange(4.0).view(4, 1),)),
+    (leaves_a_storage_for_none, (torch.arange(4.0).view(4, 1),)),
+    (moves_an_input_into_the_memory_of_another, (torch.zeros(()), MEMORY[:5], MEMORY[0])),
+    (returns_negated_views_of_a_result, (torch.arange(3.0),)),
+    (returns_empty_parts_of_one_storage, (torch.ones(6),)),
+    (returns_views_of_a_size_that_the_data_decide, (torch.tensor([[1.0, 0], [2, 3]]),)),
+    (reads_a_conjugate_view, (torch.arange(3.0),)),
+    (returns_what_requires_grad_only_then, (torch.ones(2),)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize(("program", "inputs"), PROGRAMS, ids=[program.__name__ for program, _ in PROGRAMS])
+def test_captured_as_eager_runs_it(program: Program, inputs: tuple[Tensor, ...], remove: str) -> None:
+    captured = capture(program, *clone_inputs(inputs), remove=remove)
+    assert_functional(captured.graph_module, remove)
+    want, got = observe(program, clone_inputs(inputs)), observe(captured, clone_inputs(inputs))
+    assert want.error is None
+    assert not list(differences(want, got, strides=True, aliasing=True, rtol=None, atol=None))

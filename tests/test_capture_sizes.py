@@ -1,0 +1,112 @@
+"""``dynamic_shapes``: one program for many sizes, and errors for those that it is not right for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from functionalize import InputMismatchError, capture
+from functionalize.observation import clone_inputs, differences, observe
+from functionalize.verify import assert_functional
+
+Inputs = Callable[[int], tuple[Any, ...]]
+
+
+def assert_for_sizes(func: Callable[..., Any], inputs: Inputs, spec: Any, sizes: tuple[int, ...] = (5, 3, 8)) -> Any:
+    program = capture(func, *inputs(sizes[0]), dynamic_shapes=spec)
+    assert_functional(program.graph_module, "mutations_and_views")
+    for size in sizes:
+        given = inputs(size)
+        want, got = observe(func, clone_inputs(given)), observe(program, clone_inputs(given))
+        assert not list(differences(want, got, strides=True, aliasing=True, rtol=None, atol=None)), size
+    return program
+
+
+def written(x: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+    cache[: x.size(0)].copy_(x)
+    flat = x.view(-1)
+    flat.add_(1)
+    return cache.sum(), flat, x.t(), x * x.size(0), x[1:]
+
+
+def test_symbols_flow_through_views_writes_and_outputs() -> None:
+    for spec in ({"x": {0: Dim.DYNAMIC}}, ({0: Dim.AUTO}, None), [[Dim("rows", max=9), Dim.STATIC], None]):
+        assert_for_sizes(written, lambda n: (torch.randn(n, 4), torch.zeros(9, 4)), spec)
+
+
+def test_sizes_out_of_range_are_refused_by_name() -> None:
+    program = capture(written, torch.randn(5, 4), torch.zeros(9, 4), dynamic_shapes={"x": {0: Dim.DYNAMIC}})
+    for size in (1, 10):
+        with pytest.raises(InputMismatchError, match=rf"dimension 0 of the input `x` is {size}, .* for 2 to 9"):
+            program(torch.randn(size, 4), torch.zeros(9, 4))
+
+
+def test_dimensions_of_one_name_are_equal() -> None:
+    batch = Dim("batch", min=2, max=6)
+    program = assert_for_sizes(
+        lambda x, y: x @ y.t(), lambda n: (torch.randn(n, 4), torch.randn(n, 4)), ({0: batch}, {0: batch}), (5, 3)
+    )
+    with pytest.raises(InputMismatchError, match=r"dimension 0 of the input `y` is 4, .* captured for 3"):
+        program(torch.randn(3, 4), torch.randn(4, 4))
+    with pytest.raises(InputMismatchError, match=r"is 7, .* for 2 to 6"):
+        program(torch.randn(7, 4), torch.randn(7, 4))
+
+
+def test_derived_dimensions() -> None:
+    half = Dim("half", min=2, max=16)
+    program = assert_for_sizes(
+        lambda x, y: x + y.view(2, -1)[0],
+        lambda n: (torch.randn(n), torch.randn(2 * n)),
+        ({0: half}, {0: 2 * half}),
+    )
+    with pytest.raises(InputMismatchError, match="`y` is 7"):
+        program(torch.randn(4), torch.randn(7))
+
+
+def test_a_dimension_that_cannot_differ_is_refused_unless_the_program_may_decide() -> None:
+    def run(x: Tensor) -> Tensor:
+        return x.view(5, 4) * 2
+
+    with pytest.raises(InputMismatchError, match="may differ by dynamic_shapes, and the program is right"):
+        capture(run, torch.randn(5, 4), dynamic_shapes=({0: Dim.DYNAMIC},))
+    program = capture(run, torch.randn(5, 4), dynamic_shapes=({0: Dim.AUTO},))
+    assert program(torch.ones(5, 4)).shape == (5, 4)
+    with pytest.raises(InputMismatchError):
+        program(torch.ones(6, 4))
+
+
+def test_a_decision_on_a_size_is_checked() -> None:
+    def run(x: Tensor) -> Tensor:
+        return x + 1 if x.size(0) > 4 else x - 1
+
+    program = capture(run, torch.ones(6), dynamic_shapes=({0: Dim.DYNAMIC},))
+    assert torch.equal(program(torch.zeros(9)), torch.ones(9))
+    with pytest.raises(InputMismatchError, match=r"is 3, .* captured for 5 to|captured for sizes with"):
+        program(torch.zeros(3))
+
+
+def test_the_spec_follows_containers_and_modules() -> None:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4).eval(), torch.nn.ReLU(inplace=True))
+    assert_for_sizes(module, lambda n: (torch.randn(n, 3, 8, 8),), {"input": {0: Dim.DYNAMIC}})
+    assert_for_sizes(
+        lambda batch: batch["x"][0].mul_(2) + batch["y"],
+        lambda n: ({"x": [torch.ones(n, 2)], "y": torch.ones(2)},),
+        {"batch": {"x": [{0: Dim.DYNAMIC}], "y": None}},
+    )
+
+
+def test_numbers_of_symbols_are_given_back() -> None:
+    program = capture(lambda x: (x.size(0) * 2, x.sum().item()), torch.ones(3), dynamic_shapes=({0: Dim.DYNAMIC},))
+    assert program(torch.ones(5)) == (10, 5.0)
+
+
+def test_a_spec_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="names 'z'; the arguments are x, cache"):
+        capture(written, torch.ones(5, 4), torch.ones(9, 4), dynamic_shapes={"z": None})
+    with pytest.raises(ValueError, match="names dimension 2 of 'x', which has 2"):
+        capture(written, torch.ones(5, 4), torch.ones(9, 4), dynamic_shapes={"x": {2: Dim.AUTO}})

@@ -1,0 +1,276 @@
+"""Captured training steps, optimizers, gradients and caches: several calls in a row, held against eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export.graph_signature import OutputKind
+
+from functionalize import DataDependentError, InputMismatchError, UnsupportedMutationError, capture
+from functionalize.verify import assert_functional
+
+Step = Callable[..., Any]
+Maker = Callable[[], tuple[Step, torch.nn.Module, Any]]
+
+
+def state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Any]]:
+    yield from module.state_dict().items()
+    for name, parameter in module.named_parameters():
+        yield f"{name}.grad", parameter.grad
+    for number, state in enumerate(optimizer.state.values() if optimizer is not None else ()):
+        yield from ((f"{number}.{key}", value) for key, value in state.items())
+
+
+def assert_alike(make: Maker, batches: Callable[[], tuple[Any, ...]], calls: int = 3) -> Any:
+    """Capture one twin, and let it and the other take the same steps."""
+    torch.manual_seed(0)
+    mine, module, optimizer = make()
+    torch.manual_seed(0)
+    eager, other, its = make()
+    torch.manual_seed(1)
+    program = capture(mine, *batches())
+    assert_functional(program.graph_module, "mutations_and_views")
+    for call in range(calls):
+        torch.manual_seed(call)
+        got = program(*batches())
+        torch.manual_seed(call)
+        torch.testing.assert_close(got, eager(*batches()))
+        ours, theirs = dict(state_of(module, optimizer)), dict(state_of(other, its))
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, msg=f"call {call}: {name}")
+    return program
+
+
+def perceptron() -> torch.nn.Module:
+    parts = (torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU(inplace=True))
+    return torch.nn.Sequential(*parts, torch.nn.Dropout(0.2), torch.nn.Linear(8, 3))
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(5, 4), torch.randint(0, 3, (5,))
+
+
+def stepping(kind: Any, options: dict[str, Any], *, zero: bool = True) -> Maker:
+    def make() -> tuple[Step, torch.nn.Module, Any]:
+        module = perceptron()
+        optimizer = kind(module.parameters(), **options)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            if zero:
+                optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(module(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, module, optimizer
+
+    return make
+
+
+OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
+    (torch.optim.SGD, {"lr": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (torch.optim.Adam, {"amsgrad": True}),
+    (torch.optim.AdamW, {"foreach": True}),
+    (torch.optim.AdamW, {"fused": True}),
+    (torch.optim.RMSprop, {"momentum": 0.9}),
+    (torch.optim.Adagrad, {}),
+    (torch.optim.Adadelta, {}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.Adamax, {}),
+    (torch.optim.Rprop, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS, ids=[f"{k.__name__}-{n}" for n, (k, _) in enumerate(OPTIMIZERS)])
+def test_training_steps(kind: Any, options: dict[str, Any]) -> None:
+    program = assert_alike(stepping(kind, options), batch)
+    kinds = [spec.kind for spec in program.signature.output_specs]
+    assert kinds.count(OutputKind.PARAMETER_MUTATION) == 5 and kinds.count(OutputKind.GRADIENT_TO_PARAMETER) == 5
+
+
+def test_gradients_that_are_added_up() -> None:
+    assert_alike(stepping(torch.optim.Adam, {}, zero=False), batch)
+
+
+def test_backward_alone() -> None:
+    def make() -> tuple[Step, torch.nn.Module, Any]:
+        module = perceptron()
+
+        def step(x: Tensor, y: Tensor) -> None:
+            torch.nn.functional.cross_entropy(module(x), y).backward()
+
+        return step, module, None
+
+    assert_alike(make, batch)
+
+
+def test_a_module_with_an_optimizer_is_a_training_step() -> None:
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = perceptron()
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.nn.functional.cross_entropy(self.body(x), y)
+
+    mine = Loss()
+    eager = copy.deepcopy(mine)
+    ours, theirs = (torch.optim.Adam(module.parameters()) for module in (mine, eager))
+    program = capture(mine, *batch(), optimizer=ours)
+    targets = [spec.target for spec in program.signature.input_specs]
+    assert "optimizer.state.0.exp_avg" in targets and "body.4.weight" in targets
+    for call in range(3):
+        torch.manual_seed(call)
+        loss = program(*batch())
+        torch.manual_seed(call)
+        theirs.zero_grad()
+        wanted = eager(*batch())
+        wanted.backward()
+        theirs.step()
+        torch.testing.assert_close(loss, wanted.detach())
+        torch.testing.assert_close(dict(state_of(mine, ours)), dict(state_of(eager, theirs)))
+    with pytest.raises(TypeError, match="must return a loss"):
+        capture(perceptron(), batch()[0], optimizer=ours)
+
+
+def test_an_optimizer_keeps_state_that_it_has() -> None:
+    step, module, optimizer = stepping(torch.optim.Adam, {})()
+    step(*batch())
+    before = {name: copy.deepcopy(value) for name, value in state_of(module, optimizer)}
+    capture(step, *batch())
+    torch.testing.assert_close(dict(state_of(module, optimizer)), before)
+
+
+def test_hyperparameters_are_part_of_the_program() -> None:
+    step, _, optimizer = stepping(torch.optim.SGD, {"lr": 0.1})()
+    program = capture(step, *batch())
+    program(*batch())
+    optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(InputMismatchError, match=r"param_groups.0.lr` is 0.01, and was 0.1"):
+        program(*batch())
+
+
+def test_an_optimizer_that_decides_by_data_is_refused_with_its_line() -> None:
+    step, _, _ = stepping(torch.optim.RAdam, {})()
+    with pytest.raises(DataDependentError, match=r"(?s)radam.py:\d+ in .*capturable=True"):
+        capture(step, *batch())
+
+
+# Gradients through a call
+
+
+def test_gradients_flow_through_a_call() -> None:
+    mine = perceptron()
+    eager = copy.deepcopy(mine)
+    program = capture(mine, batch()[0])
+    for call in range(2):
+        x, _ = batch()
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        for module, run, given in ((mine, program, inputs[0]), (eager, eager, inputs[1])):
+            torch.manual_seed(call)
+            run(given).square().sum().backward()
+            assert module[0].weight.grad is not None  # type: ignore[index]
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+        torch.testing.assert_close(dict(state_of(mine, None)), dict(state_of(eager, None)), rtol=1e-4, atol=1e-4)
+
+
+class Twice(torch.autograd.Function):
+    """A square whose backward says otherwise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 100
+
+
+def test_gradients_are_those_of_the_original() -> None:
+    """What runs under ``no_grad`` has none, and a function of the user's has those that it says."""
+    w = torch.tensor([2.0, 3.0], requires_grad=True)
+
+    def run(x: Tensor) -> Any:
+        with torch.no_grad():
+            scale = (w * 2).sum()
+        return (Twice.apply(w) * x * scale).sum()  # type: ignore[no-untyped-call]
+
+    found: list[Any] = []
+    for step in (run, capture(run, torch.ones(2))):
+        w.grad = None
+        step(torch.tensor([1.0, 10.0])).backward()
+        found.append(w.grad)
+    torch.testing.assert_close(found[0], torch.tensor([1000.0, 10000.0]))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_gradients_through_a_written_input_are_refused() -> None:
+    def run(x: Tensor) -> Tensor:
+        return x.mul_(2).sum()
+
+    program = capture(run, torch.randn(3, requires_grad=True) * 1)
+    with pytest.raises(UnsupportedMutationError, match="writes to `x`, through which gradients flow"):
+        program(torch.randn(3, requires_grad=True) * 1)
+
+
+def test_inputs_keep_what_autograd_saved() -> None:
+    x = torch.randn(3, requires_grad=True)
+
+    def run(x: Tensor, seen: Tensor) -> Tensor:
+        y = x * 3 + seen
+        seen.add_(1)
+        return y.sum()
+
+    program, seen = capture(run, x, torch.ones(3)), torch.ones(3)
+    program(x, seen).backward()
+    assert torch.equal(seen, torch.full((3,), 2.0))
+    torch.testing.assert_close(x.grad, torch.full((3,), 3.0))
+
+
+# Caches of transformers
+
+
+def decoder() -> tuple[Any, Any]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=64, num_key_value_heads=2, max_position_embeddings=64, **sizes)
+    return config, LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_caches_of_transformers(kind: str) -> None:
+    from transformers import DynamicCache, StaticCache
+
+    config, model = decoder()
+
+    def fresh() -> Any:
+        if kind == "dynamic":
+            cache: Any = DynamicCache(config=config)
+        else:
+            cache = StaticCache(config=config, max_cache_len=8)
+        model(torch.tensor([[1, 2, 3]]), past_key_values=cache)
+        return cache
+
+    def step(token: Tensor, cache: Any) -> Tensor:
+        logits: Tensor = model(token, past_key_values=cache, use_cache=True).logits
+        return logits
+
+    program = capture(step, torch.tensor([[4]]), fresh())
+    mine, eager = fresh(), fresh()
+    for token in ([[4]], [[5]])[: 2 if kind == "static" else 1]:
+        torch.testing.assert_close(program(torch.tensor(token), mine), step(torch.tensor(token), eager))
+        for ours, theirs in zip(mine.layers, eager.layers, strict=True):
+            torch.testing.assert_close((ours.keys, ours.values), (theirs.keys, theirs.values))
+    if kind == "dynamic":
+        with pytest.raises(InputMismatchError, match="cache_layers_0_keys"):
+            program(torch.tensor([[5]]), mine)
