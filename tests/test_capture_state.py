@@ -89,7 +89,10 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS, ids=[f"{k.__name__}-{n}" for n, (k, _) in enumerate(OPTIMIZERS)])
+NAMES = [f"{kind.__name__}-{number}" for number, (kind, _) in enumerate(OPTIMIZERS)]
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS, ids=NAMES)
 def test_training_steps(kind: Any, options: dict[str, Any]) -> None:
     program = assert_alike(stepping(kind, options), batch)
     kinds = [spec.kind for spec in program.signature.output_specs]
