@@ -50,7 +50,8 @@ def check(program: Program, mode: str, implementation: Any = functionalize) -> V
         warnings.simplefilter("ignore")
         function = program.function()
         if way == "capture":
-            return _captured(program, function, REMOVES[remove])
+            made = function if implementation is functionalize else implementation(function, remove=REMOVES[remove])
+            return _captured(program, function, made, REMOVES[remove])
         transformed = implementation(function, remove=REMOVES[remove])
         eager = observe(function, program.arguments())
         if way == "direct":
@@ -156,7 +157,7 @@ def _traced(program: Program, function: Any, transformed: Any, eager: Observatio
     return Verdict(NOT_COUNTED, "both wrong") if wrong and found else _verdict(found, actual)
 
 
-def _captured(program: Program, function: Any, remove: str) -> Verdict:
+def _captured(program: Program, function: Any, made: Any, remove: str) -> Verdict:
     """A captured program is called as eager is, and compared in values, strides and aliasing."""
     plain, _ = _trace(function, program, "fake")
     eager = observe(function, program.arguments())
@@ -164,7 +165,7 @@ def _captured(program: Program, function: Any, remove: str) -> Verdict:
         return Verdict(NOT_COUNTED, "make_fx or eager raises")
     wrong = list(_traced_differences(eager, _run(plain, program)))
     try:
-        captured = capture(function, *program.arguments(), remove=remove)
+        captured = capture(made, *program.arguments(), remove=remove)
         assert_functional(captured.graph_module, remove)
     except NotFunctionalError as impure:
         return Verdict(FAILED, "purity", str(impure))
