@@ -209,6 +209,7 @@ class _Capture:
 
     def _placeholder(self, source: Source) -> Node:
         node = self._recorder.tracer.graph.placeholder(source.name)
+        node.name = source.name  # FX would rename what is called like a function of Python's
         node.meta["val"] = source.value
         return node
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import keyword
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,9 +118,9 @@ def _kind_of(spot: Spot, tensor: torch.Tensor) -> tuple[InputKind, bool | None]:
 
 
 def fresh(path: str, taken: set[str]) -> str:
-    """A name for a placeholder that none has yet."""
-    base = re.sub(r"\W", "_", path) or "arg"
-    base = base if not base[0].isdigit() else f"_{base}"
+    """A name for a placeholder that none has yet, written as ``torch.export`` writes it."""
+    base = re.sub(r"\W", "_", path).lower() or "arg"
+    base = f"_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
     name, count = base, 0
     while name in taken:
         count += 1

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import InputKind, OutputKind
 
 from functionalize import DataDependentError, InputMismatchError, UnsupportedMutationError, capture
@@ -69,6 +72,37 @@ def test_signature_is_that_of_export() -> None:
     ]
     names = [node.name for node in program.graph.nodes if node.op == "placeholder"]
     assert names == [spec.arg.name for spec in program.signature.input_specs]
+
+
+class Named(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.LayerNorm = torch.nn.LayerNorm(3)
+        self.register_buffer("Count", torch.zeros(()))
+
+    def forward(self, input: Tensor, id: Tensor) -> Tensor:
+        self.Count.add_(1)  # type: ignore[operator]
+        result: Tensor = self.LayerNorm(input) + id
+        return result
+
+
+def test_the_verifier_of_export_accepts_graph_and_signature() -> None:
+    module, inputs = Named(), (torch.ones(2, 3), torch.ones(3))
+    program = capture(module, *inputs)
+    names = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    assert names == ["p_layernorm_weight", "p_layernorm_bias", "b_count", "input", "id"]
+    trees = (pytree.tree_flatten((inputs, {}))[1], pytree.tree_flatten(inputs[0])[1])
+    exported = ExportedProgram(
+        program.graph_module,
+        program.graph,
+        program.signature,
+        {**dict(module.named_parameters()), **dict(module.named_buffers())},
+        {},
+        [ModuleCallEntry("", ModuleCallSignature([], [], *trees))],
+        (inputs, {}),
+        {},
+    )
+    torch.testing.assert_close(exported.module()(*inputs), module.LayerNorm(inputs[0]) + 1)
 
 
 def test_tied_parameters_are_one_input() -> None:
