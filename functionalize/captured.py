@@ -211,6 +211,15 @@ class CapturedProgram:
             return originals[source]
         return torch.empty(list(map(sizes.number, argument.size())), dtype=argument.dtype, device=argument.device)
 
+    def flat_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.
+
+        Raises:
+            InputMismatchError: the inputs are not such as the program was captured for.
+        """
+        values = self._guard.inputs(self._lifted.walk(list(args), dict(kwargs)))
+        return [value for number, value in enumerate(values) if number not in self._outcome.unused]
+
     def with_copy_epilogue(self) -> GraphModule:
         """The same graph ending in ``copy_`` onto what it writes; it returns the caller's outputs alone."""
         return with_copies(self._outcome, self._root)

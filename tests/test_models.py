@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from functionalize import capture
 from functionalize.observation import clone_inputs, differences, observe
 from functionalize.verify import assert_equivalent, assert_functional
 from tests.models import ALL_MODES, MODELS, Model
+from tests.transformer_models import TRANSFORMERS
 
 REMOVES = ("mutations", "mutations_and_views")
 FAKE = [pytest.param(model, id=model.name) for model in MODELS]
@@ -87,3 +89,17 @@ def test_captured_model_equals_eager(model: Model, remove: str) -> None:
     assert_functional(program.graph_module, remove)
     want, got = (quietly(observe, run, clone_inputs(inputs)) for run in (func, program))
     assert not list(differences(want, got, strides=True, aliasing=True, rtol=None, atol=None))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler, c++")
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_captured_graph_runs_under_inductor(name: str) -> None:
+    func, inputs = next(model for model in MODELS if model.name == f"{name}-eval").build()
+    program = quietly(capture, func, *clone_inputs(inputs))
+    given = clone_inputs(inputs)
+    with torch.no_grad():
+        compiled = torch.compile(program.graph_module, backend="inductor")
+        results = quietly(compiled, *program.flat_inputs(*given))
+        torch.testing.assert_close(results[-1], quietly(func, *given), rtol=1e-3, atol=1e-4)
