@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import warnings
 from collections.abc import Callable
@@ -103,3 +104,27 @@ def test_captured_graph_runs_under_inductor(name: str) -> None:
         compiled = torch.compile(program.graph_module, backend="inductor")
         results = quietly(compiled, *program.flat_inputs(*given))
         torch.testing.assert_close(results[-1], quietly(func, *given), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_captured_module_and_its_gradients_equal_eager(name: str, train: bool) -> None:
+    make, inputs = TRANSFORMERS[name]
+    torch.manual_seed(0)
+    module = quietly(make).train(train)
+    other, batch = copy.deepcopy(module), inputs()
+    program = quietly(capture, module, **batch)
+    results = []
+    for run in (program, other):
+        torch.manual_seed(1)
+        results.append(quietly(run, **batch))
+    got, want = results
+    assert type(got) is type(want)
+    torch.testing.assert_close(got.logits, want.logits, rtol=1e-4, atol=1e-5)
+    quietly(got.loss.backward)
+    quietly(want.loss.backward)
+    for (parameter, ours), theirs in zip(module.named_parameters(), other.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), parameter
+        if theirs.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
