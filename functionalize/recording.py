@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from functionalize import propagation
 from functionalize._torch import FakeTensor, HigherOrderOperator, is_symbolic, on_handles, record_view
-from functionalize._torch.fakes import FakeFactory
+from functionalize._torch.fakes import FakeFactory, is_data_dependent
 from functionalize._torch.tracing import (
     ProxyTorchDispatchMode,
     name_for,
@@ -51,8 +51,8 @@ class RecordingMode(ProxyTorchDispatchMode):
             out = func(*args, **kwargs)
             entry = propagation.learn(key, func, args, out)
         elif entry is not None:
-            out = entry.make(self.factory, args)
-        if entry is None:
+            out = self._make(entry, args)
+        if entry is None or out is propagation.UNKNOWN:
             return self._dispatch(func, args, kwargs)
         self._record(func, given, out, entry)
         return out
@@ -66,7 +66,17 @@ class RecordingMode(ProxyTorchDispatchMode):
             if entry is not None:
                 propagation.learn(key, func, args, out)
             return out
-        return entry.make(self.factory, args)
+        out = self._make(entry, args)
+        return on_handles(func, args, kwargs) if out is propagation.UNKNOWN else out
+
+    def _make(self, entry: Entry, args: Sequence[Any]) -> Any:
+        """Results as they are known to be; unknown for views of a storage whose size only the data tell."""
+        try:
+            return entry.make(self.factory, args)
+        except Exception as error:
+            if is_data_dependent(error):
+                return propagation.UNKNOWN
+            raise
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
         """Add the node ``op(value, *args)``, whose result is known already. False: sizes or data are in the way."""

@@ -66,6 +66,12 @@ def returns_views_of_a_size_that_the_data_decide(x: Tensor) -> tuple[Tensor, ...
     return (*rows.tensor_split([1], 0), rows.unfold(-2, 1, 1), rows.t())
 
 
+def views_a_part_of_known_size_of_a_storage_of_unknown(x: Tensor) -> Tensor:
+    (x + 1)[:1].unflatten(0, (1,))  # what this looks like is known from here on
+    first: Tensor = x[x > 0].split([1, 0], 0)[0].unflatten(0, (1,))
+    return first
+
+
 def reads_a_conjugate_view(x: Tensor) -> Tensor:
     return torch.complex(x, x).conj().real
 
@@ -84,6 +90,7 @@ PROGRAMS: list[tuple[Program, tuple[Tensor, ...]]] = [
     (returns_negated_views_of_a_result, (torch.arange(3.0),)),
     (returns_empty_parts_of_one_storage, (torch.ones(6),)),
     (returns_views_of_a_size_that_the_data_decide, (torch.tensor([[1.0, 0], [2, 3]]),)),
+    (views_a_part_of_known_size_of_a_storage_of_unknown, (torch.tensor([1.0, -1.0]),)),
     (reads_a_conjugate_view, (torch.arange(3.0),)),
     (returns_what_requires_grad_only_then, (torch.ones(2),)),
 ]
