@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from functionalize.cli import main, progress, targets
 from functionalize.cli.app import commands
 from functionalize.cli.specs import DTYPES, Spec, SpecError, make_inputs
+from functionalize.codegen.__main__ import main as codegen
 
 MODELS = """
 import torch
@@ -273,7 +274,8 @@ def test_ops() -> None:
 
 
 def test_tables_are_those_of_codegen(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["tables", "check"]) == 0
+    # On another torch than that of the shipped tables `check` says that they differ.
+    assert main(["tables", "check"]) == codegen(["check"])
     assert main(["tables", "explain", "add_.Tensor"]) == 0
     assert "aten::add.Tensor" in capfd.readouterr().out
     assert main(["tables", "explain", "no_such_op"]) == 1
