@@ -153,7 +153,7 @@ class CapturedProgram:
             numbers = [n for n in dict.fromkeys(outcome.result_numbers) if n in numbers]
             places = [sizes.place(outcome.leaves[n].place) for n in numbers]
             devices = [outcome.handles[n].device for n in numbers]
-            tangents = [(place, device) for place, device in zip(places, devices, strict=True)]
+            tangents = list(zip(places, devices, strict=True))
             constants = [s for s in sources if s.spot is None and s.grad_of is None and s.value.requires_grad]
             self._calls[key] = Call(
                 self.graph_module,

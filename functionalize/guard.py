@@ -27,6 +27,8 @@ class Guard:
     def __init__(self, lifted: Lifted, outcome: Outcome, *, gradients_matter: bool) -> None:
         self._source_of, self._unused, self._changes = outcome.source_of_leaf, outcome.unused, outcome.changes
         self._state, self._sources = lifted.state, lifted.sources
+        numbers = {id(source): number for number, source in enumerate(self._sources)}
+        self._gradient_of = {n: numbers[id(s.grad_of)] for n, s in enumerate(self._sources) if s.grad_of is not None}
         self._shape = lifted.arguments.shape
         changed = {(change.state, change.holder) for change in outcome.changes}
         numbers = {identity: number for number, identity in enumerate(lifted.state.holders)}
@@ -91,9 +93,8 @@ class Guard:
 
     def _add_gradients(self, values: list[Any]) -> None:
         """Look the gradients up, and that there are as many as there were."""
-        for place, source in enumerate(self._sources):
-            if source.grad_of is not None:
-                values[place] = values[self._sources.index(source.grad_of)].grad
+        for place, of in self._gradient_of.items():
+            values[place] = values[of].grad
         for place, had in self._had_gradient.items():
             if (values[place].grad is not None) != had:
                 raise InputMismatchError(
@@ -104,10 +105,9 @@ class Guard:
 
     def _fill_gradients(self, values: list[Any]) -> None:
         """Gradients that will be added to begin as zeros."""
-        for place, source in enumerate(self._sources):
-            if source.grad_of is not None and values[place] is None and place not in self._unused:
-                of = values[self._sources.index(source.grad_of)]
-                of.grad = values[place] = torch.zeros_like(of)
+        for place, of in self._gradient_of.items():
+            if values[place] is None and place not in self._unused:
+                values[of].grad = values[place] = torch.zeros_like(values[of])
 
     def _value(self, place: int, source: Source, arguments: State) -> Any:
         leaf = self._leaf[place]
