@@ -242,7 +242,7 @@ class _Capture:
 
     def _recorded(self, aftermath: Aftermath) -> Outcome:
         mode = new_program(self._remove == "mutations_and_views")
-        outcome = Outcome(mode.program, self._recorder.tracer, self._lifted.sources, self._fakes)
+        outcome = Outcome(mode.program, self._recorder.tracer, self._lifted.sources, self._fakes, self._provenance.here)
         outcome.snapshot = self._factory.like
 
         def end(program: Any, inputs: Any, outputs: Any) -> None:

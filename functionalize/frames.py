@@ -60,19 +60,73 @@ def user_location() -> Location:
 Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, a place in it
 
 
-def positions_below(code: CodeType) -> Positions:
-    """Where the frames are that run inside of a call of ``code``: what is cheap to note for every operator."""
-    found: list[Any] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        at = frame.f_code
-        if at is code:
-            break
-        known = _CODES.get(id(at)) or _known(at)
-        if known[1]:
-            found.append((id(at), frame.f_lasti))
-        frame = frame.f_back
-    return tuple(found)
+class Place:
+    """Where a program is: the frames of the scope that runs, and the place that the scope was entered from."""
+
+    __slots__ = ("_location", "_trace", "frames", "outer")
+
+    def __init__(self, frames: Positions, outer: Place | None, location: Location | None = None) -> None:
+        self.frames, self.outer = frames, outer
+        self._location, self._trace = location, None if outer is not None else ""
+
+    @property
+    def location(self) -> Location:
+        """The line of the innermost frame that is the user's."""
+        if self._location is None:
+            assert self.outer is not None
+            user = next((position for position in self.frames if _CODES[position[0]][2]), None)
+            self._location = self.outer.location if user is None else location_of(user)
+        return self._location
+
+    @property
+    def trace(self) -> str:
+        """The program's lines, outermost first, as in a traceback: the user's, and those of torch's modules."""
+        if self._trace is None:
+            assert self.outer is not None
+            self._trace = self.outer.trace + "".join(map(_line_of_trace, reversed(self.frames)))
+        return self._trace
+
+
+class Scopes:
+    """Tells where a program is, at a cost that does not grow with the depth of its calls: frames of outer scopes are
+    looked at when a scope is entered."""
+
+    def __init__(self, until: CodeType) -> None:
+        self._until = until  # the code that calls the program
+        self._base = Place((), None, user_location())
+        self._scopes: list[tuple[FrameType | None, Place, dict[Positions, Place]]] = [(None, self._base, {})]
+
+    def enter(self, frame: FrameType) -> None:
+        """What runs inside of a frame is a scope, until it is left."""
+        assert frame.f_back is not None
+        self._scopes.append((frame, self._place(frame.f_back), {}))
+
+    def leave(self) -> None:
+        """The innermost scope ends."""
+        self._scopes.pop()
+
+    def here(self) -> Place:
+        """The place of the caller."""
+        return self._place(sys._getframe(1))
+
+    def _place(self, frame: FrameType | None) -> Place:
+        scope, outer, known = self._scopes[-1]
+        found: list[tuple[int, int]] = []
+        while frame is not None:
+            code = frame.f_code
+            if code is self._until:  # another thread's scope, or none
+                outer = self._base
+                break
+            if (_CODES.get(id(code)) or _known(code))[1]:
+                found.append((id(code), frame.f_lasti))
+            if frame is scope:
+                break
+            frame = frame.f_back
+        frames = tuple(found)
+        place = known.get(frames)
+        if place is None or place.outer is not outer:
+            place = known[frames] = Place(frames, outer)
+        return place
 
 
 # By identity: the hash of a code object is computed anew each time, over all that it consists of.
@@ -83,14 +137,6 @@ def _known(code: CodeType) -> tuple[CodeType, bool, bool]:
     file = code.co_filename
     found = _CODES[id(code)] = (code, _is_program(file), not file.startswith((_OWN, _TORCH, "<")))
     return found
-
-
-def trace_of(positions: Positions) -> str:
-    """The lines of the program among some positions, outermost first, as in a traceback.
-
-    They are the user's, and those of the parts of torch that programs are written with.
-    """
-    return "".join(reversed([_line_of_trace(position) for position in positions])).rstrip()
 
 
 @cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from functionalize.bases import Base, View
-from functionalize.frames import Location, user_location
+from functionalize.frames import Location, Place
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,13 @@ class ViewRecord:
     parent: ViewRecord | None
     op: str  # the op that made it; of a base's first tensor empty
     region: Region
-    location: Location  # in the user's code
+    place: Place
     time: int  # position among all events of the program
+
+    @property
+    def location(self) -> Location:
+        """The line in the user's code."""
+        return self.place.location
 
 
 @dataclass(eq=False)
@@ -52,8 +57,13 @@ class WriteRecord:
     base: BaseRecord
     view: ViewRecord
     op: str
-    location: Location
+    place: Place
     time: int
+
+    @property
+    def location(self) -> Location:
+        """The line in the user's code."""
+        return self.place.location
 
 
 @dataclass(eq=False)
@@ -122,9 +132,9 @@ class AliasHistory:
 class Historian:
     """Writes an :class:`AliasHistory` while a program runs."""
 
-    def __init__(self, name_of: Callable[[Base], str]) -> None:
+    def __init__(self, name_of: Callable[[Base], str], here: Callable[[], Place]) -> None:
         self.history = AliasHistory()
-        self._name_of = name_of
+        self._name_of, self._here = name_of, here
         self._bases: dict[Base, BaseRecord] = {}
         self._views: dict[View, ViewRecord] = {}
         self._time = self._count = 0
@@ -142,7 +152,7 @@ class Historian:
         place = view.geometry
         region = Region(tuple(place.size), tuple(place.stride), place.offset, place.dtype)
         name = "" if parent is None else str(op)
-        record = ViewRecord(len(self._views), base, parent, name, region, user_location(), self._tick())
+        record = ViewRecord(len(self._views), base, parent, name, region, self._here(), self._tick())
         self._views[view] = record
         base.views.append(record)
         return record
@@ -150,7 +160,7 @@ class Historian:
     def wrote(self, view: View, op: Any) -> None:
         """The program wrote to a view."""
         record = self.viewed(view, op)
-        record.base.writes.append(WriteRecord(self._count, record.base, record, str(op), user_location(), self._tick()))
+        record.base.writes.append(WriteRecord(self._count, record.base, record, str(op), self._here(), self._tick()))
         self._count += 1
 
     def writes_of(self, base: Base) -> Iterator[WriteRecord]:

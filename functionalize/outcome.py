@@ -31,6 +31,7 @@ from functionalize._torch.tracing import SYMBOLS, symbol_node, tracked_node
 from functionalize.aftermath import Change, Output, Result
 from functionalize.bases import Base
 from functionalize.epilogue import Epilogue, Input, Step, WriteBack
+from functionalize.frames import Place
 from functionalize.history import Historian, Region
 from functionalize.lift import Source, Supposed, fresh, is_leaf
 from functionalize.program import Program
@@ -94,6 +95,7 @@ class Outcome:
     tracer: Any
     sources: list[Source]
     fakes: Mapping[int, torch.Tensor]
+    here: Callable[[], Place]  # where the program is
     handles: list[torch.Tensor] = field(default_factory=list)
     backs: list[Back] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
@@ -118,7 +120,7 @@ class Outcome:
     _of_handle: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.historian = self.program.historian = Historian(self._name_of)
+        self.historian = self.program.historian = Historian(self._name_of, self.here)
         self.program.graph.keeps_writes = True
 
     def _name_of(self, base: Base) -> str:

@@ -7,8 +7,9 @@ Limits: nodes of a backward pass carry the line that called for it.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -16,31 +17,28 @@ import torch
 from torch.fx import Node
 from torch.nn.modules import module as hooks
 
-from functionalize.frames import Positions, positions_below, trace_of
+from functionalize.frames import Place, Scopes
 
 
 class Provenance:
     """Notes, node by node, where the program is; the texts are written when all is recorded."""
 
     def __init__(self, modules: Mapping[int, str], until: CodeType) -> None:
-        self._until = until  # the code that calls the program
+        self._scopes = Scopes(until)
+        self.here: Callable[[], Place] = self._scopes.here
         self._paths = modules
         self._running: list[dict[str, tuple[str, str]]] = [{}]
-        self._positions: list[tuple[Node, Positions]] = []
+        self._places: list[tuple[Node, Place]] = []
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
         node.meta["nn_module_stack"] = self._running[-1]
-        self._positions.append((node, positions_below(self._until)))
+        self._places.append((node, self.here()))
 
     def write(self) -> None:
         """Give each node its stack trace."""
-        texts: dict[Any, str] = {}
-        for node, positions in self._positions:
-            text = texts.get(positions)
-            if text is None:
-                text = texts[positions] = trace_of(positions)
-            node.meta["stack_trace"] = text
+        for node, place in self._places:
+            node.meta["stack_trace"] = place.trace.rstrip()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -50,10 +48,12 @@ class Provenance:
         def enter(module: torch.nn.Module, args: Any) -> None:
             if threading.get_ident() == thread:
                 self._running.append(self._with(module))
+                self._scopes.enter(sys._getframe(1))  # of the call of the module
 
         def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
             if threading.get_ident() == thread:
                 self._running.pop()
+                self._scopes.leave()
 
         handles = [
             hooks.register_module_forward_pre_hook(enter),
