@@ -10,7 +10,6 @@ Limits: strided layout. What the views are worth is the matter of :mod:`function
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 from functionalize import regions, view_routes, view_rules
 from functionalize._torch import storage_key, unbacked
-from functionalize.bases import Base, View
+from functionalize.bases import Base, HandleRef, View
 from functionalize.errors import UnsupportedMutationError
 from functionalize.regions import Geometry
 from functionalize.view_rules import Call, Value, ViewRule
@@ -60,8 +59,8 @@ class AliasGraph:
             return None
         place = Geometry.of(handle)
         known = base.handles.get(id(handle))
-        if known is not None and known[1].geometry.key == place.key:
-            return known[1]
+        if known is not None and (known.view.geometry is place or known.view.geometry.key == place.key):
+            return known.view
         if base.at(place) is None:
             base.simplify()
         return self.locate(base, place)
@@ -96,16 +95,17 @@ class AliasGraph:
 
     def track(self, handle: torch.Tensor, view: View) -> None:
         """Remember which view a handle has. A base is forgotten with the last handle that depends on it."""
-        base, key = view.base, id(handle)
+        known = HandleRef(handle, self._forget)
+        known.key, known.view = id(handle), view
+        view.base.handles[known.key] = known
 
-        def forget(ref: weakref.ref[torch.Tensor], bases: dict[int, Base] = self.bases) -> None:
-            if base.handles.get(key, (None,))[0] is ref:
-                del base.handles[key]
-                if not base.handles and bases.get(base.key) is base:
-                    del bases[base.key]
-                    base.let_go()
-
-        base.handles[key] = (weakref.ref(handle, forget), view)
+    def _forget(self, gone: HandleRef) -> None:
+        base = gone.view.base
+        if base.handles.get(gone.key) is gone:
+            del base.handles[gone.key]
+            if not base.handles and self.bases.get(base.key) is base:
+                del self.bases[base.key]
+                base.let_go()
 
     def derive(self, source: View, op: Any, args: tuple[Any, ...], place: Geometry) -> View:
         """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same place."""

@@ -91,6 +91,15 @@ class View:
             view = view.parent
 
 
+class HandleRef(weakref.ref[torch.Tensor]):
+    """A handle, as long as it lives, and the view that it is of."""
+
+    __slots__ = ("key", "view")
+
+    key: int
+    view: View
+
+
 class Base:
     """One storage that was viewed or written: its tree of views, its handles, and the log of its writes."""
 
@@ -127,7 +136,7 @@ class Base:
         self.log = WriteLog()
         self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
         self.kept: dict[View, Value] | None = None  # every write that no later one covers, where that is asked for
-        self.handles: dict[int, tuple[weakref.ref[torch.Tensor], View]] = {}
+        self.handles: dict[int, HandleRef] = {}
         self._views: dict[tuple[Any, ...], View] = {self.root.geometry.key: self.root}
         self._renamed: View | None = None
 

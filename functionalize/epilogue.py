@@ -118,8 +118,8 @@ class Epilogue:
     def _surface_others(self, done: set[int]) -> None:
         """Let each handle that somebody else holds (autograd, a closure) stand for its current value."""
         for base in list(self.program.graph.bases.values()):
-            for ref, view in list(base.handles.values()):
-                handle = ref()
+            for known in list(base.handles.values()):
+                handle, view = known(), known.view
                 if handle is None or id(handle) in done:
                     continue
                 if view.value is not handle or not base.untouched(view, since=view.stamp):

@@ -26,6 +26,7 @@ from functionalize._torch import (
     on_handles,
     storage_key,
     unbacked,
+    uncompiled,
 )
 from functionalize.by_storage import BY_STORAGE
 from functionalize.domains.tensors import TensorsDomain
@@ -51,23 +52,31 @@ class FunctionalizeMode(TorchDispatchMode):
         self.program = Program(TensorsDomain(remove_views=remove_views), enter=lambda: self)
         self._tracer = self.program.domain.proxies
         self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
-        self._bases = self.program.graph.bases
+        self._bases, self._run = self.program.graph.bases, self.program.domain.run
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap `__torch_dispatch__`, at a cost for each op; `uncompiled` does the same
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Let Dynamo compile the bodies of higher-order ops as without a mode, and see what the compiled code runs."""
         return True
 
+    @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
-        if types and not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs or {}):
+        kwargs = kwargs or {}
+        if types and not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
         handler = _handlers.get(func)
         if handler is None:
             handler = _handlers[func] = _choose(func)
-        if (handler is _FUNCTIONAL and not self._bases) or self.aside():
+        if self.aside():
             return func(*args, **kwargs) if kwargs else func(*args)
+        if handler is _FUNCTIONAL and not self._bases:
+            return self._run(func, args, kwargs)
         self.program.op = func
-        return handler(self, func, args, kwargs or {})
+        return handler(self, func, args, kwargs)
 
     def aside(self) -> bool:
         """Whether the program itself is tracing a function: a graph of its own, that runs through here when called."""
@@ -78,7 +87,7 @@ class FunctionalizeMode(TorchDispatchMode):
         program = self.program
         call_args, call_kwargs, skewed = program.values(args, kwargs)
         if not skewed:
-            return func(*call_args, **call_kwargs)
+            return self._run(func, call_args, call_kwargs)
         ordered = random_order.compute(program, func, args, kwargs, writes=False) if tables.row(func).random else None
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
         return program.rehandle(func, args, kwargs, out)

@@ -108,17 +108,9 @@ def _describe(args: Sequence[Any], parts: list[Any], factory: FakeFactory) -> bo
         if kind is FakeTensor:
             if is_symbolic(arg) or arg.layout is not torch.strided:
                 return False
-            if arg.fake_mode is not factory.mode or arg.constant is not None:
+            if arg.fake_mode is not factory.mode or arg.constant is not None or arg.is_conj() or arg.is_neg():
                 return False
-            parts += (
-                arg.size(),
-                arg.stride(),
-                arg.storage_offset(),
-                arg.dtype,
-                arg.fake_device,
-                arg.is_conj(),
-                arg.is_neg(),
-            )
+            parts += (arg.size(), arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device)
         elif kind is int or kind is float or kind is complex:
             parts += (kind, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
         elif kind is list or kind is tuple:

@@ -20,6 +20,7 @@ from functionalize._torch.fakes import FakeFactory, is_data_dependent
 from functionalize._torch.tracing import (
     ProxyTorchDispatchMode,
     name_for,
+    new_node,
     new_tracer,
     node_of_constant_free,
     track,
@@ -41,19 +42,29 @@ class RecordingMode(ProxyTorchDispatchMode):
         self._long_way = ProxyTorchDispatchMode(self.tracer, self.tracing_mode)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        out = self._short_way(func, args, kwargs or {})
+        return self._dispatch(func, args, kwargs or {}) if out is propagation.UNKNOWN else out
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What dispatching an op to this mode gives."""
+        out = self._short_way(func, args, kwargs)
+        return func(*args, **kwargs) if out is propagation.UNKNOWN else out
+
+    def _short_way(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Results of an op, recorded; unknown if it has to go torch's way."""
         key = propagation.key_of(func, args, kwargs, self.factory)
         given = None if key is None else self._given(args, kwargs)
-        if given is None:
-            return self._dispatch(func, args, kwargs)
-        entry = propagation.known(key)
+        entry = None if given is None else propagation.known(key)
+        if entry is None:
+            return propagation.UNKNOWN
         if entry is propagation.UNKNOWN:
-            out = func(*args, **kwargs)
+            out = on_handles(func, args, kwargs)
             entry = propagation.learn(key, func, args, out)
-        elif entry is not None:
+        else:
             out = self._make(entry, args)
         if entry is None or out is propagation.UNKNOWN:
-            return self._dispatch(func, args, kwargs)
+            return propagation.UNKNOWN
+        assert given is not None
         self._record(func, given, out, entry)
         return out
 
@@ -100,10 +111,7 @@ class RecordingMode(ProxyTorchDispatchMode):
                 self._result(item, leaf)
 
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        node = self.tracer.graph.create_node("call_function", func, name=name_for(func))
-        node.args = args  # set afterwards: `create_node` searches what it is given for symbols
-        if kwargs:
-            node.kwargs = kwargs
+        node = new_node(self.tracer.graph, func, args, kwargs, name_for(func))
         node.meta["original_aten"] = func
         self._annotate(node)
         return node

@@ -69,13 +69,29 @@ class Geometry:
     def of(cls, tensor: torch.Tensor) -> Geometry:
         if tensor.layout is not torch.strided or tensor.is_nested:  # no storage to address, nothing to view
             return cls(() if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype)
-        size, stride, offset = tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset()
-        static = not is_symbolic(tensor)
-        if not static:
-            size, stride, offset = tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset)
-        place = cls(size, stride, offset, tensor.dtype, tensor.is_conj(), tensor.is_neg())
-        if static:
-            place.__dict__["static"] = True  # known, and asked for every view and write
+        if not is_symbolic(tensor):
+            return cls.static_of(tensor)
+        size, stride = tuple(map(plain, tensor.size())), tuple(map(plain, tensor.stride()))
+        return cls(size, stride, plain(tensor.storage_offset()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+
+    @classmethod
+    def static_of(cls, tensor: torch.Tensor) -> Geometry:
+        """Of a strided tensor of plain sizes: one object for each place, so that what is known of it stays known."""
+        key = (
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+        place = _PLACES.get(key)
+        if place is None:
+            if len(_PLACES) >= _PLACES_KEPT:
+                _PLACES.clear()
+            key = (tuple(key[0]), *key[1:])
+            place = _PLACES[key] = cls(*key)
+            place.__dict__.update(static=True, key=key)
         return place
 
     @cached_property
@@ -178,6 +194,10 @@ class Geometry:
                 return False
             step = step * size
         return not (self.conj or self.neg)
+
+
+_PLACES: dict[tuple[Any, ...], Geometry] = {}
+_PLACES_KEPT = 20_000
 
 
 def _meet(dims: Sequence[tuple[int, int]]) -> bool:

@@ -9,7 +9,8 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 from torch._C import _TorchDispatchModeKey as ModeKey  # names the slots of the two infra modes below
@@ -37,6 +38,8 @@ from torch.utils._python_dispatch import (  # a mode must know which modes run b
     return_and_correct_aliasing,
 )
 
+Function = TypeVar("Function", bound=FunctionType)
+
 __all__ = [  # what is passed on; functions of our own follow
     "PLAIN_TYPES",
     "DisableTorchFunction",
@@ -58,6 +61,15 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 
 # Whether a tensor's place is written in symbols. Private, but one question in C++ where sizes and strides are many.
 is_symbolic: Callable[[torch.Tensor], bool] = operator.attrgetter("_has_symbolic_sizes_strides")
+
+
+def uncompiled(func: Function) -> Function:
+    """Have Dynamo compile neither a function nor what it calls; at no cost for calls, unlike ``torch.compiler.disable``."""
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(func.__code__, frames._FrameExecStrategy(skip, skip))
+    return func
+
 
 # Types whose tensors reach a mode without a __torch_dispatch__ of their own.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})

@@ -6,8 +6,9 @@ Invariant: a tensor that is tracked here is found by torch's own tracing code. L
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from functools import cache
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -28,9 +29,63 @@ from functionalize._torch.fakes import FakeTensorMode
 __all__ = ["ProxyTorchDispatchMode", "PythonKeyTracer"]
 
 
+class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
+    """What tensors stand for, while they live; by identity, as torch's own dictionary for it, which asks more often."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, _Ref] = {}
+
+    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        found = self._refs.get(id(tensor))
+        return default if found is None else found.entry
+
+    def __getitem__(self, tensor: torch.Tensor) -> _ProxyTensor:
+        return self._refs[id(tensor)].entry
+
+    def __setitem__(self, tensor: torch.Tensor, entry: _ProxyTensor) -> None:
+        ref = _Ref(tensor, self._forget)
+        ref.key, ref.entry = id(tensor), entry
+        self._refs[ref.key] = ref
+
+    def __delitem__(self, tensor: torch.Tensor) -> None:
+        del self._refs[id(tensor)]
+
+    def __contains__(self, tensor: object) -> bool:
+        return id(tensor) in self._refs
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([tensor for ref in list(self._refs.values()) if (tensor := ref()) is not None])
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def _forget(self, ref: _Ref) -> None:
+        if self._refs.get(ref.key) is ref:
+            del self._refs[ref.key]
+
+
+class _Ref(weakref.ref[torch.Tensor]):
+    __slots__ = ("entry", "key")
+
+    key: int
+    entry: _ProxyTensor
+
+
+class _NodeEntry(_ProxyTensor):
+    """An entry for a node, whose proxy is made when torch asks for it."""
+
+    def __init__(self, node: Node, tracer: Any) -> None:
+        self.node, self._tracer, self.constant = node, tracer, None
+
+    @cached_property
+    def proxy(self) -> Proxy:  # type: ignore[override]
+        return Proxy(self.node, self._tracer)
+
+
 def new_tracer() -> PythonKeyTracer:
     """A tracer with an empty graph."""
     tracer = PythonKeyTracer()
+    tracer.tensor_tracker = TensorTracker()
     tracer.root = torch.nn.Module()
     tracer.graph = Graph(tracer_cls=PythonKeyTracer)
     tracer.tensor_attrs = {}
@@ -46,18 +101,35 @@ def name_for(op: Any) -> str:
 def node_of_constant_free(tracked: Any, tensor: torch.Tensor) -> Node | None:
     """The node that a tensor stands for, if its data are not known to the tracer."""
     entry = tracked.get(tensor)
-    return None if entry is None or entry.constant is not None else entry.proxy.node
+    return None if entry is None or entry.constant is not None else _node_of(entry)
+
+
+def _node_of(entry: _ProxyTensor) -> Node:
+    return entry.node if type(entry) is _NodeEntry else entry.proxy.node
+
+
+_set_args: Callable[[Node, tuple[Any, ...]], None] = Node.args.fset  # type: ignore[attr-defined]
+_set_kwargs: Callable[[Node, dict[str, Any]], None] = Node.kwargs.fset  # type: ignore[attr-defined]
+
+
+def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
+    """A call of an op, given nodes. What ``create_node`` asks of its arguments, and a node of its attributes, is known."""
+    node = graph.create_node("call_function", op, name=name)
+    _set_args(node, args)
+    if kwargs:
+        _set_kwargs(node, kwargs)
+    return node
 
 
 def track(tracer: Any, tensor: torch.Tensor, node: Node) -> None:
     """Let a tensor of plain sizes stand for a node."""
-    tracer.tensor_tracker[tensor] = _ProxyTensor(Proxy(node, tracer), None)
+    tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
 
 
 def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
     """The node that a tensor stands for."""
     entry = tracer.tensor_tracker.get(tensor)
-    return None if entry is None else entry.proxy.node
+    return None if entry is None else _node_of(entry)
 
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)

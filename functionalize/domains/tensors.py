@@ -54,6 +54,13 @@ Value = torch.Tensor
 _DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
+Run = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+
+def _dispatch(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return op(*args, **kwargs)
+
+
 @cache
 def _copy_op(op: Any) -> Any:
     copy = tables.row(op).copy
@@ -66,7 +73,9 @@ class TensorsDomain:
     def __init__(self, *, remove_views: bool) -> None:
         self.remove_views = remove_views
         self.proxies: ProxyTorchDispatchMode | None = current_proxy_mode()
-        self._recorder = self.proxies if isinstance(self.proxies, RecordingMode) else None
+        own = [mode for mode in mode_stack() if not isinstance(mode, (FakeTensorMode, RecordingMode))]
+        self._recorder = self.proxies if isinstance(self.proxies, RecordingMode) and not own else None
+        self.run: Run = _dispatch if self._recorder is None else self._recorder.run  # one op, on values
         self.observed = any(not isinstance(mode, FakeTensorMode) for mode in mode_stack())
         self.symbolic = self.proxies is not None and has_symbols(mode_stack())
         self._frozen: dict[int, int] = {}  # which storages copies stand for
@@ -85,7 +94,7 @@ class TensorsDomain:
         if op in strides.KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
             with uncached_fakes(args[:1]):  # from the cache they come with offset zero
                 return op(*args, **kwargs)
-        return op(*args, **kwargs)
+        return self.run(op, args, kwargs)
 
     def _copy_of_unbacked(self, op: Any, args: tuple[Any, ...]) -> Value | None:
         """Copy a view of a tensor whose size only the data tell: torch's copy ops ask that size, their views do not."""
