@@ -65,6 +65,8 @@ class FunctionalizeMode(TorchDispatchMode):
 
     @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # half of all that is asked of fake tensors
+            return args[0].fake_device
         kwargs = kwargs or {}
         if types and not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
@@ -93,8 +95,6 @@ class FunctionalizeMode(TorchDispatchMode):
         return program.rehandle(func, args, kwargs, out)
 
     def _metadata(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device
         return on_handles(func, args, kwargs)
 
     def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -248,9 +248,10 @@ def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> 
 
 
 # Questions that a handle answers, whatever it is worth.
+_DEVICE = torch.ops.prim.device.default
 _METADATA = frozenset(
     {
-        torch.ops.prim.device.default,
+        _DEVICE,
         *(getattr(aten, name).default for name in ("size", "stride", "storage_offset", "numel", "dim")),
         *(getattr(aten, name).default for name in ("sym_size", "sym_stride", "sym_storage_offset", "sym_numel")),
         aten.is_contiguous.default,
