@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize.state import OPAQUE, Holder, State, held
+from functionalize.state import OPAQUE, Holder, State, held, unchanged
 
 ABSENT = object()  # an entry that was not there
 Number = Callable[[torch.Tensor], Any]  # what stands for a tensor in a recipe
@@ -107,9 +107,11 @@ class Aftermath:
         for place, state in enumerate(self._states):
             for position, (holder, path) in enumerate(state.holders.values()):
                 before = self._before[place][position]
+                if unchanged(holder, before):
+                    continue
                 if isinstance(holder, dict):
                     found += self._of_dict(before, holder, place, position, path)
-                elif len(before) != len(holder) or any(a is not b for a, b in zip(before, holder, strict=True)):
+                else:
                     items = tuple(map(self._recipe, holder))
                     constants = {i: item for i, item in enumerate(before) if not isinstance(item, torch.Tensor)}
                     found.append(Change(place, position, path, constants, None, items=items))

@@ -14,7 +14,14 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import is_symbolic, pytree
-from functionalize._torch.fakes import FakeFactory, FakeTensor, fake_mode_of, is_data_dependent, new_fake_mode
+from functionalize._torch.fakes import (
+    FakeFactory,
+    FakeTensor,
+    below_dispatch,
+    fake_mode_of,
+    is_data_dependent,
+    new_fake_mode,
+)
 from functionalize._torch.tracing import recording, track
 from functionalize.aftermath import Aftermath
 from functionalize.api import new_program, run_call, unheard
@@ -167,7 +174,8 @@ class _Capture:
         self._fakes = fakes_of(tensors, self._factory, self._dims.keys(), self._with_symbols)
         for source in lifted.sources:
             if isinstance(source.value, Supposed):
-                self._fakes[id(source.value)] = self._factory.like_real(source.value.of)
+                with below_dispatch():
+                    self._fakes[id(source.value)] = self._factory.like_real(source.value.of)
         self._provenance = Provenance(lifted.state.modules, run_call.__code__)
         self._recorder = RecordingMode(self._factory, heard(self._provenance.note), symbolic=self._symbolic)
 
@@ -219,7 +227,8 @@ class _Capture:
         if fake is None:
             return
         if isinstance(fake, FakeTensor) and not is_symbolic(fake):
-            node.meta["val"] = self._factory.snapshot(fake)
+            with below_dispatch():
+                node.meta["val"] = self._factory.snapshot(fake)
             if fake not in tracer.tensor_tracker:
                 track(tracer, fake, node)
         else:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import PLAIN_TYPES, is_symbolic, storage_key, unwrap_functorch
-from functionalize._torch.fakes import FakeFactory
+from functionalize._torch.fakes import FakeFactory, below_dispatch
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
@@ -35,7 +35,8 @@ def fakes_of(
     for group in groups.values():
         if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
             storage = torch.UntypedStorage(next(iter(group.values())).untyped_storage().nbytes(), device="meta")
-            fakes |= {key: _at(factory, storage, tensor) for key, tensor in group.items()}
+            with below_dispatch():
+                fakes |= {key: _at(factory, storage, tensor) for key, tensor in group.items()}
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none

@@ -28,7 +28,7 @@ def user_frames() -> Iterator[FrameType]:
     """The frames that are neither torch's nor ours, innermost first."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if not frame.f_code.co_filename.startswith((_OWN, _TORCH, "<")):
+        if _is_users(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
 
@@ -51,7 +51,7 @@ def user_location() -> Location:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if (_CODES.get(id(code)) or _known(code))[2]:
+        if _is_users(code.co_filename):
             return Location(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return Location("unknown", 0, "")
@@ -74,7 +74,7 @@ class Place:
         """The line of the innermost frame that is the user's."""
         if self._location is None:
             assert self.outer is not None
-            user = next((position for position in self.frames if _CODES[position[0]][2]), None)
+            user = next((one for one in self.frames if _is_users(_CODES[one[0]].co_filename)), None)
             self._location = self.outer.location if user is None else location_of(user)
         return self._location
 
@@ -112,13 +112,15 @@ class Scopes:
     def _place(self, frame: FrameType | None) -> Place:
         scope, outer, known = self._scopes[-1]
         found: list[tuple[int, int]] = []
+        until, ours = self._until, _OF_PROGRAMS
         while frame is not None:
             code = frame.f_code
-            if code is self._until:  # another thread's scope, or none
+            if code is until:  # another thread's scope, or none
                 outer = self._base
                 break
-            if (_CODES.get(id(code)) or _known(code))[1]:
+            if ours[code.co_filename]:
                 found.append((id(code), frame.f_lasti))
+                _CODES[id(code)] = code
             if frame is scope:
                 break
             frame = frame.f_back
@@ -130,19 +132,13 @@ class Scopes:
 
 
 # By identity: the hash of a code object is computed anew each time, over all that it consists of.
-_CODES: dict[int, tuple[CodeType, bool, bool]] = {}  # the code, whether it is the program's, whether the user's
-
-
-def _known(code: CodeType) -> tuple[CodeType, bool, bool]:
-    file = code.co_filename
-    found = _CODES[id(code)] = (code, _is_program(file), not file.startswith((_OWN, _TORCH, "<")))
-    return found
+_CODES: dict[int, CodeType] = {}
 
 
 @cache
 def location_of(position: tuple[int, int]) -> Location:
     """The line of a position."""
-    code, place = _CODES[position[0]][0], position[1]
+    code, place = _CODES[position[0]], position[1]
     lines = (line for start, stop, line in code.co_lines() if start <= place < stop and line is not None)
     return Location(code.co_filename, next(lines, code.co_firstlineno), code.co_name)
 
@@ -167,21 +163,36 @@ def decisive_line(error: BaseException) -> str:
     """The innermost line of the user's code, or of the libraries that it is written with, in an error's traceback."""
     found = "unknown"
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if _is_program(frame.f_code.co_filename):
+        if _OF_PROGRAMS[frame.f_code.co_filename]:
             found = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
     return found
 
 
 @cache
+def _is_users(file: str) -> bool:
+    """Whether code is neither torch's nor ours."""
+    return not file.startswith((_OWN, _TORCH, "<"))
+
+
+class _OfPrograms(dict[str, bool]):
+    """Whether code of a file is the user's, or a part of torch that programs are written with."""
+
+    def __missing__(self, file: str) -> bool:
+        self[file] = known = _is_program(file)
+        return known
+
+
+_OF_PROGRAMS = _OfPrograms()
+
+
 def _is_program(file: str) -> bool:
-    """Whether code is the user's, or a part of torch that programs are written with."""
     return not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))
 
 
 def traced_itself() -> bool:
     """Whether a tracer called the transformed function, and no code of the user between the two."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _TORCH, "<")):
+    while frame is not None and not _is_users(frame.f_code.co_filename):
         if frame.f_code.co_filename == _TRACER:
             return True
         frame = frame.f_back

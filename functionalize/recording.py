@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from functionalize import propagation
 from functionalize._torch import FakeTensor, HigherOrderOperator, is_symbolic, on_handles, record_view
-from functionalize._torch.fakes import FakeFactory, is_data_dependent
+from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
 from functionalize._torch.tracing import (
     ProxyTorchDispatchMode,
     name_for,
@@ -55,17 +55,17 @@ class RecordingMode(ProxyTorchDispatchMode):
         key = propagation.key_of(func, args, kwargs, self.factory)
         given = None if key is None else self._given(args, kwargs)
         entry = None if given is None else propagation.known(key)
-        if entry is None:
-            return propagation.UNKNOWN
-        if entry is propagation.UNKNOWN:
+        out = propagation.UNKNOWN
+        if entry is out:
             out = on_handles(func, args, kwargs)
             entry = propagation.learn(key, func, args, out)
-        else:
-            out = self._make(entry, args)
-        if entry is None or out is propagation.UNKNOWN:
+        if given is None or entry is None:
             return propagation.UNKNOWN
-        assert given is not None
-        self._record(func, given, out, entry)
+        with below_dispatch():
+            if out is propagation.UNKNOWN:
+                out = self._make(entry, args)
+            if out is not propagation.UNKNOWN:
+                self._record(func, given, out, entry)
         return out
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -77,7 +77,8 @@ class RecordingMode(ProxyTorchDispatchMode):
             if entry is not None:
                 propagation.learn(key, func, args, out)
             return out
-        out = self._make(entry, args)
+        with below_dispatch():
+            out = self._make(entry, args)
         return on_handles(func, args, kwargs) if out is propagation.UNKNOWN else out
 
     def _make(self, entry: Entry, args: Sequence[Any]) -> Any:
@@ -94,7 +95,8 @@ class RecordingMode(ProxyTorchDispatchMode):
         source = node_of_constant_free(self.tracer.tensor_tracker, value)
         if source is None or is_symbolic(result) or is_symbolic(value):
             return record_view(self, op, value, args, result)
-        self._result(self._node(op, (source, *args), {}), result)
+        with below_dispatch():
+            self._result(self._node(op, (source, *args), {}), result)
         return True
 
     def _record(self, func: Any, given: tuple[tuple[Any, ...], dict[str, Any]], out: Any, entry: Entry) -> None:
@@ -106,7 +108,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         node.meta["val"] = entry.container([leaf if leaf is None else self.factory.snapshot(leaf) for leaf in out])
         for place, leaf in enumerate(out):
             if leaf is not None:
-                item = self.tracer.graph.create_node("call_function", operator.getitem, (node, place), name="getitem")
+                item = new_node(self.tracer.graph, operator.getitem, (node, place), {}, "getitem")
                 self._annotate(item)
                 self._result(item, leaf)
 

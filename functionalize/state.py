@@ -15,6 +15,7 @@ import logging
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -29,7 +30,12 @@ OPAQUE = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+# By type, what isinstance would say: most values are one of these.
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
+
+
+@dataclass(slots=True, eq=False)
 class Spot:
     """A place where a value sits: an entry of a holder, and the steps into the tuples that it may hold."""
 
@@ -76,16 +82,17 @@ class State:
         self._enter(holder[key], Spot(holder, key, path, owner))
 
     def _enter(self, value: Any, spot: Spot) -> None:
-        if isinstance(value, torch.Tensor):
+        kind = type(value)
+        if kind in _TENSORS or isinstance(value, torch.Tensor):
             self.shape.append(torch.Tensor)
             self.tensors.append(spot)
             self.leaves.append(spot)
-        elif isinstance(value, OPAQUE) or (type(value) is not dict and callable(value) and not is_module(value)):
-            self.shape.append(type(value))
+        elif kind in _PLAIN or isinstance(value, OPAQUE) or (kind is not dict and callable(value) and not is_module(value)):
+            self.shape.append(kind)
             self.constants.append(spot)
             self.leaves.append(spot)
         elif isinstance(value, tuple):
-            self.shape.append((type(value), len(value)))
+            self.shape.append((kind, len(value)))
             for place, item in enumerate(value):
                 at = (*spot.steps, place)
                 self._enter(item, Spot(spot.holder, spot.key, joined(spot.path, place), spot.owner, at))
@@ -113,7 +120,8 @@ class State:
             yield
         finally:
             for holder, content in before:
-                assign(holder, content)
+                if not unchanged(holder, content):
+                    assign(holder, content)
 
 
 def is_module(value: Any) -> bool:
@@ -129,6 +137,15 @@ def joined(path: str, key: Any) -> str:
 def held(holder: Holder) -> Any:
     """A copy of what a holder holds."""
     return dict(holder.items()) if isinstance(holder, dict) else list(holder)
+
+
+def unchanged(holder: Holder, content: Any) -> bool:
+    """Whether a holder holds the very objects of a copy that was made of it, in the same order."""
+    if len(holder) != len(content):
+        return False
+    if isinstance(holder, dict):
+        return all(map(is_, holder, content)) and all(map(is_, dict.values(holder), content.values()))
+    return all(map(is_, holder, content))
 
 
 def assign(holder: Holder, content: Any) -> None:
@@ -155,13 +172,17 @@ def holders_of(value: Any) -> Iterator[tuple[Holder, list[Any]]]:
 
 
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
+_NOT_ENTERED = (*OPAQUE, torch.nn.Module)
 
 
 def holds_tensors(value: Any, depth: int = 3) -> bool:
     """Whether a tensor is found a few steps into a value that is no module."""
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if kind in _PLAIN:
+        return False
+    if kind in _TENSORS or isinstance(value, torch.Tensor):
         return True
-    if depth == 0 or isinstance(value, (*OPAQUE, torch.nn.Module)):
+    if depth == 0 or isinstance(value, _NOT_ENTERED):
         return False
     if isinstance(value, Mapping):
         items = list(value.values())

@@ -5,7 +5,7 @@ Invariant: a tensor made here is what FakeTensorMode would have made. Limits: st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,8 +50,13 @@ def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
         )
 
 
+_META = torch.device("meta")
+_make_subclass: Any = torch.Tensor._make_subclass
+_forbid_data: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
+
+
 class FakeFactory:
-    """Makes the fake tensors of one mode."""
+    """Makes the fake tensors of one mode. To be used inside of ``below_dispatch``, which costs as much as the rest."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
@@ -59,13 +64,11 @@ class FakeFactory:
 
     def fresh(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> FakeTensor:
         """A fake tensor with a storage of its own."""
-        with below_dispatch():
-            return self._wrap(torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
+        return self._wrap(torch.empty_strided(size, stride, dtype=dtype, device=_META), device)
 
     def view(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
         """A fake tensor at another place of a fake tensor's storage."""
-        with below_dispatch():
-            return self._wrap(source.as_strided(size, stride, offset), source.fake_device)
+        return self._wrap(source.as_strided(size, stride, offset), source.fake_device)
 
     def at(
         self,
@@ -77,14 +80,11 @@ class FakeFactory:
         device: torch.device,
     ) -> FakeTensor:
         """A fake tensor at a place of a storage of device ``meta``."""
-        with below_dispatch():
-            empty = torch.empty(0, dtype=dtype, device="meta")
-            return self._wrap(empty.set_(storage, offset, size, stride), device)
+        return self._wrap(torch.empty(0, dtype=dtype, device=_META).set_(storage, offset, size, stride), device)
 
     def snapshot(self, tensor: FakeTensor) -> FakeTensor:
         """A fake tensor that later changes of the metadata of ``tensor`` do not reach."""
-        with below_dispatch():
-            return self._wrap(tensor.detach(), tensor.fake_device)
+        return self._wrap(tensor, tensor.fake_device)
 
     def like_real(self, tensor: torch.Tensor) -> FakeTensor:
         """A fake tensor of the size and the strides of a tensor, with a storage of its own."""
@@ -93,15 +93,16 @@ class FakeFactory:
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor that looks like any tensor."""
-        return self.snapshot(tensor) if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor)
+        if not isinstance(tensor, FakeTensor):
+            return self.mode.from_tensor(tensor)
+        with below_dispatch():
+            return self.snapshot(tensor)
 
     def _wrap(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
-        made: Any = torch.Tensor._make_subclass(
-            FakeTensor, element, False, dispatch_device=True, device_for_backend_keys=device
-        )
+        made: Any = _make_subclass(FakeTensor, element, False, dispatch_device=True, device_for_backend_keys=device)
         attributes = self._attributes.get(device)
         if attributes is None:
-            attributes = self._attributes[device] = dict(FakeTensor(self.mode, element, device).__dict__)
-        torch._C._set_throw_on_mutable_data_ptr(made)
-        made.__dict__.update(attributes)
+            attributes = self._attributes[device] = dict(FakeTensor(self.mode, torch.empty(0, device=_META), device).__dict__)
+        _forbid_data(made)
+        made.__dict__ = attributes.copy()
         return made  # type: ignore[no-any-return]
