@@ -205,4 +205,4 @@ class Base:
 
     def untouched(self, view: View, since: int) -> bool:
         """Whether each write since that position lies apart from the view."""
-        return next(self.log.touching(view, since), None) is None
+        return len(self.log) <= since or next(self.log.touching(view, since), None) is None

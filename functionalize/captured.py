@@ -34,16 +34,13 @@ class CapturedProgram:
     """What :func:`functionalize.capture` returns.
 
     Attributes:
-        mutations: every write to an input or to state.
         signature: what each input and output of ``graph_module`` is, in the words of ``torch.export``.
-        alias_graph: every storage that was viewed or written, with its views and writes.
     """
 
     def __init__(self, lifted: Lifted, outcome: Outcome, *, remove: str) -> None:
         self.remove = remove
+        self._account = outcome  # of the capture that made the graph
         self.signature: ExportGraphSignature = outcome.signature()
-        self.mutations: list[Mutation] = outcome.mutations
-        self.alias_graph: AliasHistory = outcome.historian.history
         self.again: Callable[..., CapturedProgram] | None = None  # captures the same program for other inputs
         self.backward_of: Callable[..., CapturedProgram] | None = None  # captures the gradients for some tangents
         self.differentiated: list[Source] = []  # of such a program: whose gradients it gives
@@ -56,6 +53,16 @@ class CapturedProgram:
         self._lifted, self._outcome = lifted, outcome
         self._calls: dict[Any, Call] = {}  # by the sizes of the inputs
         self._guard = Guard(lifted, outcome, gradients_matter=self.needs_gradients)
+
+    @property
+    def mutations(self) -> list[Mutation]:
+        """Every write to an input or to state."""
+        return self._account.mutations
+
+    @property
+    def alias_graph(self) -> AliasHistory:
+        """Every storage that was viewed or written, with its views and writes."""
+        return self._account.historian.history
 
     @property
     def leaves_gradients(self) -> bool:

@@ -6,12 +6,14 @@ the same place are one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from functionalize.bases import Base, View
 from functionalize.frames import Location, Place
+from functionalize.regions import Geometry
 
 
 @dataclass(frozen=True)
@@ -130,47 +132,58 @@ class AliasHistory:
 
 
 class Historian:
-    """Writes an :class:`AliasHistory` while a program runs."""
+    """Notes what happens while a program runs; the :class:`AliasHistory` is written when somebody wants to read it."""
 
     def __init__(self, name_of: Callable[[Base], str], here: Callable[[], Place]) -> None:
-        self.history = AliasHistory()
         self._name_of, self._here = name_of, here
-        self._bases: dict[Base, BaseRecord] = {}
-        self._views: dict[View, ViewRecord] = {}
-        self._time = self._count = 0
+        self._names: dict[Base, str] = {}
+        self._seen: set[View] = set()
+        self._events: list[tuple[View, View | None, Geometry, Any, Place, bool]] = []  # the last: whether a write
 
-    def viewed(self, view: View, op: Any) -> ViewRecord:
+    def viewed(self, view: View, op: Any) -> None:
         """The program made a view."""
-        known = self._views.get(view)
-        if known is not None:
-            return known
-        parent = None if view.parent is None else self.viewed(view.parent, op)
-        base = self._bases.get(view.base)
-        if base is None:
-            base = self._bases[view.base] = BaseRecord(len(self.history.bases), self._name_of(view.base))
-            self.history.bases.append(base)
-        place = view.geometry
-        region = Region(tuple(place.size), tuple(place.stride), place.offset, place.dtype)
-        name = "" if parent is None else str(op)
-        record = ViewRecord(len(self._views), base, parent, name, region, self._here(), self._tick())
-        self._views[view] = record
-        base.views.append(record)
-        return record
+        if view in self._seen:
+            return
+        self._seen.add(view)
+        if view.parent is not None:
+            self.viewed(view.parent, op)
+        elif view.base not in self._names:
+            self._names[view.base] = self._name_of(view.base)
+        self._events.append((view, view.parent, view.geometry, op, self._here(), False))
 
     def wrote(self, view: View, op: Any) -> None:
         """The program wrote to a view."""
-        record = self.viewed(view, op)
-        record.base.writes.append(WriteRecord(self._count, record.base, record, str(op), self._here(), self._tick()))
-        self._count += 1
+        self.viewed(view, op)
+        self._events.append((view, view.parent, view.geometry, op, self._here(), True))
 
-    def writes_of(self, base: Base) -> Iterator[WriteRecord]:
-        """The writes that a base got so far."""
+    @cached_property
+    def history(self) -> AliasHistory:
+        """All that happened."""
+        history = AliasHistory()
+        self._bases: dict[Base, BaseRecord] = {}
+        views: dict[View, ViewRecord] = {}
+        writes = 0
+        for time, (view, parent, geometry, op, place, is_write) in enumerate(self._events):
+            base = self._bases.get(view.base)
+            if base is None:
+                base = self._bases[view.base] = BaseRecord(len(history.bases), self._names[view.base])
+                history.bases.append(base)
+            if is_write:
+                base.writes.append(WriteRecord(writes, base, views[view], str(op), place, time))
+                writes += 1
+            else:
+                name = "" if parent is None else str(op)
+                region = Region(tuple(geometry.size), tuple(geometry.stride), geometry.offset, geometry.dtype)
+                source = None if parent is None else views[parent]
+                views[view] = ViewRecord(len(views), base, source, name, region, place, time)
+                base.views.append(views[view])
+        return history
+
+    def writes_of(self, base: Base) -> Sequence[WriteRecord]:
+        """The writes that a base got."""
+        history = self.history
         record = self._bases.get(base)
-        yield from record.writes if record is not None else ()
-
-    def _tick(self) -> int:
-        self._time += 1
-        return self._time
+        return record.writes if record is not None and history else ()
 
 
 def _label(view: ViewRecord) -> str:

@@ -125,24 +125,27 @@ class FunctionalizeMode(TorchDispatchMode):
         key = storage_key(source)
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
-        out = self._run_view(func, args, kwargs)
+        out, places = self._run_view(func, args, kwargs)
+        parent = graph.ensure(source)
         if isinstance(out, torch.Tensor):
-            if storage_key(out) != key:
+            if places is None and storage_key(out) != key:
                 out = alias_of_wrapper(func, args, kwargs, out)
-            self.program.made(out, graph.derive(graph.ensure(source), func, tuple(args[1:]), Geometry.of(out)))
+            place = Geometry.of(out) if places is None else places[0]
+            self.program.made(out, graph.derive(parent, func, tuple(args[1:]), place))
         else:
-            places = [Geometry.of(piece) for piece in out]
-            parent = graph.ensure(source)
+            places = places or [Geometry.of(piece) for piece in out]
             steps = view_rules.lower(func, parent.geometry, places, tuple(args[1:]))
             for piece, place, (op, op_args) in zip(out, places, steps, strict=True):
                 self.program.made(piece, graph.derive(parent, op, op_args, place))
         return out
 
-    def _run_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        source = args[0]
-        if self._mixes and type(source) in PLAIN_TYPES and not isinstance(source, FakeTensor):
-            return below_all_modes(func, args, kwargs)  # FakeTensorMode would give a view of a constant other memory
-        return self.program.domain.on_handles(func, args, kwargs)
+    def _run_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Sequence[Geometry] | None]:
+        """What a view op gives of handles, and where that lies, if it is known."""
+        kind = type(args[0])
+        if self._mixes and kind is not FakeTensor and kind in PLAIN_TYPES:
+            # FakeTensorMode would give a view of a constant other memory.
+            return below_all_modes(func, args, kwargs), None
+        return self.program.domain.propagate(func, args, kwargs)
 
     def _part_of_unstrided(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         copy = tables.row(func).copy if self.program.domain.remove_views and counts_elements(args[0]) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -103,7 +104,6 @@ class Outcome:
     outputs: list[Any] = field(default_factory=list)  # recipes of the leaves that the caller gets
     spec: pytree.TreeSpec | None = None
     gradients: dict[int, int | None] = field(default_factory=dict)  # of inputs: the number of the new one, if any
-    mutations: list[Mutation] = field(default_factory=list)
     output_specs: list[OutputSpec] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     snapshot: Callable[[torch.Tensor], Any] = lambda value: value
@@ -118,6 +118,7 @@ class Outcome:
     _numbers: dict[int, int] = field(default_factory=dict)  # of the inputs, by handle
     _begun: dict[int, Input] = field(default_factory=dict)  # the inputs, by handle
     _of_handle: dict[int, int] = field(default_factory=dict)
+    _written: list[tuple[OutputKind, str, Base]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.historian = self.program.historian = Historian(self._name_of, self.here)
@@ -265,8 +266,17 @@ class Outcome:
         pieces = tuple(Piece(self._output(node, kind, target), path) for node, path in nodes)
         self.backs.append(Back(source, back.metadata, pieces, back.after, place))
         view = self.program.graph.find(handle)
-        for write in self.historian.writes_of(view.base) if view is not None else ():
-            self.mutations.append(Mutation(kind, target, write.view.region, write.op, str(write.location)))
+        if view is not None:
+            self._written.append((kind, target, view.base))
+
+    @cached_property
+    def mutations(self) -> list[Mutation]:
+        """Every write to an input or to state."""
+        return [
+            Mutation(kind, target, write.view.region, write.op, str(write.location))
+            for kind, target, base in self._written
+            for write in self.historian.writes_of(base)
+        ]
 
     def _mutation_of(self, number: int) -> tuple[OutputKind, str]:
         source = self.sources[number]

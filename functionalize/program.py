@@ -17,6 +17,7 @@ from functionalize._torch import (
     DisableTorchFunction,
     below_autograd,
     below_mode,
+    is_symbolic,
     mode_stack,
     pytree,
     storage_key,
@@ -81,6 +82,9 @@ class Program:
         if handle is None or view.rule is None or view.parent is None or len(view.rule.path) != 1:
             return None
         place, (op, args) = view.parent.geometry, view.rule.path[0]
+        if place.static and view.geometry.static and not is_symbolic(source_value):
+            as_expected = source_value.stride() == place.stride and source_value.storage_offset() == place.offset
+            return handle if as_expected and self.domain.record(op, source_value, args, handle) else None
         if unbacked(view.geometry.size) or (
             unbacked(place.size) and self.domain.remove_views and not view.rule.by_storage
         ):
@@ -94,15 +98,17 @@ class Program:
         self.graph.track(handle, view)
         if self.historian is not None:
             self.historian.viewed(view, self.op)
-        if view.parent is None:
+        parent = view.parent
+        if parent is None:
             return
-        if not view.geometry.static and unbacked(view.geometry.size):
+        if view.geometry.static and parent.geometry.static:
+            if self.domain.records:
+                self._carriers.setdefault(view, handle)
+        elif not view.geometry.static and unbacked(view.geometry.size):
             self._carriers[view] = handle
             self.read(view)  # at once: the tracer binds new symbols to the node that it sees next
-        elif unbacked(view.parent.geometry.size):
+        elif unbacked(parent.geometry.size):
             self._carriers[view] = handle  # tells sizes that an op may not know of the part that it takes
-        elif self.domain.records and view.geometry.static and view.parent.geometry.static:
-            self._carriers.setdefault(view, handle)
 
     def release(self) -> None:
         """Let go of handles that only we hold, so that those which live on are those that others hold."""

@@ -18,6 +18,7 @@ import torch
 from functionalize import tables
 from functionalize._torch import FakeTensor, OpOverload, is_symbolic
 from functionalize._torch.fakes import FakeFactory, below_dispatch
+from functionalize.regions import Geometry
 from functionalize.tables import ViewKind
 
 _ENTRIES = 100_000  # after so many all is forgotten: a bound on memory, far above what one model needs
@@ -29,17 +30,15 @@ _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic
 class Look:
     """What a result looks like: its place, in a storage of its own or in that of the argument at ``source``."""
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
+    place: Geometry
     device: torch.device
     source: int | None
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> FakeTensor:
+        place = self.place
         if self.source is None:
-            return factory.fresh(self.size, self.stride, self.dtype, self.device)
-        return factory.view(args[self.source], self.size, self.stride, self.offset)
+            return factory.fresh(place.size, place.stride, place.dtype, self.device)
+        return factory.view(args[self.source], place.size, place.stride, place.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,7 @@ class Entry:
 
     looks: tuple[Look | None, ...]  # None for a result that is None
     container: type | None  # of the results, if they are several
+    places: tuple[Geometry, ...]  # where the results lie
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
         """The results, as tensors of the factory's mode."""
@@ -142,7 +142,8 @@ def _entry(func: Any, args: Sequence[Any], out: Any) -> Entry | None:
     views = tables.row(func).view is not ViewKind.NONE
     if any(key in storages for key in own) != views or (not views and len(set(own)) < len(own)):
         return None  # a result that is an argument, or shares its memory with another
-    return Entry(tuple(looks), type(out) if several else None)
+    places = tuple(look.place for look in looks if look is not None)
+    return Entry(tuple(looks), type(out) if several else None, places)
 
 
 def _look(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> Look | None:
@@ -151,12 +152,12 @@ def _look(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> Lo
     if leaf.is_conj() or leaf.is_neg() or leaf.is_nested:
         return None
     source = storages.get(int(leaf.untyped_storage()._cdata))
-    size, stride, offset = tuple(leaf.size()), tuple(leaf.stride()), leaf.storage_offset()
+    place = Geometry.of(leaf)
     if source is None:
         with below_dispatch():
-            like = torch.empty_strided(size, stride, dtype=leaf.dtype, device="meta")
-        if offset or like.untyped_storage().nbytes() != leaf.untyped_storage().nbytes():
+            like = torch.empty_strided(place.size, place.stride, dtype=leaf.dtype, device="meta")
+        if place.offset or like.untyped_storage().nbytes() != leaf.untyped_storage().nbytes():
             return None
     elif leaf.dtype != args[source].dtype or args[source].is_conj() or args[source].is_neg():
         return None
-    return Look(size, stride, int(offset), leaf.dtype, leaf.fake_device, source)
+    return Look(place, leaf.fake_device, source)

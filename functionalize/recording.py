@@ -68,18 +68,16 @@ class RecordingMode(ProxyTorchDispatchMode):
                 self._record(func, given, out, entry)
         return out
 
-    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """An op's results, seen by no tracer."""
+    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Entry | None]:
+        """An op's results, seen by no tracer, and what is known of them: nothing where sizes may be symbols."""
         key = propagation.key_of(func, args, kwargs, self.factory)
         entry = None if key is None else propagation.known(key)
         if entry is None or entry is propagation.UNKNOWN:
             out = on_handles(func, args, kwargs)
-            if entry is not None:
-                propagation.learn(key, func, args, out)
-            return out
+            return out, None if entry is None else propagation.learn(key, func, args, out)
         with below_dispatch():
             out = self._make(entry, args)
-        return on_handles(func, args, kwargs) if out is propagation.UNKNOWN else out
+        return (on_handles(func, args, kwargs), None) if out is propagation.UNKNOWN else (out, entry)
 
     def _make(self, entry: Entry, args: Sequence[Any]) -> Any:
         """Results as they are known to be; unknown for views of a storage whose size only the data tell."""

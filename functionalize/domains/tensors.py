@@ -45,7 +45,7 @@ from functionalize._torch import (
 )
 from functionalize.domains import stand_ins, strides
 from functionalize.recording import RecordingMode
-from functionalize.regions import hint, plain
+from functionalize.regions import Geometry, hint, plain
 from functionalize.traits import counts_elements, is_fake, placed, repeated, same_strides, tensor_leaves
 
 aten = torch.ops.aten
@@ -177,8 +177,18 @@ class TensorsDomain:
 
     def on_handles(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an op on the program's own tensors, seen by no tracer."""
-        run = on_handles if self._recorder is None else self._recorder.propagate
-        out = run(func, args, kwargs)
+        return self.propagate(func, args, kwargs)[0]
+
+    def propagate(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, Sequence[Geometry] | None]:
+        """What an op gives of the program's own tensors, seen by no tracer, and where that lies, if it is known."""
+        if self._recorder is not None:
+            out, entry = self._recorder.propagate(func, args, kwargs)
+            if entry is not None:
+                return out, entry.places
+        else:
+            out = on_handles(func, args, kwargs)
         if self.symbolic:
             if func is aten.diagonal.default and 0 in map(hint, out.size()):
                 # Of symbolic sizes it starts where one with elements would, in eager where its source does.
@@ -186,7 +196,7 @@ class TensorsDomain:
                 on_handles(aten.as_strided_.default, (out, *place), {})
             for handle in tensor_leaves([out], {}):
                 self.know_symbols(handle)
-        return out
+        return out, None
 
     def resize_handle(self, handle: torch.Tensor, size: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """``resize_`` of one of the program's own tensors, spelt out where sizes are symbolic: fake ones refuse it."""
