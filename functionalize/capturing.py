@@ -216,8 +216,10 @@ class _Capture:
         return program
 
     def _placeholder(self, source: Source) -> Node:
-        node = self._recorder.tracer.graph.placeholder(source.name)
-        node.name = source.name  # FX would rename what is called like a function of Python's
+        name = source.name
+        node = self._recorder.tracer.graph.create_node("placeholder", name, name=name)
+        if node.name != name:  # FX would rename what is called like a function of Python's
+            node.name = name
         node.meta["val"] = source.value
         return node
 
@@ -242,9 +244,8 @@ class _Capture:
         for state in (self._lifted.state, self._lifted.arguments):
             for spot in state.tensors:
                 spot.set(self._fakes[id(spot.get())])
-            for holder, _ in state.holders.values():
-                if isinstance(holder, dict) and any(isinstance(key, torch.Tensor) for key in holder):
-                    assign(holder, {self._fakes.get(id(key), key): item for key, item in holder.items()})
+            for holder in state.by_tensor:
+                assign(holder, {self._fakes.get(id(key), key): item for key, item in holder.items()})
         for source in self._lifted.sources:
             if source.grad_of is not None:
                 self._fakes[id(source.grad_of.value)].grad = self._fakes[id(source.value)]

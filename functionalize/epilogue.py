@@ -29,7 +29,7 @@ from functionalize.view_rules import Value
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Input:
     """An input tensor, and where it lay when the call began."""
 
@@ -77,8 +77,8 @@ class Epilogue:
         self.program, self.outputs = program, outputs
         self.inputs = [*inputs, *_outside(program, inputs)]
         self._returned = {id(handle) for handle in outputs}
-        self._moved = [entry for entry in self.inputs if moved(entry)]
-        for entry in self._moved:
+        self.moved = [entry for entry in self.inputs if moved(entry)]
+        for entry in self.moved:
             program.fix(entry.handle)
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ class Epilogue:
             # Another tensor, or another position, has the same memory, and the caller may write to it.
             value = call(aten.clone.default, value)
             view.settle(value, view.stamp)
-        elif any(program.domain.same_node(entry.handle, value) for entry in self._moved):
+        elif any(program.domain.same_node(entry.handle, value) for entry in self.moved):
             # The input's node is about to take on other metadata.
             value = call(aten.clone.default if program.domain.remove_views else aten.alias.default, value)
         return value
@@ -129,11 +129,14 @@ class Epilogue:
         """The write-backs, in input order."""
         changed: list[tuple[Input, View, bool]] = []
         for entry in self.inputs:
+            base = self.program.graph.bases.get(entry.storage)
+            if entry not in self.moved and (base is None or not base.log):
+                continue
             view = self.program.graph.find(entry.handle)
             written = view is not None and not view.base.untouched(view, since=0)
-            if view is not None and (written or entry in self._moved):
+            if view is not None and (written or entry in self.moved):
                 changed.append((entry, view, written))
-        metadata = _Metadata(self.inputs, self.program.domain)
+        metadata = _Metadata(self.inputs, self.moved, self.program.domain)
         return [self._write_back(*change, metadata, {entry.storage for entry, _, _ in changed}) for change in changed]
 
     def _write_back(
@@ -143,13 +146,13 @@ class Epilogue:
         parts = self._parts(entry, view, storages)
         if parts:
             return WriteBack(entry, (), None, (), None, parts)
-        fresh = entry in self._moved and metadata.takes_fresh_storage(entry)
+        fresh = entry in self.moved and metadata.takes_fresh_storage(entry)
         data = program.read(view) if written or fresh else None
         data = None if data is None else self._apart(data, storages)
         # A graph returns what was written back. Code that goes on in the trace needs the input itself, to write to it.
         returned = id(entry.handle) in self._returned and traced_itself()
         shown = self._presentable(entry.handle, view) if returned else None
-        steps = tuple(metadata.steps(entry)) if entry in self._moved else ()
+        steps = tuple(metadata.steps(entry)) if entry in self.moved else ()
         after: tuple[Step, ...] = ()
         if data is not None and repeated(entry.handle):
             data, before, after = self._once(entry.handle, data)
@@ -168,7 +171,7 @@ class Epilogue:
         """What was written, where the base remembers that, and it is less than all of the input."""
         base = view.base
         alone = sum(other.storage == entry.storage for other in self.inputs) == 1
-        if not base.kept or not alone or entry in self._moved or view is not base.root:
+        if not base.kept or not alone or entry in self.moved or view is not base.root:
             return ()
         if not all(_is_part(written, view) for written in base.kept):
             return ()
@@ -251,16 +254,17 @@ def _beyond(program: Program, base: Base, inputs: Sequence[Input]) -> bool:
 
 def moved(entry: Input) -> bool:
     """Whether the function changed an input's metadata."""
-    return Geometry.of(entry.handle).key != entry.place.key or storage_key(entry.handle) != entry.storage
+    place = Geometry.of(entry.handle)
+    return (place is not entry.place and place.key != entry.place.key) or storage_key(entry.handle) != entry.storage
 
 
 class _Metadata:
     """The ops that give inputs their new metadata, in the order in which they run."""
 
-    def __init__(self, inputs: Sequence[Input], domain: TensorsDomain) -> None:
+    def __init__(self, inputs: Sequence[Input], moved: Sequence[Input], domain: TensorsDomain) -> None:
         self._domain = domain
-        # Which input holds a storage when the ops so far have run.
-        self._holder = {entry.storage: entry.handle for entry in sorted(inputs, key=moved, reverse=True)}
+        # Which input holds a storage when the ops so far have run: one that keeps it, if there is one.
+        self._holder = {entry.storage: entry.handle for entry in [*moved, *(e for e in inputs if e not in moved)]}
         self._alone = {key for key, count in Counter(entry.storage for entry in inputs).items() if count == 1}
 
     def takes_fresh_storage(self, entry: Input) -> bool:

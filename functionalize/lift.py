@@ -119,14 +119,19 @@ def _kind_of(spot: Spot, tensor: torch.Tensor) -> tuple[InputKind, bool | None]:
 
 def fresh(path: str, taken: set[str]) -> str:
     """A name for a placeholder that none has yet, written as ``torch.export`` writes it."""
-    base = re.sub(r"\W", "_", path).lower() or "arg"
-    base = f"_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
-    name, count = base, 0
+    name = base = _identifier(path)
+    count = 0
     while name in taken:
         count += 1
         name = f"{base}_{count}"
     taken.add(name)
     return name
+
+
+@functools.cache
+def _identifier(path: str) -> str:
+    base = re.sub(r"\W", "_", path).lower() or "arg"
+    return f"_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
 
 
 def walk_arguments(state: State, args: list[Any], kwargs: dict[str, Any], names: Sequence[str]) -> None:

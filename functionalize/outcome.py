@@ -158,7 +158,8 @@ class Outcome:
         left = range(len(self.handles))  # in objects, by the changes
         self.changes = changes
         self.outputs = [Result(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        backs = Epilogue(self.program, inputs, self.handles).settle()
+        epilogue = Epilogue(self.program, inputs, self.handles)
+        backs = epilogue.settle()
         self._lift_constants([back.input.handle for back in backs])
         values: dict[int, Node] = {}
         for back in backs:
@@ -175,12 +176,8 @@ class Outcome:
         for number in left:
             of_inputs = {handle: source for source, handle in self.gradients.items()}
             self._give(self.handles[number], values, of_inputs.get(number))
-        self._describe()
         self.storages = self._first_storages()
-        for number, source in enumerate(self.sources):
-            entry = self._begun.get(id(self.fakes.get(id(source.value))))
-            if entry is not None:
-                self.first_places[number] = entry.place
+        self._describe({id(entry.handle) for entry in epilogue.moved})
         self.tracer.graph.output(tuple(self._nodes))
         self._drop_dead()
         self._drop_gradients()
@@ -216,7 +213,7 @@ class Outcome:
     def _lift_constants(self, written: Sequence[torch.Tensor]) -> None:
         """Turn tensors that the program reached by other ways into inputs: buffers if it wrote them, else constants."""
         graph, root = self.tracer.graph, self.tracer.root
-        own, storages = {id(fake) for fake in self.fakes.values()}, self._first_storages()
+        own, storages = {id(fake) for fake in self.fakes.values()}, {entry.storage for entry in self._begun.values()}
         others = {id(h): h for h in written if id(h) not in own and storage_key(h) not in storages}
         others |= {id(h): h for h in self.handles if id(h) not in own and tracked_node(self.tracer, h) is None}
         for node in list(graph.find_nodes(op="get_attr")):
@@ -330,14 +327,21 @@ class Outcome:
         self._nodes.append(node if isinstance(node, Node) else argument.value)
         return len(self._nodes) - 1
 
-    def _describe(self) -> None:
-        """How each tensor that the caller gets lies in a storage."""
-        storages = self._storages()
+    def _describe(self, moved: set[int]) -> None:
+        """How each tensor that the caller gets lies in a storage; ``moved``: inputs whose metadata changed."""
+        storages: dict[int, int] = {}  # which input has a storage, when the program has run
         for number, entry in enumerate(self.sources):
             lying = self.fakes.get(id(entry.value), entry.value)
-            if isinstance(lying, torch.Tensor):
+            begun = self._begun.get(id(lying))
+            if begun is not None:
+                self.first_places[number] = begun.place
+            if begun is not None and id(lying) not in moved:
+                self.places[number] = begun.place
+                storages.setdefault(begun.storage, number)
+            elif isinstance(lying, torch.Tensor):
                 self.places[number] = Geometry.of(lying)
-        first = self._first_storages()
+                storages.setdefault(storage_key(lying), number)
+        first = self.storages
         shared = Counter(storage_key(handle) for handle in self.handles)
         groups: dict[int, int] = {}
         source: int | None
@@ -351,14 +355,6 @@ class Outcome:
             output, new = self._of_handle.get(number), key not in first
             capacity = handle.untyped_storage().nbytes() if group is not None else 0
             self.leaves.append(Leaf(place, source, itself, output, new, left, group, handle.requires_grad, capacity))
-
-    def _storages(self) -> dict[int, int]:
-        """Which input has a storage, when the program has run."""
-        found: dict[int, int] = {}
-        for number, source in enumerate(self.sources):
-            if isinstance(source.value, torch.Tensor):
-                found.setdefault(storage_key(self.fakes.get(id(source.value), source.value)), number)
-        return found
 
     def _first_storages(self) -> dict[int, int]:
         """Which input had a storage, before the program ran."""

@@ -72,6 +72,7 @@ class State:
     constants: list[Spot] = field(default_factory=list)  # values that are neither tensors nor entered
     leaves: list[Spot] = field(default_factory=list)  # both
     holders: dict[int, tuple[Holder, str]] = field(default_factory=dict)
+    by_tensor: list[Holder] = field(default_factory=list)  # holders that have tensors for keys
     modules: dict[int, str] = field(default_factory=dict)  # paths
     shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
@@ -101,14 +102,25 @@ class State:
         else:
             self._numbers[id(value)] = len(self.seen)
             self.seen.append(value)
+            if is_module(value):
+                self.modules[id(value)] = spot.path
             for holder, keys in holders_of(value):
                 self._open(value, holder, keys, spot.path)
 
     def _open(self, value: Any, holder: Holder, keys: list[Any], path: str) -> None:
-        self.shape.append((type(value), tuple(key if isinstance(key, str) else None for key in keys)))
         self.holders[id(holder)] = holder, path
-        if is_module(value):
-            self.modules[id(value)] = path
+        if not all(type(key) is str for key in keys):
+            self._open_by_place(value, holder, keys, path)
+            return
+        self.shape.append((type(value), tuple(keys)))
+        for key in keys:
+            self.walk(holder, key, joined(path, key), value)
+
+    def _open_by_place(self, value: Any, holder: Holder, keys: list[Any], path: str) -> None:
+        """Enter what has no names, or keys of other kinds."""
+        self.shape.append((type(value), len(keys)))
+        if any(isinstance(key, torch.Tensor) for key in keys):
+            self.by_tensor.append(holder)
         for place, key in enumerate(keys):
             self.walk(holder, key, joined(path, key if isinstance(key, (str, int)) else place), value)
 
@@ -136,6 +148,8 @@ def joined(path: str, key: Any) -> str:
 
 def held(holder: Holder) -> Any:
     """A copy of what a holder holds."""
+    if type(holder) is dict:
+        return holder.copy()
     return dict(holder.items()) if isinstance(holder, dict) else list(holder)
 
 
@@ -164,7 +178,9 @@ def holders_of(value: Any) -> Iterator[tuple[Holder, list[Any]]]:
         yield value._parameters, list(value._parameters)
         yield value._buffers, list(value._buffers)
         yield value._modules, [name for name, module in value._modules.items() if module is not None]
-        yield value.__dict__, [n for n, item in value.__dict__.items() if n not in _OF_MODULES and holds_tensors(item)]
+        content = value.__dict__
+        own = content.keys() - _OF_MODULES
+        yield content, [name for name in content if name in own and holds_tensors(content[name])] if own else []
     elif isinstance(value, (dict, list)):
         yield value, list(value) if isinstance(value, dict) else list(range(len(value)))
     elif hasattr(value, "__dict__"):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._functorch import config as functorch_config  # says whether fake tensors may be asked for their memory
 from torch._guards import detect_fake_mode  # fake tensors are made by one mode, which may be the caller's
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -41,13 +40,14 @@ def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
     """A mode as ``make_fx`` sets it up."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here: loads sympy
 
-    with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
-        return FakeTensorMode(
-            allow_fallback_kernels=not symbolic,
-            allow_non_fake_inputs=True,
-            shape_env=ShapeEnv(duck_shape=not symbolic),
-            static_shapes=not symbolic,
-        )
+    mode = FakeTensorMode(
+        allow_fallback_kernels=not symbolic,
+        allow_non_fake_inputs=True,
+        shape_env=ShapeEnv(duck_shape=not symbolic),
+        static_shapes=not symbolic,
+    )
+    mode._allow_unsafe_data_ptr_access = False  # asking fake tensors for their memory raises
+    return mode
 
 
 _META = torch.device("meta")
