@@ -71,7 +71,7 @@ class AliasGraph:
 
     def adopt(self, handle: torch.Tensor, value: Value) -> View:
         """Make a base for the handle's storage whose root is worth ``value``."""
-        group = self._together.pop(storage_key(handle), ())
+        group = self._together.pop(storage_key(handle), ()) if self._together else ()
         first = max(group, key=lambda member: Geometry.of(member).reach) if group else handle
         base = Base(first, value if first is handle else first)
         self.bases[base.key] = base

@@ -34,13 +34,11 @@ class CapturedProgram:
     """What :func:`functionalize.capture` returns.
 
     Attributes:
-        signature: what each input and output of ``graph_module`` is, in the words of ``torch.export``.
     """
 
     def __init__(self, lifted: Lifted, outcome: Outcome, *, remove: str) -> None:
         self.remove = remove
         self._account = outcome  # of the capture that made the graph
-        self.signature: ExportGraphSignature = outcome.signature()
         self.again: Callable[..., CapturedProgram] | None = None  # captures the same program for other inputs
         self.backward_of: Callable[..., CapturedProgram] | None = None  # captures the gradients for some tangents
         self.differentiated: list[Source] = []  # of such a program: whose gradients it gives
@@ -53,6 +51,11 @@ class CapturedProgram:
         self._lifted, self._outcome = lifted, outcome
         self._calls: dict[Any, Call] = {}  # by the sizes of the inputs
         self._guard = Guard(lifted, outcome, gradients_matter=self.needs_gradients)
+
+    @functools.cached_property
+    def signature(self) -> ExportGraphSignature:
+        """What each input and output of ``graph_module`` is, in the words of ``torch.export``."""
+        return self._account.signature()
 
     @property
     def mutations(self) -> list[Mutation]:

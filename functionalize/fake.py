@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -34,9 +34,8 @@ def fakes_of(
     fakes: dict[int, torch.Tensor] = {}
     for group in groups.values():
         if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
-            storage = torch.UntypedStorage(next(iter(group.values())).untyped_storage().nbytes(), device="meta")
             with below_dispatch():
-                fakes |= {key: _at(factory, storage, tensor) for key, tensor in group.items()}
+                fakes |= {key: _marked(fake, group[key]) for key, fake in _of_group(factory, group)}
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
@@ -57,9 +56,23 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _at(factory: FakeFactory, storage: torch.UntypedStorage, tensor: torch.Tensor) -> torch.Tensor:
-    place = tensor.size(), tensor.stride(), int(tensor.storage_offset())
-    fake: Any = factory.at(storage, *place, tensor.dtype, tensor.device)
+def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[tuple[int, Any]]:
+    """Fakes of the tensors of one storage, in one storage as large."""
+    key, first = next(iter(group.items()))
+    size = first.untyped_storage().nbytes()
+    if len(group) == 1 and not first.storage_offset():
+        fake = factory.fresh(first.size(), first.stride(), first.dtype, first.device)
+        if fake.untyped_storage().nbytes() == size:
+            yield key, fake
+            return
+    storage = torch.UntypedStorage(size, device="meta")
+    for key, tensor in group.items():
+        place = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        yield key, factory.at(storage, *place, tensor.dtype, tensor.device)
+
+
+def _marked(fake: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor, told what torch says of the original besides its place."""
     if isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
     elif type(tensor) is torch.nn.Buffer:

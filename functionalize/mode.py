@@ -70,9 +70,10 @@ class FunctionalizeMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if types and not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
-        handler = _handlers.get(func)
-        if handler is None:
-            handler = _handlers[func] = _choose(func)
+        known = _handlers.get(id(func))
+        if known is None:
+            known = _handlers[id(func)] = func, _choose(func)
+        handler = known[1]
         if self.aside():
             return func(*args, **kwargs) if kwargs else func(*args)
         if handler is _FUNCTIONAL and not self._bases:
@@ -83,7 +84,7 @@ class FunctionalizeMode(TorchDispatchMode):
     def aside(self) -> bool:
         """Whether the program itself is tracing a function: a graph of its own, that runs through here when called."""
         tracer = current_proxy_mode()
-        return tracer is not None and tracer is not self._tracer
+        return tracer is not self._tracer and tracer is not None
 
     def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         program = self.program
@@ -269,7 +270,7 @@ _METADATA = frozenset(
 
 
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
-_handlers: dict[Any, Handler] = {}
+_handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
 _FUNCTIONAL = FunctionalizeMode._functional
 
 

@@ -9,15 +9,15 @@ tensors, ops of torch's own; what depends on data, or is anything but tensors, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from functionalize import tables
-from functionalize._torch import FakeTensor, OpOverload, is_symbolic
-from functionalize._torch.fakes import FakeFactory, below_dispatch
+from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic
+from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
 from functionalize.regions import Geometry
 from functionalize.tables import ViewKind
 
@@ -35,6 +35,7 @@ class Look:
     source: int | None
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> FakeTensor:
+        """The result, as a tensor of the factory's mode."""
         place = self.place
         if self.source is None:
             return factory.fresh(place.size, place.stride, place.dtype, self.device)
@@ -50,15 +51,21 @@ class Entry:
     places: tuple[Geometry, ...]  # where the results lie
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
-        """The results, as tensors of the factory's mode."""
-        if self.container is None:
-            return self.looks[0].make(factory, args) if self.looks[0] is not None else None
-        return self.container([None if look is None else look.make(factory, args) for look in self.looks])
+        """The results, as tensors of the factory's mode; unknown for views of a storage whose size data decide."""
+        try:
+            if self.container is not None:
+                return self.container([None if look is None else look.make(factory, args) for look in self.looks])
+            look = self.looks[0]
+            return None if look is None else look.make(factory, args)
+        except Exception as error:
+            if is_data_dependent(error):
+                return UNKNOWN
+            raise
 
 
 UNKNOWN: Any = object()  # no call like this was seen before
 _known: dict[Any, Entry | None] = {}
-_usable: dict[Any, bool] = {}
+_usable: dict[int, tuple[Any, bool]] = {}  # by identity, as in the keys: the hash of an op is a method in Python
 
 
 def clear() -> None:
@@ -68,14 +75,18 @@ def clear() -> None:
 
 def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory) -> Any:
     """What a call is known by; None for calls that are not to be remembered."""
-    usable = _usable.get(func)
+    usable = _usable.get(id(func))
     if usable is None:
-        usable = _usable[func] = _is_usable(func)
-    if not usable:
+        usable = _usable[id(func)] = func, _is_usable(func)
+    if not usable[1]:
         return None
-    parts: list[Any] = [func, torch.get_default_dtype()]
-    if not _describe(args, parts, factory) or (kwargs and not _describe_named(kwargs, parts, factory)):
+    parts: list[Any] = [id(func), torch.get_default_dtype()]
+    if not _describe(args, parts, factory.mode):
         return None
+    if kwargs:
+        parts += kwargs
+        if not _describe(kwargs.values(), parts, factory.mode):
+            return None
     return tuple(parts)
 
 
@@ -102,31 +113,26 @@ def _is_usable(func: Any) -> bool:
     return plain and not data and "lift" not in func.name()
 
 
-def _describe(args: Sequence[Any], parts: list[Any], factory: FakeFactory) -> bool:
+def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> bool:
     for arg in args:
         kind = type(arg)
         if kind is FakeTensor:
             if is_symbolic(arg) or arg.layout is not torch.strided:
                 return False
-            if arg.fake_mode is not factory.mode or arg.constant is not None or arg.is_conj() or arg.is_neg():
+            if arg.fake_mode is not mode or arg.constant is not None or arg.is_conj() or arg.is_neg():
                 return False
             parts += (arg.size(), arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device)
         elif kind is int or kind is float or kind is complex:
             parts += (kind, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
         elif kind is list or kind is tuple:
             parts += (kind, len(arg))
-            if not _describe(arg, parts, factory):
+            if not _describe(arg, parts, mode):
                 return False
         elif kind in _AS_THEY_ARE:
             parts += (kind, arg)
         else:
             return False
     return True
-
-
-def _describe_named(kwargs: dict[str, Any], parts: list[Any], factory: FakeFactory) -> bool:
-    parts += kwargs
-    return _describe(tuple(kwargs.values()), parts, factory)
 
 
 def _entry(func: Any, args: Sequence[Any], out: Any) -> Entry | None:

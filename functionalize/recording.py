@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from functionalize import propagation
 from functionalize._torch import FakeTensor, HigherOrderOperator, is_symbolic, on_handles, record_view
-from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
+from functionalize._torch.fakes import FakeFactory, below_dispatch
 from functionalize._torch.tracing import (
     ProxyTorchDispatchMode,
     name_for,
@@ -63,7 +63,7 @@ class RecordingMode(ProxyTorchDispatchMode):
             return propagation.UNKNOWN
         with below_dispatch():
             if out is propagation.UNKNOWN:
-                out = self._make(entry, args)
+                out = entry.make(self.factory, args)
             if out is not propagation.UNKNOWN:
                 self._record(func, given, out, entry)
         return out
@@ -76,17 +76,8 @@ class RecordingMode(ProxyTorchDispatchMode):
             out = on_handles(func, args, kwargs)
             return out, None if entry is None else propagation.learn(key, func, args, out)
         with below_dispatch():
-            out = self._make(entry, args)
+            out = entry.make(self.factory, args)
         return (on_handles(func, args, kwargs), None) if out is propagation.UNKNOWN else (out, entry)
-
-    def _make(self, entry: Entry, args: Sequence[Any]) -> Any:
-        """Results as they are known to be; unknown for views of a storage whose size only the data tell."""
-        try:
-            return entry.make(self.factory, args)
-        except Exception as error:
-            if is_data_dependent(error):
-                return propagation.UNKNOWN
-            raise
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
         """Add the node ``op(value, *args)``, whose result is known already. False: sizes or data are in the way."""

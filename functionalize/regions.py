@@ -69,29 +69,21 @@ class Geometry:
     def of(cls, tensor: torch.Tensor) -> Geometry:
         if tensor.layout is not torch.strided or tensor.is_nested:  # no storage to address, nothing to view
             return cls(() if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype)
-        if not is_symbolic(tensor):
-            return cls.static_of(tensor)
-        size, stride = tuple(map(plain, tensor.size())), tuple(map(plain, tensor.stride()))
-        return cls(size, stride, plain(tensor.storage_offset()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        dtype, conj, neg = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        if is_symbolic(tensor):
+            return cls(tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset), dtype, conj, neg)
+        key = (size, stride, offset, dtype, conj, neg)
+        return _PLACES.get(key) or cls._known(key)
 
     @classmethod
-    def static_of(cls, tensor: torch.Tensor) -> Geometry:
-        """Of a strided tensor of plain sizes: one object for each place, so that what is known of it stays known."""
-        key = (
-            tensor.size(),
-            tensor.stride(),
-            tensor.storage_offset(),
-            tensor.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-        place = _PLACES.get(key)
-        if place is None:
-            if len(_PLACES) >= _PLACES_KEPT:
-                _PLACES.clear()
-            key = (tuple(key[0]), *key[1:])
-            place = _PLACES[key] = cls(*key)
-            place.__dict__.update(static=True, key=key)
+    def _known(cls, key: tuple[Any, ...]) -> Geometry:
+        """A place of plain sizes: one object for each, so that what was worked out for it stays known."""
+        if len(_PLACES) >= _PLACES_KEPT:
+            _PLACES.clear()
+        key = (tuple(key[0]), *key[1:])
+        place = _PLACES[key] = cls(*key)
+        place.__dict__.update(static=True, key=key)
         return place
 
     @cached_property

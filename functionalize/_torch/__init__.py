@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -110,10 +110,8 @@ def mode_stack() -> list[TorchDispatchMode]:
     return _get_current_dispatch_mode_stack()
 
 
-def current_proxy_mode() -> ProxyTorchDispatchMode | None:
-    """The mode of the ``make_fx`` that traces us, if one does."""
-    mode = torch._C._get_dispatch_mode(ModeKey.PROXY)
-    return mode if isinstance(mode, ProxyTorchDispatchMode) else None
+# The mode of the ``make_fx`` that traces us, if one does.
+current_proxy_mode: Callable[[], ProxyTorchDispatchMode | None] = partial(torch._C._get_dispatch_mode, ModeKey.PROXY)
 
 
 @contextlib.contextmanager
