@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize.state import OPAQUE, Holder, State, held, unchanged
+from functionalize.state import OPAQUE, Holder, State
 
 ABSENT = object()  # an entry that was not there
 Number = Callable[[torch.Tensor], Any]  # what stands for a tensor in a recipe
@@ -88,11 +88,10 @@ def follow(recipe: Any, states: Sequence[State], tensor: Callable[[Any], Any]) -
 
 
 class Aftermath:
-    """Compares what holders hold with what they held when it was made: before the program ran."""
+    """Compares what holders hold with what they held when they were lent to the program."""
 
     def __init__(self, states: Sequence[State]) -> None:
         self._states = states
-        self._before = [[held(holder) for holder, _ in state.holders.values()] for state in states]
         self._numbers = {
             id(item): Known(place, number)
             for place, state in enumerate(states)
@@ -105,10 +104,7 @@ class Aftermath:
         self._number = number
         found: list[Change] = []
         for place, state in enumerate(self._states):
-            for position, (holder, path) in enumerate(state.holders.values()):
-                before = self._before[place][position]
-                if unchanged(holder, before):
-                    continue
+            for position, holder, path, before in state.changed:
                 if isinstance(holder, dict):
                     found += self._of_dict(before, holder, place, position, path)
                 else:

@@ -36,7 +36,7 @@ from functionalize.optimizer_state import make_state
 from functionalize.outcome import Outcome
 from functionalize.provenance import Provenance
 from functionalize.recording import RecordingMode
-from functionalize.state import assign, is_module
+from functionalize.state import is_module
 
 _REMOVE = ("mutations", "mutations_and_views")
 
@@ -190,8 +190,8 @@ class _Capture:
         for source, node in [(source, self._placeholder(source)) for source in lifted.sources]:
             self._track(source, node)
         sizes = DynamicSizes(self._dims, self._fakes)
-        with lifted.state.restored(), lifted.arguments.restored():
-            self._replace()
+        with lifted.state.lent(self._fakes), lifted.arguments.lent(self._fakes):
+            self._give_gradients()
             aftermath = Aftermath([lifted.state, lifted.arguments])
             around = recording(tracer, self._fake_mode, symbolic=self._symbolic)
             with around, self._provenance.watched():
@@ -239,13 +239,8 @@ class _Capture:
             with self._fake_mode:
                 track_input(tracer, fake, node)
 
-    def _replace(self) -> None:
-        """Put the fakes where the program will look for tensors."""
-        for state in (self._lifted.state, self._lifted.arguments):
-            for spot in state.tensors:
-                spot.set(self._fakes[id(spot.get())])
-            for holder in state.by_tensor:
-                assign(holder, {self._fakes.get(id(key), key): item for key, item in holder.items()})
+    def _give_gradients(self) -> None:
+        """Let the fakes have the gradients that the originals have."""
         for source in self._lifted.sources:
             if source.grad_of is not None:
                 self._fakes[id(source.grad_of.value)].grad = self._fakes[id(source.value)]

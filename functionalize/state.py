@@ -15,6 +15,7 @@ import logging
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import is_
 from typing import Any
 
@@ -77,6 +78,8 @@ class State:
     shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
+    _without: dict[int, bool] = field(default_factory=dict)  # objects of modules: whether they hold tensors
+    _lent: list[Any] = field(default_factory=list)  # what the holders held, stand-ins in place
 
     def walk(self, holder: Holder, key: Any, path: str, owner: Any = None) -> None:
         """Enter an entry of a holder."""
@@ -104,11 +107,11 @@ class State:
             self.seen.append(value)
             if is_module(value):
                 self.modules[id(value)] = spot.path
-            for holder, keys in holders_of(value):
+            for holder, keys in holders_of(value, self._without):
+                self.holders[id(holder)] = holder, spot.path
                 self._open(value, holder, keys, spot.path)
 
     def _open(self, value: Any, holder: Holder, keys: list[Any], path: str) -> None:
-        self.holders[id(holder)] = holder, path
         if not all(type(key) is str for key in keys):
             self._open_by_place(value, holder, keys, path)
             return
@@ -125,15 +128,33 @@ class State:
             self.walk(holder, key, joined(path, key if isinstance(key, (str, int)) else place), value)
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Put back, in the end, what the holders held."""
-        before = [(holder, held(holder)) for holder, _ in self.holders.values()]
+    def lent(self, stand_ins: Mapping[int, Any]) -> Iterator[None]:
+        """Have other tensors, named by the identities of these, in their places; in the end all is as it was."""
+        entries = [(spot.holder, spot.key, spot.holder[spot.key]) for spot in self.tensors]
+        by_tensor = [(holder, held(holder)) for holder in self.by_tensor]
         try:
+            for spot in self.tensors:
+                spot.set(stand_ins[id(spot.get())])
+            for holder, content in by_tensor:
+                assign(holder, {stand_ins.get(id(key), key): holder[key] for key in content})
+            self._lent = [held(holder) for holder, _ in self.holders.values()]
             yield
         finally:
-            for holder, content in before:
-                if not unchanged(holder, content):
-                    assign(holder, content)
+            for _, holder, _, content in self.changed:
+                assign(holder, content)
+            for holder, content in by_tensor:
+                assign(holder, content)
+            for holder, key, value in entries:
+                holder[key] = value
+
+    @cached_property
+    def changed(self) -> list[tuple[int, Holder, str, Any]]:
+        """The holders that do not hold what they held when lent: number, holder, path, what that was."""
+        return [
+            (number, holder, path, content)
+            for number, ((holder, path), content) in enumerate(zip(self.holders.values(), self._lent, strict=False))
+            if (holder or content) and not unchanged(holder, content)
+        ]
 
 
 def is_module(value: Any) -> bool:
@@ -172,15 +193,15 @@ def assign(holder: Holder, content: Any) -> None:
         holder[:] = content
 
 
-def holders_of(value: Any) -> Iterator[tuple[Holder, list[Any]]]:
+def holders_of(value: Any, without: dict[int, bool]) -> Iterator[tuple[Holder, list[Any]]]:
     """The holders that an object consists of, and which of their entries are state."""
     if is_module(value):
         yield value._parameters, list(value._parameters)
         yield value._buffers, list(value._buffers)
         yield value._modules, [name for name, module in value._modules.items() if module is not None]
         content = value.__dict__
-        own = content.keys() - _OF_MODULES
-        yield content, [name for name in content if name in own and holds_tensors(content[name])] if own else []
+        own = [name for name in content if name not in _OF_MODULES]
+        yield content, [name for name in own if holds_tensors(content[name], without)]
     elif isinstance(value, (dict, list)):
         yield value, list(value) if isinstance(value, dict) else list(range(len(value)))
     elif hasattr(value, "__dict__"):
@@ -188,11 +209,12 @@ def holders_of(value: Any) -> Iterator[tuple[Holder, list[Any]]]:
 
 
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
+_STEPS = 3
 _NOT_ENTERED = (*OPAQUE, torch.nn.Module)
 
 
-def holds_tensors(value: Any, depth: int = 3) -> bool:
-    """Whether a tensor is found a few steps into a value that is no module."""
+def holds_tensors(value: Any, known: dict[int, bool], depth: int = _STEPS) -> bool:
+    """Whether a tensor is found a few steps into a value that is no module. ``known``: of objects that live on."""
     kind = type(value)
     if kind in _PLAIN:
         return False
@@ -200,10 +222,12 @@ def holds_tensors(value: Any, depth: int = 3) -> bool:
         return True
     if depth == 0 or isinstance(value, _NOT_ENTERED):
         return False
-    if isinstance(value, Mapping):
-        items = list(value.values())
-    elif isinstance(value, (list, tuple)):
-        items = list(value)
-    else:
-        items = list(getattr(value, "__dict__", {}).values())
-    return any(holds_tensors(item, depth - 1) for item in items)
+    if kind is tuple or kind is list or isinstance(value, (tuple, list)):
+        return any(holds_tensors(item, known, depth - 1) for item in value)
+    found = known.get(id(value)) if depth == _STEPS else None
+    if found is None:
+        items = value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values()
+        found = any(holds_tensors(item, known, depth - 1) for item in list(items))
+        if depth == _STEPS:  # a configuration that many modules share
+            known[id(value)] = found
+    return found
