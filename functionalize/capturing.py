@@ -250,7 +250,10 @@ class _Capture:
         outcome = Outcome(mode.program, self._recorder.tracer, self._lifted.sources, self._fakes, self._provenance.here)
         outcome.snapshot = self._factory.like
 
+        self._provenance.follow(mode.program)
+
         def end(program: Any, inputs: Any, outputs: Any) -> None:
+            program.place = None
             changes = aftermath.changes(outcome.number)
             outcome.find_gradients()
             with unheard():

@@ -73,12 +73,12 @@ class FunctionalizeMode(TorchDispatchMode):
         known = _handlers.get(id(func))
         if known is None:
             known = _handlers[id(func)] = func, _choose(func)
-        handler = known[1]
+        handler, program = known[1], self.program
         if self.aside():
             return func(*args, **kwargs) if kwargs else func(*args)
+        program.op, program.place = func, None
         if handler is _FUNCTIONAL and not self._bases:
             return self._run(func, args, kwargs)
-        self.program.op = func
         return handler(self, func, args, kwargs)
 
     def aside(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.fx import Node
 from torch.nn.modules import module as hooks
 
 from functionalize.frames import Place, Scopes
+from functionalize.program import Program
 
 
 class Provenance:
@@ -25,10 +26,23 @@ class Provenance:
 
     def __init__(self, modules: Mapping[int, str], until: CodeType) -> None:
         self._scopes = Scopes(until)
-        self.here: Callable[[], Place] = self._scopes.here
+        self._program: Program | None = None
         self._paths = modules
         self._running: list[dict[str, tuple[str, str]]] = [{}]
         self._places: list[tuple[Node, Place]] = []
+
+    def follow(self, program: Program) -> None:
+        """From now on all nodes of one op of a program have one place."""
+        self._program = program
+
+    def here(self) -> Place:
+        """Where the program is."""
+        program = self._program
+        if program is None:
+            return self._scopes.here()
+        if program.place is None:
+            program.place = self._scopes.here()
+        return program.place  # type: ignore[no-any-return]
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""

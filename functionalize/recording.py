@@ -94,12 +94,14 @@ class RecordingMode(ProxyTorchDispatchMode):
         if entry.container is None:
             self._result(node, out)
             return
-        node.meta["val"] = entry.container([leaf if leaf is None else self.factory.snapshot(leaf) for leaf in out])
+        shown = [None if leaf is None else self.factory.snapshot(leaf) for leaf in out]
+        node.meta["val"] = entry.container(shown)
         for place, leaf in enumerate(out):
             if leaf is not None:
                 item = new_node(self.tracer.graph, operator.getitem, (node, place), {}, "getitem")
                 self._annotate(item)
-                self._result(item, leaf)
+                track(self.tracer, leaf, item)
+                item.meta["val"] = shown[place]
 
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         node = new_node(self.tracer.graph, func, args, kwargs, name_for(func))

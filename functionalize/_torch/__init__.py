@@ -285,7 +285,9 @@ def forget_offset(handle: FakeTensor) -> None:
 def node_of(mode: ProxyTorchDispatchMode, tensor: torch.Tensor) -> Any:
     """The node that a tensor stands for; None for a constant of the trace."""
     entry = mode.tracer.tensor_tracker.get(tensor)
-    return None if entry is None else entry.proxy.node
+    if entry is None:
+        return None
+    return getattr(entry, "node", None) or entry.proxy.node
 
 
 def last_node(mode: ProxyTorchDispatchMode) -> Any:
