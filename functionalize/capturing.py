@@ -201,7 +201,7 @@ class _Capture:
         sizes.check_free()
         if self._symbolic:
             outcome.environment = self._fake_mode.shape_env
-        self._provenance.write()
+        self._provenance.write(tracer.graph)
         return CapturedProgram(lifted, outcome, remove=self._remove)
 
     def gradients(self, constants: list[Source]) -> CapturedProgram:

@@ -63,11 +63,13 @@ Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost fi
 class Place:
     """Where a program is: the frames of the scope that runs, and the place that the scope was entered from."""
 
-    __slots__ = ("_location", "_trace", "frames", "outer")
+    __slots__ = ("_location", "_text", "_trace", "frames", "outer")
 
     def __init__(self, frames: Positions, outer: Place | None, location: Location | None = None) -> None:
         self.frames, self.outer = frames, outer
-        self._location, self._trace = location, None if outer is not None else ""
+        self._location = location
+        self._text: str | None = None
+        self._trace: str | None = None if outer is not None else ""
 
     @property
     def location(self) -> Location:
@@ -85,6 +87,13 @@ class Place:
             assert self.outer is not None
             self._trace = self.outer.trace + "".join(map(_line_of_trace, reversed(self.frames)))
         return self._trace
+
+    @property
+    def text(self) -> str:
+        """The trace as a node's meta has it."""
+        if self._text is None:
+            self._text = self.trace.rstrip()
+        return self._text
 
 
 class Scopes:

@@ -14,7 +14,7 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.nn.modules import module as hooks
 
 from functionalize.frames import Place, Scopes
@@ -29,7 +29,6 @@ class Provenance:
         self._program: Program | None = None
         self._paths = modules
         self._running: list[dict[str, tuple[str, str]]] = [{}]
-        self._places: list[tuple[Node, Place]] = []
 
     def follow(self, program: Program) -> None:
         """From now on all nodes of one op of a program have one place."""
@@ -47,12 +46,15 @@ class Provenance:
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
         node.meta["nn_module_stack"] = self._running[-1]
-        self._places.append((node, self.here()))
+        node.meta["stack_trace"] = self.here()  # as text in the end
 
-    def write(self) -> None:
+    @staticmethod
+    def write(graph: Graph) -> None:
         """Give each node its stack trace."""
-        for node, place in self._places:
-            node.meta["stack_trace"] = place.trace.rstrip()
+        for node in graph.nodes:
+            place = node.meta.get("stack_trace")
+            if isinstance(place, Place):
+                node.meta["stack_trace"] = place.text
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch.fx import Node
@@ -24,10 +25,12 @@ from functionalize._torch.tracing import (
     new_tracer,
     node_of_constant_free,
     track,
+    track_later,
 )
 from functionalize.propagation import Entry
 
 Annotate = Callable[[Node], None]  # told of each new node
+ORIGINS = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
 
 
 class RecordingMode(ProxyTorchDispatchMode):
@@ -98,10 +101,17 @@ class RecordingMode(ProxyTorchDispatchMode):
         node.meta["val"] = entry.container(shown)
         for place, leaf in enumerate(out):
             if leaf is not None:
-                item = new_node(self.tracer.graph, operator.getitem, (node, place), {}, "getitem")
-                self._annotate(item)
-                track(self.tracer, leaf, item)
-                item.meta["val"] = shown[place]
+                track_later(self.tracer, leaf, partial(self._item, node, place, shown[place]))
+
+    def _item(self, node: Node, place: int, shown: FakeTensor) -> Node:
+        """One result of several, made when it is used: most programs use one."""
+        graph, before = self.tracer.graph, node
+        while before.next.target is operator.getitem and before.next.args[0] is node and before.next.args[1] < place:
+            before = before.next
+        with graph.inserting_after(before):
+            item = new_node(graph, operator.getitem, (node, place), {}, "getitem")
+        item.meta.update({name: node.meta[name] for name in ORIGINS if name in node.meta}, val=shown)
+        return item
 
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         node = new_node(self.tracer.graph, func, args, kwargs, name_for(func))
@@ -143,5 +153,6 @@ class RecordingMode(ProxyTorchDispatchMode):
         for node in reversed(nodes):
             if node is last:
                 break
-            self._annotate(node)
+            if node.meta.keys().isdisjoint(ORIGINS):  # a result of an earlier op may be among the new ones
+                self._annotate(node)
         return out

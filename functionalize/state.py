@@ -36,6 +36,9 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
 
 
+_STRINGS = frozenset({str})
+
+
 @dataclass(slots=True, eq=False)
 class Spot:
     """A place where a value sits: an entry of a holder, and the steps into the tuples that it may hold."""
@@ -112,12 +115,13 @@ class State:
                 self._open(value, holder, keys, spot.path)
 
     def _open(self, value: Any, holder: Holder, keys: list[Any], path: str) -> None:
-        if not all(type(key) is str for key in keys):
+        if not _STRINGS.issuperset(map(type, keys)):
             self._open_by_place(value, holder, keys, path)
             return
         self.shape.append((type(value), tuple(keys)))
+        prefix = f"{path}." if path else ""
         for key in keys:
-            self.walk(holder, key, joined(path, key), value)
+            self._enter(holder[key], Spot(holder, key, prefix + key, value))
 
     def _open_by_place(self, value: Any, holder: Holder, keys: list[Any], path: str) -> None:
         """Enter what has no names, or keys of other kinds."""
@@ -201,7 +205,7 @@ def holders_of(value: Any, without: dict[int, bool]) -> Iterator[tuple[Holder, l
         yield value._modules, [name for name, module in value._modules.items() if module is not None]
         content = value.__dict__
         own = [name for name in content if name not in _OF_MODULES]
-        yield content, [name for name in own if holds_tensors(content[name], without)]
+        yield content, [n for n in own if type(content[n]) not in _PLAIN and holds_tensors(content[n], without)]
     elif isinstance(value, (dict, list)):
         yield value, list(value) if isinstance(value, dict) else list(range(len(value)))
     elif hasattr(value, "__dict__"):
@@ -223,7 +227,7 @@ def holds_tensors(value: Any, known: dict[int, bool], depth: int = _STEPS) -> bo
     if depth == 0 or isinstance(value, _NOT_ENTERED):
         return False
     if kind is tuple or kind is list or isinstance(value, (tuple, list)):
-        return any(holds_tensors(item, known, depth - 1) for item in value)
+        return not _PLAIN.issuperset(map(type, value)) and any(holds_tensors(item, known, depth - 1) for item in value)
     found = known.get(id(value)) if depth == _STEPS else None
     if found is None:
         items = value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values()

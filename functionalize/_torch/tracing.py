@@ -82,6 +82,17 @@ class _NodeEntry(_ProxyTensor):
         return Proxy(self.node, self._tracer)
 
 
+class _LaterEntry(_NodeEntry):
+    """An entry for a node that is made when somebody asks for it."""
+
+    def __init__(self, make: Callable[[], Node], tracer: Any) -> None:
+        self._make, self._tracer, self.constant = make, tracer, None
+
+    @cached_property
+    def node(self) -> Node:  # type: ignore[override]
+        return self._make()
+
+
 def new_tracer() -> PythonKeyTracer:
     """A tracer with an empty graph."""
     tracer = PythonKeyTracer()
@@ -105,7 +116,7 @@ def node_of_constant_free(tracked: Any, tensor: torch.Tensor) -> Node | None:
 
 
 def _node_of(entry: _ProxyTensor) -> Node:
-    return entry.node if type(entry) is _NodeEntry else entry.proxy.node
+    return entry.node if isinstance(entry, _NodeEntry) else entry.proxy.node
 
 
 _set_args: Callable[[Node, tuple[Any, ...]], None] = Node.args.fset  # type: ignore[attr-defined]
@@ -124,6 +135,11 @@ def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def track(tracer: Any, tensor: torch.Tensor, node: Node) -> None:
     """Let a tensor of plain sizes stand for a node."""
     tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
+
+
+def track_later(tracer: Any, tensor: torch.Tensor, make: Callable[[], Node]) -> None:
+    """Let a tensor of plain sizes stand for a node that is made when it is used."""
+    tracer.tensor_tracker[tensor] = _LaterEntry(make, tracer)
 
 
 def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
