@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from functionalize import propagation
+from functionalize import propagation, tables
 from functionalize._torch import FakeTensor, HigherOrderOperator, is_symbolic, on_handles, record_view
 from functionalize._torch.fakes import FakeFactory, below_dispatch
 from functionalize._torch.tracing import (
@@ -28,6 +28,7 @@ from functionalize._torch.tracing import (
     track_later,
 )
 from functionalize.propagation import Entry
+from functionalize.tables import ViewKind
 
 Annotate = Callable[[Node], None]  # told of each new node
 ORIGINS = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
@@ -76,11 +77,23 @@ class RecordingMode(ProxyTorchDispatchMode):
         key = propagation.key_of(func, args, kwargs, self.factory)
         entry = None if key is None else propagation.known(key)
         if entry is None or entry is propagation.UNKNOWN:
-            out = on_handles(func, args, kwargs)
+            viewed = None if entry is None else self._viewed(func, args, kwargs)
+            out = on_handles(func, args, kwargs) if viewed is None else viewed
             return out, None if entry is None else propagation.learn(key, func, args, out)
         with below_dispatch():
             out = entry.make(self.factory, args)
         return (on_handles(func, args, kwargs), None) if out is propagation.UNKNOWN else (out, entry)
+
+    def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What a view op gives of a fake tensor of plain sizes: the kernel tells. None where there is more to it."""
+        if tables.row(func).view is not ViewKind.SINGLE:
+            return None
+        source = args[0]
+        with below_dispatch():
+            out = func(*args, **kwargs)
+            if out.dtype != source.dtype or out.is_conj() or out.is_neg():
+                return None
+            return self.factory.around(out, source.fake_device)
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
         """Add the node ``op(value, *args)``, whose result is known already. False: sizes or data are in the way."""

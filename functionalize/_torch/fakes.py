@@ -64,11 +64,11 @@ class FakeFactory:
 
     def fresh(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> FakeTensor:
         """A fake tensor with a storage of its own."""
-        return self._wrap(torch.empty_strided(size, stride, dtype=dtype, device=_META), device)
+        return self.around(torch.empty_strided(size, stride, dtype=dtype, device=_META), device)
 
     def view(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
         """A fake tensor at another place of a fake tensor's storage."""
-        return self._wrap(source.as_strided(size, stride, offset), source.fake_device)
+        return self.around(source.as_strided(size, stride, offset), source.fake_device)
 
     def at(
         self,
@@ -80,11 +80,11 @@ class FakeFactory:
         device: torch.device,
     ) -> FakeTensor:
         """A fake tensor at a place of a storage of device ``meta``."""
-        return self._wrap(torch.empty(0, dtype=dtype, device=_META).set_(storage, offset, size, stride), device)
+        return self.around(torch.empty(0, dtype=dtype, device=_META).set_(storage, offset, size, stride), device)
 
     def snapshot(self, tensor: FakeTensor) -> FakeTensor:
         """A fake tensor that later changes of the metadata of ``tensor`` do not reach."""
-        return self._wrap(tensor, tensor.fake_device)
+        return self.around(tensor, tensor.fake_device)
 
     def like_real(self, tensor: torch.Tensor) -> FakeTensor:
         """A fake tensor of the size and the strides of a tensor, with a storage of its own."""
@@ -98,7 +98,8 @@ class FakeFactory:
         with below_dispatch():
             return self.snapshot(tensor)
 
-    def _wrap(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
+    def around(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
+        """A fake tensor at the place of a tensor of device ``meta``, or of a fake one."""
         made: Any = _make_subclass(FakeTensor, element, False, dispatch_device=True, device_for_backend_keys=device)
         attributes = self._attributes.get(device)
         if attributes is None:
