@@ -27,8 +27,11 @@ class Timing:
         return statistics.median(self.seconds)
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
+def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, *, warmed: bool = False) -> dict[str, Timing]:
     """Time every call once a round, each round beginning with another; a first round is not counted.
+
+    Garbage is collected before each call, which empties the processor's caches. ``warmed``: an untimed call fills them
+    before each that is timed, so that short calls are not charged for it more than long ones.
 
     CPython keeps frames in chunks of 16 KiB, and a loop whose calls cross the end of a chunk pays for it each time:
     a trace takes up to a quarter longer from an unlucky depth. So the rounds start from depths that are spread over
@@ -43,6 +46,8 @@ def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[
         for name in names[first:] + names[:first]:
             gc.collect()
             gc.disable()
+            if warmed:
+                calls[name]()
             start = time.process_time()
             _deeper(turn * _FRAMES_OF_A_CHUNK // rounds, calls[name])
             seconds[name].append(time.process_time() - start)

@@ -31,10 +31,7 @@ from functionalize.regions import Geometry
 
 
 class CapturedProgram:
-    """What :func:`functionalize.capture` returns.
-
-    Attributes:
-    """
+    """What :func:`functionalize.capture` returns."""
 
     def __init__(self, lifted: Lifted, outcome: Outcome, *, remove: str) -> None:
         self.remove = remove

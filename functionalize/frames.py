@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -97,8 +97,10 @@ class Place:
 
 
 class Scopes:
-    """Tells where a program is, at a cost that does not grow with the depth of its calls: frames of outer scopes are
-    looked at when a scope is entered."""
+    """Tells where a program is, at a cost that does not grow with the depth of its calls.
+
+    The frames outside of a scope are looked at once, when it is entered.
+    """
 
     def __init__(self, until: CodeType) -> None:
         self._until = until  # the code that calls the program

@@ -9,6 +9,7 @@ Invariant: an op's node is the one that ``make_fx`` would have added. Limits: on
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -116,10 +117,10 @@ class RecordingMode(ProxyTorchDispatchMode):
             if leaf is not None:
                 track_later(self.tracer, leaf, partial(self._item, node, place, shown[place]))
 
-    def _item(self, node: Node, place: int, shown: FakeTensor) -> Node:
+    def _item(self, node: Node, place: int, shown: FakeTensor | None) -> Node:
         """One result of several, made when it is used: most programs use one."""
         graph, before = self.tracer.graph, node
-        while before.next.target is operator.getitem and before.next.args[0] is node and before.next.args[1] < place:
+        while _place_among_results(before.next, node) < place:
             before = before.next
         with graph.inserting_after(before):
             item = new_node(graph, operator.getitem, (node, place), {}, "getitem")
@@ -169,3 +170,9 @@ class RecordingMode(ProxyTorchDispatchMode):
             if node.meta.keys().isdisjoint(ORIGINS):  # a result of an earlier op may be among the new ones
                 self._annotate(node)
         return out
+
+
+def _place_among_results(item: Node, node: Node) -> int:
+    """Which result of a node an item is; none, it comes after all."""
+    args: Any = item.args
+    return args[1] if item.target is operator.getitem and args[0] is node else sys.maxsize

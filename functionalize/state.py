@@ -94,7 +94,7 @@ class State:
             self.shape.append(torch.Tensor)
             self.tensors.append(spot)
             self.leaves.append(spot)
-        elif kind in _PLAIN or isinstance(value, OPAQUE) or (kind is not dict and callable(value) and not is_module(value)):
+        elif kind in _PLAIN or not (kind is dict or kind is list or is_module(value) or _is_entered(value)):
             self.shape.append(kind)
             self.constants.append(spot)
             self.leaves.append(spot)
@@ -159,6 +159,11 @@ class State:
             for number, ((holder, path), content) in enumerate(zip(self.holders.values(), self._lent, strict=False))
             if (holder or content) and not unchanged(holder, content)
         ]
+
+
+def _is_entered(value: Any) -> bool:
+    """Whether a value that is no module may hold state."""
+    return not isinstance(value, OPAQUE) and not callable(value)
 
 
 def is_module(value: Any) -> bool:

@@ -9,7 +9,6 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -38,7 +37,7 @@ from torch.utils._python_dispatch import (  # a mode must know which modes run b
     return_and_correct_aliasing,
 )
 
-Function = TypeVar("Function", bound=FunctionType)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 __all__ = [  # what is passed on; functions of our own follow
     "PLAIN_TYPES",
@@ -64,10 +63,11 @@ is_symbolic: Callable[[torch.Tensor], bool] = operator.attrgetter("_has_symbolic
 
 
 def uncompiled(func: Function) -> Function:
-    """Have Dynamo compile neither a function nor what it calls; at no cost for calls, unlike ``torch.compiler.disable``."""
+    """Have Dynamo compile neither a function nor what it calls: at no cost, where ``disable`` wraps the function."""
+    code: Any = func.__code__
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(func.__code__, frames._FrameExecStrategy(skip, skip))
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
     return func
 
 

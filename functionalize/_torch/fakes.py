@@ -103,7 +103,8 @@ class FakeFactory:
         made: Any = _make_subclass(FakeTensor, element, False, dispatch_device=True, device_for_backend_keys=device)
         attributes = self._attributes.get(device)
         if attributes is None:
-            attributes = self._attributes[device] = dict(FakeTensor(self.mode, torch.empty(0, device=_META), device).__dict__)
+            first: Any = FakeTensor(self.mode, torch.empty(0, device=_META), device)
+            attributes = self._attributes[device] = first.__dict__
         _forbid_data(made)
         made.__dict__ = attributes.copy()
         return made  # type: ignore[no-any-return]

@@ -124,7 +124,7 @@ _set_kwargs: Callable[[Node, dict[str, Any]], None] = Node.kwargs.fset  # type: 
 
 
 def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
-    """A call of an op, given nodes. What ``create_node`` asks of its arguments, and a node of its attributes, is known."""
+    """A call of an op, given nodes: without what ``create_node`` asks of arguments, and a node of its attributes."""
     node = graph.create_node("call_function", op, name=name)
     _set_args(node, args)
     if kwargs:

@@ -35,10 +35,19 @@ class Program(Protocol):
     """What a report needs of a captured program."""
 
     graph: Graph
-    signature: ExportGraphSignature
-    alias_graph: AliasHistory
-    mutations: Any
     remove: str
+
+    @property
+    def signature(self) -> ExportGraphSignature:
+        """What each input and output is."""
+
+    @property
+    def alias_graph(self) -> AliasHistory:
+        """Every storage that was viewed or written."""
+
+    @property
+    def mutations(self) -> Any:
+        """Every write to an input or to state."""
 
 
 def build(
