@@ -144,6 +144,8 @@ def walk_arguments(state: State, args: list[Any], kwargs: dict[str, Any], names:
 
 def names_of(func: Callable[..., Any], count: int) -> list[str]:
     """What a function calls its first arguments."""
+    if not count:
+        return []
     try:
         parameters = list(inspect.signature(func.forward if is_module(func) else func).parameters.values())  # type: ignore[attr-defined]
     except (TypeError, ValueError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -143,12 +144,19 @@ def _entry_by_entry(program: Program, func: Any, row: OpRow, args: Sequence[Any]
 
 def _named(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """An argument of a call by name, the schema's default where the call leaves it out."""
-    for position, declared in enumerate(func._schema.arguments):
-        if declared.name == name:
-            if not declared.kwarg_only and position < len(args):
-                return args[position]
-            return kwargs.get(name, declared.default_value)
-    raise KeyError(name)
+    position, kwarg_only, default = _declared(func)[name]
+    if not kwarg_only and position < len(args):
+        return args[position]
+    return kwargs.get(name, default)
+
+
+@cache
+def _declared(func: Any) -> dict[str, tuple[int, bool, Any]]:
+    """The arguments of an op: position, whether by name only, default. To ask the schema costs as much as an op."""
+    return {
+        declared.name: (position, declared.kwarg_only, declared.default_value)
+        for position, declared in enumerate(func._schema.arguments)
+    }
 
 
 def _writes(func: Any, written: Written, args: Sequence[Any], kwargs: Kwargs) -> bool:
@@ -160,8 +168,8 @@ def _writes(func: Any, written: Written, args: Sequence[Any], kwargs: Kwargs) ->
 def _quietly(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """A call that writes nothing (evaluation-mode batch norm): the op that says so in its schema, if there is one."""
     quiet = tables.overload(row.quiet) if row.quiet else func
-    results = program.compute(quiet, args, kwargs)
-    return program.rehandle(quiet, args, kwargs, results) if program.values(args, kwargs)[2] else results
+    results, skewed = program.computed(quiet, args, kwargs)
+    return program.rehandle(quiet, args, kwargs, results) if skewed else results
 
 
 def _variant_arguments(
@@ -174,9 +182,11 @@ def _variant_arguments(
     if row.functional_args is not None:
         by_name = {name: _named(func, name, args, kwargs) for name in row.functional_args}
         call_args, call_kwargs = [], {}
-        for declared, (name, arg) in zip(variant._schema.arguments, by_name.items(), strict=False):
-            if declared.kwarg_only or (declared.name != name and declared.name in by_name):
-                call_kwargs[declared.name] = arg
+        for (declared, (_, kwarg_only, _)), (name, arg) in zip(
+            _declared(variant).items(), by_name.items(), strict=False
+        ):
+            if kwarg_only or (declared != name and declared in by_name):
+                call_kwargs[declared] = arg
             else:
                 call_args.append(arg)
     first = row.written[0].given(args, kwargs)
@@ -193,10 +203,8 @@ def _variant_arguments(
 
 def _names_no_dtype(variant: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether an op takes a dtype for its result, and this call leaves it out."""
-    return any(
-        declared.name == "dtype" and declared.kwarg_only and kwargs.get("dtype") is None
-        for declared in variant._schema.arguments
-    )
+    _, kwarg_only, _ = _declared(variant).get("dtype", (0, False, None))
+    return kwarg_only and kwargs.get("dtype") is None
 
 
 class Admission:

@@ -222,12 +222,16 @@ class Program:
 
     def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results, as values, of a functional op on handles."""
+        return self.computed(op, args, kwargs)[0]
+
+    def computed(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """The same, and whether the value of some handle has other strides."""
         if tables.row(op).composite or op in BY_STORAGE:  # they decompose above the modes below us, into views for one
             with self.enter():
                 out = op(*args, **kwargs)
-            return pytree.tree_map_only(torch.Tensor, self.value, out)
-        call_args, call_kwargs, _ = self.values(args, kwargs)
-        return self.domain.call(op, *call_args, **call_kwargs)
+            return pytree.tree_map_only(torch.Tensor, self.value, out), self.values(args, kwargs)[2]
+        call_args, call_kwargs, skewed = self.values(args, kwargs)
+        return self.domain.call(op, *call_args, **call_kwargs), skewed
 
     def values(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
         """Arguments with handles replaced by values, and whether some value has other strides than its handle."""

@@ -7,6 +7,7 @@ Limits: nodes of a backward pass carry the line that called for it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -83,8 +84,12 @@ class Provenance:
 
     def _with(self, module: torch.nn.Module) -> dict[str, tuple[str, str]]:
         """The modules that run, with one more inside."""
-        path, kind = self._paths.get(id(module)), type(module)
+        path = self._paths.get(id(module))
         if path is None:
             return self._running[-1]
-        key = "L__self__" + path.replace(".", "_")
-        return {**self._running[-1], key: (path, f"{kind.__module__}.{kind.__qualname__}")}
+        return {**self._running[-1], "L__self__" + path.replace(".", "_"): (path, _name_of(type(module)))}
+
+
+@functools.cache
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -90,12 +90,15 @@ def bytes_of_original(handle: torch.Tensor) -> int | None:
     return None
 
 
+_STRIDED = torch.strided  # asked for each tensor: a module's attribute costs as much as the rest of the question
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a tensor's storage; of the tensor itself where it has none (sparse, mkldnn), as a negative number."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if tensor.layout is not _STRIDED or tensor.is_nested:
         return -id(tensor)
     try:
-        return int(tensor.untyped_storage()._cdata)  # the only identity that works without data
+        return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]  # the only identity that works without data
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
 
