@@ -185,12 +185,11 @@ class CapturedProgram:
 
     def _sizes(self, inputs: Sequence[Any], results: Sequence[Any]) -> Sizes:
         """What the symbols among the program's sizes are in a call."""
-        sizes = Sizes()
-        for number, place in self._outcome.first_places.items():
+        sizes, (of_inputs, of_results) = Sizes(), self._outcome.symbolic
+        for number, place in of_inputs:
             sizes.learn(place, inputs[number])
-        for leaf in self._outcome.leaves:
-            if leaf.output is not None and results:
-                sizes.learn(leaf.place, results[leaf.output])
+        for output, place in of_results if results else ():
+            sizes.learn(place, results[output])
         return sizes
 
     def _left(self, originals: Mapping[int, torch.Tensor]) -> dict[int, tuple[torch.Tensor, Geometry]]:

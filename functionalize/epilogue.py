@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -231,9 +231,13 @@ def _path(view: View, root: View) -> tuple[Step, ...]:
 def _outside(program: Program, inputs: Sequence[Input]) -> Iterator[Input]:
     """Traced tensors that the function reached and wrote by another way than being passed them."""
     passed = {id(entry.handle) for entry in inputs}
+    whole = not program.graph.keeps_writes  # nothing beside the inputs is written back
+    lying: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for entry in () if whole else inputs:
+        lying[storage_key(entry.handle)].append(entry.handle)
     for base in list(program.graph.bases.values()):
         root = base.held
-        if root is None or (id(root) in passed and not _beyond(program, base, inputs)):
+        if root is None or (id(root) in passed and (whole or not _beyond(base, lying[base.key]))):
             continue
         if id(root) not in passed and all(base.root in view.lineage() for view in base.log.views()):
             capacity = plain(base.storage.nbytes()) if base.capacity is None else base.capacity
@@ -243,12 +247,11 @@ def _outside(program: Program, inputs: Sequence[Input]) -> Iterator[Input]:
             yield Input.of(memory_view(root, base.storage, (top.size, top.stride, top.offset), top.dtype))
 
 
-def _beyond(program: Program, base: Base, inputs: Sequence[Input]) -> bool:
-    """Whether what the storage of an input holds beside the inputs was written, and is to be written back."""
-    if not program.graph.keeps_writes:
+def _beyond(base: Base, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether what a storage holds beside the inputs that lie in it was written, and is to be written back."""
+    if not base.log:
         return False
-    places = [Geometry.of(entry.handle) for entry in inputs if storage_key(entry.handle) == base.key]
-    shown = [view for place in places if (view := base.at(place)) is not None]
+    shown = [view for handle in inputs if (view := base.at(Geometry.of(handle))) is not None]
     return not all(any(view in written.lineage() for view in shown) for written in base.log.views())
 
 

@@ -116,6 +116,7 @@ class Outcome:
     storages: dict[int, int] = field(default_factory=dict)  # whose they were, before it ran
     first_places: dict[int, Geometry] = field(default_factory=dict)  # before it ran
     _numbers: dict[int, int] = field(default_factory=dict)  # of the inputs, by handle
+    _number_of: dict[int, int] = field(default_factory=dict)  # of `handles`, by identity
     _begun: dict[int, Input] = field(default_factory=dict)  # the inputs, by handle
     _of_handle: dict[int, int] = field(default_factory=dict)
     _written: list[tuple[OutputKind, str, Base]] = field(default_factory=list)
@@ -131,11 +132,10 @@ class Outcome:
     def number(self, tensor: torch.Tensor) -> int:
         """A number for a tensor that the caller will get."""
         tensor = unwrap_functorch(tensor)
-        for number, handle in enumerate(self.handles):
-            if handle is tensor:
-                return number
-        self.handles.append(tensor)
-        return len(self.handles) - 1
+        number = self._number_of.setdefault(id(tensor), len(self.handles))
+        if number == len(self.handles):
+            self.handles.append(tensor)
+        return number
 
     def find_gradients(self) -> None:
         """Number the gradients that the program left at its inputs."""
@@ -364,6 +364,13 @@ class Outcome:
             if entry is not None:
                 found.setdefault(entry.storage, number)
         return found
+
+    @cached_property
+    def symbolic(self) -> tuple[list[tuple[int, Geometry]], list[tuple[int, Geometry]]]:
+        """The inputs, and the outputs of the graph, whose places are written in symbols."""
+        inputs = [(number, place) for number, place in self.first_places.items() if not place.static]
+        outputs = [(leaf.output, leaf.place) for leaf in self.leaves if leaf.output is not None]
+        return inputs, [(output, place) for output, place in outputs if not place.static]
 
     def signature(self) -> ExportGraphSignature:
         """What each input and output of the graph is."""

@@ -91,5 +91,5 @@ class Provenance:
 
 
 @functools.cache
-def _name_of(kind: type) -> str:
+def _name_of(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
