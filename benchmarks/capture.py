@@ -90,7 +90,7 @@ def systems(name: str) -> dict[str, Callable[[], object]]:
 def models(rounds: int) -> None:
     rows, ratios = [], []
     for name in NAMES:
-        timings = {key: timing.median for key, timing in interleaved(systems(name), rounds, warmed=True).items()}
+        timings = {key: timing.median for key, timing in interleaved(systems(name), rounds, in_a_row=4).items()}
         ratio = [timings["make_fx"] / timings["cold"], timings["make_fx"] / timings["warm"]]
         ratio += [timings["export"] / timings["cold"], timings["warm"] / timings["fake"]]
         ratios.append(ratio)

@@ -27,11 +27,11 @@ class Timing:
         return statistics.median(self.seconds)
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, *, warmed: bool = False) -> dict[str, Timing]:
+def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, *, in_a_row: int = 1) -> dict[str, Timing]:
     """Time every call once a round, each round beginning with another; a first round is not counted.
 
-    Garbage is collected before each call, which empties the processor's caches. ``warmed``: an untimed call fills them
-    before each that is timed, so that short calls are not charged for it more than long ones.
+    Garbage is collected before a call, which empties the processor's caches. With several calls ``in_a_row`` the first
+    is not timed: it fills them, so that short calls are not charged for it more than long ones.
 
     CPython keeps frames in chunks of 16 KiB, and a loop whose calls cross the end of a chunk pays for it each time:
     a trace takes up to a quarter longer from an unlucky depth. So the rounds start from depths that are spread over
@@ -46,13 +46,16 @@ def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, *, warme
         for name in names[first:] + names[:first]:
             gc.collect()
             gc.disable()
-            if warmed:
-                calls[name]()
-            start = time.process_time()
-            _deeper(turn * _FRAMES_OF_A_CHUNK // rounds, calls[name])
-            seconds[name].append(time.process_time() - start)
+            timed = [_timed(turn * _FRAMES_OF_A_CHUNK // rounds, calls[name]) for _ in range(in_a_row)]
+            seconds[name] += timed[min(1, in_a_row - 1) :]
             gc.enable()
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def _timed(frames: int, call: Callable[[], object]) -> float:
+    start = time.process_time()
+    _deeper(frames, call)
+    return time.process_time() - start
 
 
 _FRAMES_OF_A_CHUNK = 120  # of `_deeper`, about

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import (
+    PLAIN_TYPES,
     DisableTorchFunction,
     below_autograd,
     functionalized_outside,
@@ -149,5 +150,6 @@ def _inputs(program: Program, tree: Any) -> list[Input]:
 
 def handles_in(tree: Any) -> list[torch.Tensor]:
     """The distinct plain tensors of a pytree, as dispatch modes see them."""
-    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    leaves = tree if type(tree) is list and PLAIN_TYPES.issuperset(map(type, tree)) else pytree.tree_leaves(tree)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return list({id(handle): handle for handle in map(unwrap_functorch, tensors)}.values())

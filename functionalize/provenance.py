@@ -7,7 +7,6 @@ Limits: nodes of a backward pass carry the line that called for it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -87,9 +86,6 @@ class Provenance:
         path = self._paths.get(id(module))
         if path is None:
             return self._running[-1]
-        return {**self._running[-1], "L__self__" + path.replace(".", "_"): (path, _name_of(type(module)))}
-
-
-@functools.cache
-def _name_of(kind: Any) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+        kind = type(module)
+        entry = (path, f"{kind.__module__}.{kind.__qualname__}")
+        return {**self._running[-1], "L__self__" + path.replace(".", "_"): entry}

@@ -112,7 +112,10 @@ class State:
                 self.modules[id(value)] = spot.path
             for holder, keys in holders_of(value, self._without):
                 self.holders[id(holder)] = holder, spot.path
-                self._open(value, holder, keys, spot.path)
+                if keys:
+                    self._open(value, holder, keys, spot.path)
+                else:
+                    self.shape.append((kind, ()))
 
     def _open(self, value: Any, holder: Holder, keys: list[Any], path: str) -> None:
         if not _STRINGS.issuperset(map(type, keys)):
@@ -209,8 +212,8 @@ def holders_of(value: Any, without: dict[int, bool]) -> Iterator[tuple[Holder, l
         yield value._buffers, list(value._buffers)
         yield value._modules, [name for name, module in value._modules.items() if module is not None]
         content = value.__dict__
-        own = [name for name in content if name not in _OF_MODULES]
-        yield content, [n for n in own if type(content[n]) not in _PLAIN and holds_tensors(content[n], without)]
+        own = [n for n, item in content.items() if type(item) not in _PLAIN and n not in _OF_MODULES]
+        yield content, [name for name in own if holds_tensors(content[name], without)]
     elif isinstance(value, (dict, list)):
         yield value, list(value) if isinstance(value, dict) else list(range(len(value)))
     elif hasattr(value, "__dict__"):
