@@ -26,7 +26,7 @@ from functionalize.history import AliasHistory
 from functionalize.in_place import runnable
 from functionalize.lift import Lifted, Source, is_leaf
 from functionalize.outcome import Mutation, Outcome
-from functionalize.present import Presenter, Sizes, unwritten, write_back
+from functionalize.present import Presenter, Sizes, refuse_other_sizes, unwritten, write_back
 from functionalize.regions import Geometry
 
 
@@ -109,6 +109,7 @@ class CapturedProgram:
             return other(*args, **kwargs)
         outcome = self._outcome
         results = self._results(inputs, args, kwargs)
+        refuse_other_sizes(outcome.leaves, results)
         states, sizes = [self._lifted.state, arguments], self._sizes(inputs, results)
         originals = self._originals(inputs)
         with torch.no_grad():

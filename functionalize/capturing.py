@@ -265,6 +265,6 @@ class _Capture:
             run_call(mode, self._func, args, kwargs, end, reached=inputs)
         except Exception as error:
             if is_data_dependent(error):
-                raise DataDependentError(error) from error
+                raise DataDependentError.of(error) from error
             raise
         return outcome

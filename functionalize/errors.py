@@ -34,14 +34,19 @@ class StateMismatchError(InputMismatchError):
 
 
 class DataDependentError(RuntimeError):
-    """A program that is captured decides by values that only the data tell; the message says where, and what to try."""
+    """What a captured program does depends on values that only the data tell; the message says what to try."""
 
-    def __init__(self, error: Exception) -> None:
-        reason = " ".join(str(error).split("\n", maxsplit=1)[0].split())
-        super().__init__(
-            f"the program decides by the value of a tensor\n    at   {decisive_line(error)}\n    why  {reason}\n"
-            "    try  torch.cond or torch.where instead of `if`; tensors instead of numbers from `.item()`; "
-            "torch._check for what you know of a size; for an optimizer capturable=True"
+    def __init__(self, what: str, *, why: str, hint: str) -> None:
+        super().__init__(f"{what}\n    why  {why}\n    try  {hint}")
+
+    @classmethod
+    def of(cls, error: Exception) -> DataDependentError:
+        """For an error that fake tensors raised because the data would decide."""
+        return cls(
+            f"the program decides by the value of a tensor\n    at   {decisive_line(error)}",
+            why=" ".join(str(error).split("\n", maxsplit=1)[0].split()),
+            hint="torch.cond or torch.where instead of `if`; tensors instead of numbers from `.item()`; "
+            "torch._check for what you know of a size; for an optimizer capturable=True",
         )
 
 

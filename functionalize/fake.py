@@ -1,6 +1,7 @@
 """A program's tensors as fake ones: without data, aliased as the originals are.
 
-Invariant: two fakes share a storage exactly where the originals do, and a storage is as large as the original.
+Invariant: two fakes share a storage exactly where the originals do, and a storage is as large as the original; their
+versions are the originals'.
 Limits: tensors of other layouts, views that autograd knows of, and symbolic sizes are converted by torch's own
 converter, whose storages may be smaller than the originals.
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import PLAIN_TYPES, is_symbolic, storage_key, unwrap_functorch
+from functionalize._torch import PLAIN_TYPES, is_symbolic, set_versions, storage_key, unwrap_functorch
 from functionalize._torch.fakes import FakeFactory, below_dispatch
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
@@ -32,7 +33,9 @@ def fakes_of(
     for tensor in tensors:
         groups[storage_key(tensor)][id(tensor)] = tensor
     fakes: dict[int, torch.Tensor] = {}
+    originals: list[torch.Tensor] = []
     for group in groups.values():
+        originals += group.values()
         if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
             with below_dispatch():
                 fakes |= {key: _marked(fake, group[key]) for key, fake in _of_group(factory, group)}
@@ -40,6 +43,8 @@ def fakes_of(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
                 fakes |= {key: (convert if dynamic else factory.mode.from_tensor)(t) for key, t in group.items()}
+    counted = [tensor for tensor in originals if not tensor.is_inference()]
+    set_versions([fakes[id(tensor)] for tensor in counted], [tensor._version for tensor in counted])
     return fakes
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import copy_of_memory, storage_key
+from functionalize.errors import DataDependentError
 from functionalize.outcome import Back, Leaf
 from functionalize.regions import Geometry
 
@@ -94,6 +95,20 @@ def _make_room(tensor: torch.Tensor, place: Geometry) -> None:
     storage, needed = tensor.untyped_storage(), place.span[1]
     if storage.nbytes() < needed:
         storage.resize_(needed)
+
+
+def refuse_other_sizes(leaves: Sequence[Leaf], results: Sequence[Any]) -> None:
+    """Raise where the data gave a result another size than tracing took for granted (a broadcast asks for one)."""
+    for leaf in leaves:
+        if leaf.output is None or not leaf.place.static or results[leaf.output].layout is not torch.strided:
+            continue
+        if results[leaf.output].size() != leaf.place.size:
+            raise DataDependentError(
+                f"the data give a result of size {tuple(results[leaf.output].size())}, not {leaf.place.size}",
+                why="a size that only the data tell was met with a number: tracing takes the two for equal, where eager "
+                "may broadcast",
+                hint="say what is known of the size before (torch._check), or expand what has one element by itself",
+            )
 
 
 class _Copied(torch.autograd.Function):

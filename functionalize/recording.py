@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from functionalize import propagation, tables
 from functionalize._torch import FakeTensor, HigherOrderOperator, is_symbolic, on_handles, record_view
-from functionalize._torch.fakes import FakeFactory, below_dispatch
+from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
 from functionalize._torch.tracing import (
     ProxyTorchDispatchMode,
     name_for,
@@ -78,23 +78,28 @@ class RecordingMode(ProxyTorchDispatchMode):
         key = propagation.key_of(func, args, kwargs, self.factory)
         entry = None if key is None else propagation.known(key)
         if entry is None or entry is propagation.UNKNOWN:
-            viewed = None if entry is None else self._viewed(func, args, kwargs)
-            out = on_handles(func, args, kwargs) if viewed is None else viewed
+            out = propagation.UNKNOWN if entry is None else self._viewed(func, args, kwargs)
+            if out is propagation.UNKNOWN:
+                out = on_handles(func, args, kwargs)
             return out, None if entry is None else propagation.learn(key, func, args, out)
         with below_dispatch():
             out = entry.make(self.factory, args)
         return (on_handles(func, args, kwargs), None) if out is propagation.UNKNOWN else (out, entry)
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What a view op gives of a fake tensor of plain sizes: the kernel tells. None where there is more to it."""
+        """What a view op gives of a fake tensor of plain sizes: the kernel tells. Unknown where there is more to it."""
         if tables.row(func).view is not ViewKind.SINGLE:
-            return None
+            return propagation.UNKNOWN
         source = args[0]
-        with below_dispatch():
-            out = func(*args, **kwargs)
-            if out.dtype != source.dtype or out.is_conj() or out.is_neg():
-                return None
-            return self.factory.around(out, source.fake_device)
+        try:
+            with below_dispatch():
+                out = func(*args, **kwargs)
+                if out.dtype == source.dtype and not (out.is_conj() or out.is_neg()):
+                    return self.factory.around(out, source.fake_device)
+        except Exception as error:
+            if not is_data_dependent(error):
+                raise
+        return propagation.UNKNOWN
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
         """Add the node ``op(value, *args)``, whose result is known already. False: sizes or data are in the way."""

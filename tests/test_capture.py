@@ -363,6 +363,33 @@ def test_deciding_by_data_is_refused_with_the_line() -> None:
         capture(run, torch.ones(3))
 
 
+def test_a_size_that_broadcasting_took_for_another_is_refused_before_anything_is_written() -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        some = x[x > 0]
+        x.zero_()
+        return some, some.expand(2)
+
+    program = capture(run, torch.tensor([1.0, -1]))
+    x = torch.tensor([1.0, 2])
+    assert all(torch.equal(got, torch.tensor([1.0, 2])) for got in program(x)) and torch.equal(x, torch.zeros(2))
+    x = torch.tensor([1.0, -1])
+    with pytest.raises(DataDependentError, match=r"(?s)size \(1,\), not \(2,\).*torch._check"):
+        program(x)
+    assert torch.equal(x, torch.tensor([1.0, -1]))
+
+
+@pytest.mark.parametrize("writes", [(0, 0), (1, 1), (1, 0)])
+def test_inputs_have_the_versions_that_they_were_captured_with(writes: tuple[int, int]) -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        return x + 1 if x._version == y._version else x + 2
+
+    inputs = torch.ones(2), torch.ones(4)[:2]
+    for tensor, count in zip(inputs, writes, strict=True):
+        for _ in range(count):
+            tensor.add_(0)
+    assert torch.equal(capture(run, *inputs)(*inputs), run(*inputs))
+
+
 def test_data_dependent_sizes_go_through_symbols() -> None:
     program = capture(lambda x: (x.nonzero().t_() + 1, x[x > 0]), torch.ones(3))
     for values in ([1.0, 0, 1], [0.0, 0, 0], [1.0, 2, 3]):

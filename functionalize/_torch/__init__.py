@@ -205,6 +205,11 @@ def counting_versions() -> contextlib.AbstractContextManager[Any]:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
+def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
+    """Give tensors versions, as if they had been written so often."""
+    torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+
+
 def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
     """Copy ``value`` into ``handle``'s memory, seen by no mode and no version counter. Same shape and dtype."""
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():

@@ -19,7 +19,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import capture, functionalize
-from functionalize.errors import NotFunctionalError, UnsupportedMutationError
+from functionalize.errors import DataDependentError, NotFunctionalError, UnsupportedMutationError
 from functionalize.observation import Observation, differences, leaf_differences, observe
 from functionalize.verify import assert_functional
 from tests.fuzz.program import Program
@@ -72,7 +72,7 @@ def _direct(program: Program, transformed: Any, eager: Observation) -> Verdict:
     return _verdict(found, actual)
 
 
-def _refusal(error: UnsupportedMutationError) -> Verdict:
+def _refusal(error: UnsupportedMutationError | DataDependentError) -> Verdict:
     why = next(line for line in str(error).splitlines() if line.strip().startswith("why"))
     return Verdict(REFUSED, "refused", why.split(maxsplit=1)[1])
 
@@ -174,6 +174,8 @@ def _captured(program: Program, function: Any, made: Any, remove: str) -> Verdic
     except Exception as error:
         return Verdict(NOT_COUNTED, "make_fx wrong, ours raises") if wrong else Verdict(FAILED, "trace", _line(error))
     actual = observe(captured, program.arguments())
+    if isinstance(actual.error, DataDependentError):
+        return _refusal(actual.error)
     found = list(_compare(eager, actual, direct=True))
     return Verdict(NOT_COUNTED, "both wrong") if wrong and found else _verdict(found, actual)
 
