@@ -105,8 +105,8 @@ def refuse_other_sizes(leaves: Sequence[Leaf], results: Sequence[Any]) -> None:
         if results[leaf.output].size() != leaf.place.size:
             raise DataDependentError(
                 f"the data give a result of size {tuple(results[leaf.output].size())}, not {leaf.place.size}",
-                why="a size that only the data tell was met with a number: tracing takes the two for equal, where eager "
-                "may broadcast",
+                why="a size that only the data tell was met with a number: tracing takes the two for equal, eager may "
+                "broadcast",
                 hint="say what is known of the size before (torch._check), or expand what has one element by itself",
             )
 

@@ -72,6 +72,11 @@ def views_a_part_of_known_size_of_a_storage_of_unknown(x: Tensor) -> Tensor:
     return first
 
 
+def returns_a_diagonal_of_a_size_that_the_data_decide(x: Tensor) -> tuple[Tensor, Tensor]:
+    places = x.nonzero()
+    return places, places.diagonal(1, 1, 0)
+
+
 def reads_a_conjugate_view(x: Tensor) -> Tensor:
     return torch.complex(x, x).conj().real
 
@@ -91,6 +96,7 @@ PROGRAMS: list[tuple[Program, tuple[Tensor, ...]]] = [
     (returns_empty_parts_of_one_storage, (torch.ones(6),)),
     (returns_views_of_a_size_that_the_data_decide, (torch.tensor([[1.0, 0], [2, 3]]),)),
     (views_a_part_of_known_size_of_a_storage_of_unknown, (torch.tensor([1.0, -1.0]),)),
+    (returns_a_diagonal_of_a_size_that_the_data_decide, (torch.ones(2),)),
     (reads_a_conjugate_view, (torch.arange(3.0),)),
     (returns_what_requires_grad_only_then, (torch.ones(2),)),
 ]

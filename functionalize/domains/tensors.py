@@ -190,7 +190,7 @@ class TensorsDomain:
         else:
             out = on_handles(func, args, kwargs)
         if self.symbolic:
-            if func is aten.diagonal.default and 0 in map(hint, out.size()):
+            if func is aten.diagonal.default and not unbacked(out.size()) and 0 in map(hint, out.size()):
                 # Of symbolic sizes it starts where one with elements would, in eager where its source does.
                 place = (out.size(), out.stride(), args[0].storage_offset())
                 on_handles(aten.as_strided_.default, (out, *place), {})
