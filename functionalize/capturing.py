@@ -253,7 +253,7 @@ class _Capture:
         self._provenance.follow(mode.program)
 
         def end(program: Any, inputs: Any, outputs: Any) -> None:
-            program.place = None
+            program.origin = None
             changes = aftermath.changes(outcome.number)
             outcome.find_gradients()
             with unheard():

@@ -60,12 +60,12 @@ def user_location() -> Location:
 Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, a place in it
 
 
-class Place:
-    """Where a program is: the frames of the scope that runs, and the place that the scope was entered from."""
+class Origin:
+    """Where a program is: the frames of the scope that runs, and the origin of the scope itself."""
 
     __slots__ = ("_location", "_text", "_trace", "frames", "outer")
 
-    def __init__(self, frames: Positions, outer: Place | None, location: Location | None = None) -> None:
+    def __init__(self, frames: Positions, outer: Origin | None, location: Location | None = None) -> None:
         self.frames, self.outer = frames, outer
         self._location = location
         self._text: str | None = None
@@ -104,23 +104,23 @@ class Scopes:
 
     def __init__(self, until: CodeType) -> None:
         self._until = until  # the code that calls the program
-        self._base = Place((), None, user_location())
-        self._scopes: list[tuple[FrameType | None, Place, dict[Positions, Place]]] = [(None, self._base, {})]
+        self._base = Origin((), None, user_location())
+        self._scopes: list[tuple[FrameType | None, Origin, dict[Positions, Origin]]] = [(None, self._base, {})]
 
     def enter(self, frame: FrameType) -> None:
         """What runs inside of a frame is a scope, until it is left."""
         assert frame.f_back is not None
-        self._scopes.append((frame, self._place(frame.f_back), {}))
+        self._scopes.append((frame, self._origin(frame.f_back), {}))
 
     def leave(self) -> None:
         """The innermost scope ends."""
         self._scopes.pop()
 
-    def here(self) -> Place:
-        """The place of the caller."""
-        return self._place(sys._getframe(1))
+    def here(self) -> Origin:
+        """Where the caller is."""
+        return self._origin(sys._getframe(1))
 
-    def _place(self, frame: FrameType | None) -> Place:
+    def _origin(self, frame: FrameType | None) -> Origin:
         scope, outer, known = self._scopes[-1]
         found: list[tuple[int, int]] = []
         until, ours = self._until, _OF_PROGRAMS
@@ -136,10 +136,10 @@ class Scopes:
                 break
             frame = frame.f_back
         frames = tuple(found)
-        place = known.get(frames)
-        if place is None or place.outer is not outer:
-            place = known[frames] = Place(frames, outer)
-        return place
+        origin = known.get(frames)
+        if origin is None or origin.outer is not outer:
+            origin = known[frames] = Origin(frames, outer)
+        return origin
 
 
 # By identity: the hash of a code object is computed anew each time, over all that it consists of.

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from functionalize.bases import Base, View
-from functionalize.frames import Location, Place
+from functionalize.frames import Location, Origin
 from functionalize.regions import Geometry
 
 
@@ -42,13 +42,13 @@ class ViewRecord:
     parent: ViewRecord | None
     op: str  # the op that made it; of a base's first tensor empty
     region: Region
-    place: Place
+    origin: Origin
     time: int  # position among all events of the program
 
     @property
     def location(self) -> Location:
         """The line in the user's code."""
-        return self.place.location
+        return self.origin.location
 
 
 @dataclass(eq=False)
@@ -59,13 +59,13 @@ class WriteRecord:
     base: BaseRecord
     view: ViewRecord
     op: str
-    place: Place
+    origin: Origin
     time: int
 
     @property
     def location(self) -> Location:
         """The line in the user's code."""
-        return self.place.location
+        return self.origin.location
 
 
 @dataclass(eq=False)
@@ -134,11 +134,11 @@ class AliasHistory:
 class Historian:
     """Notes what happens while a program runs; the :class:`AliasHistory` is written when somebody wants to read it."""
 
-    def __init__(self, name_of: Callable[[Base], str], here: Callable[[], Place]) -> None:
+    def __init__(self, name_of: Callable[[Base], str], here: Callable[[], Origin]) -> None:
         self._name_of, self._here = name_of, here
         self._names: dict[Base, str] = {}
         self._seen: set[View] = set()
-        self._events: list[tuple[View, View | None, Geometry, Any, Place, bool]] = []  # the last: whether a write
+        self._events: list[tuple[View, View | None, Geometry, Any, Origin, bool]] = []  # the last: whether a write
 
     def viewed(self, view: View, op: Any) -> None:
         """The program made a view."""
@@ -163,19 +163,19 @@ class Historian:
         self._bases: dict[Base, BaseRecord] = {}
         views: dict[View, ViewRecord] = {}
         writes = 0
-        for time, (view, parent, geometry, op, place, is_write) in enumerate(self._events):
+        for time, (view, parent, geometry, op, origin, is_write) in enumerate(self._events):
             base = self._bases.get(view.base)
             if base is None:
                 base = self._bases[view.base] = BaseRecord(len(history.bases), self._names[view.base])
                 history.bases.append(base)
             if is_write:
-                base.writes.append(WriteRecord(writes, base, views[view], str(op), place, time))
+                base.writes.append(WriteRecord(writes, base, views[view], str(op), origin, time))
                 writes += 1
             else:
                 name = "" if parent is None else str(op)
                 region = Region(tuple(geometry.size), tuple(geometry.stride), geometry.offset, geometry.dtype)
                 source = None if parent is None else views[parent]
-                views[view] = ViewRecord(len(views), base, source, name, region, place, time)
+                views[view] = ViewRecord(len(views), base, source, name, region, origin, time)
                 base.views.append(views[view])
         return history
 

@@ -76,7 +76,7 @@ class FunctionalizeMode(TorchDispatchMode):
         handler, program = known[1], self.program
         if self.aside():
             return func(*args, **kwargs) if kwargs else func(*args)
-        program.op, program.place = func, None
+        program.op, program.origin = func, None
         if handler is _FUNCTIONAL and not self._bases:
             return self._run(func, args, kwargs)
         return handler(self, func, args, kwargs)

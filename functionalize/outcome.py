@@ -32,7 +32,7 @@ from functionalize._torch.tracing import SYMBOLS, symbol_node, tracked_node
 from functionalize.aftermath import Change, Output, Result
 from functionalize.bases import Base
 from functionalize.epilogue import Epilogue, Input, Step, WriteBack
-from functionalize.frames import Place
+from functionalize.frames import Origin
 from functionalize.history import Historian, Region
 from functionalize.lift import Source, Supposed, fresh, is_leaf
 from functionalize.program import Program
@@ -96,7 +96,7 @@ class Outcome:
     tracer: Any
     sources: list[Source]
     fakes: Mapping[int, torch.Tensor]
-    here: Callable[[], Place]  # where the program is
+    here: Callable[[], Origin]  # where the program is
     handles: list[torch.Tensor] = field(default_factory=list)
     backs: list[Back] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)

@@ -45,7 +45,7 @@ class Program:
         self.enter = enter  # has the ops inside dispatched to this program again
         self.graph = AliasGraph(held=domain.older)
         self.op: Any = None  # the op that the program called last
-        self.place: Any = None  # where in the user's code; None until somebody looks
+        self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
@@ -149,7 +149,7 @@ class Program:
 
     def replaced(self, handle: torch.Tensor, source: torch.Tensor) -> None:
         """The program says ``handle.data = source``: one more handle of the source's storage, at the source's place."""
-        self.place = None
+        self.origin = None
         if self.domain.observed:
             with below_mode(self.enter()), below_autograd():
                 self.fix(handle)

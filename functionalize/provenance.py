@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn.modules import module as hooks
 
-from functionalize.frames import Place, Scopes
+from functionalize.frames import Origin, Scopes
 from functionalize.program import Program
 
 
@@ -31,17 +31,17 @@ class Provenance:
         self._running: list[dict[str, tuple[str, str]]] = [{}]
 
     def follow(self, program: Program) -> None:
-        """From now on all nodes of one op of a program have one place."""
+        """From now on all nodes of one op of a program have one origin."""
         self._program = program
 
-    def here(self) -> Place:
+    def here(self) -> Origin:
         """Where the program is."""
         program = self._program
         if program is None:
             return self._scopes.here()
-        if program.place is None:
-            program.place = self._scopes.here()
-        return program.place  # type: ignore[no-any-return]
+        if program.origin is None:
+            program.origin = self._scopes.here()
+        return program.origin  # type: ignore[no-any-return]
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
@@ -52,9 +52,9 @@ class Provenance:
     def write(graph: Graph) -> None:
         """Give each node its stack trace."""
         for node in graph.nodes:
-            place = node.meta.get("stack_trace")
-            if isinstance(place, Place):
-                node.meta["stack_trace"] = place.text
+            origin = node.meta.get("stack_trace")
+            if isinstance(origin, Origin):
+                node.meta["stack_trace"] = origin.text
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from functionalize.propagation import Entry
 from functionalize.tables import ViewKind
 
 Annotate = Callable[[Node], None]  # told of each new node
-ORIGINS = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
+ORIGIN = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
 
 
 class RecordingMode(ProxyTorchDispatchMode):
@@ -129,7 +129,7 @@ class RecordingMode(ProxyTorchDispatchMode):
             before = before.next
         with graph.inserting_after(before):
             item = new_node(graph, operator.getitem, (node, place), {}, "getitem")
-        item.meta.update({name: node.meta[name] for name in ORIGINS if name in node.meta}, val=shown)
+        item.meta.update({name: node.meta[name] for name in ORIGIN if name in node.meta}, val=shown)
         return item
 
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
@@ -172,7 +172,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         for node in reversed(nodes):
             if node is last:
                 break
-            if node.meta.keys().isdisjoint(ORIGINS):  # a result of an earlier op may be among the new ones
+            if node.meta.keys().isdisjoint(ORIGIN):  # a result of an earlier op may be among the new ones
                 self._annotate(node)
         return out
 
