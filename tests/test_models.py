@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
+from torch._inductor import config as inductor_config
 
 from functionalize import capture
 from functionalize.observation import clone_inputs, differences, observe
@@ -92,18 +93,27 @@ def test_captured_model_equals_eager(model: Model, remove: str) -> None:
     assert not list(differences(want, got, strides=True, aliasing=True, rtol=None, atol=None))
 
 
+# ResNet's gradients come as channels-last otherwise, for which torch's `_fused_*` kernels update the wrong elements.
+INDUCTOR = {"fallback_random": True, "layout_optimization": False}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler, c++")
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_captured_graph_runs_under_inductor(name: str) -> None:
-    func, inputs = next(model for model in MODELS if model.name == f"{name}-eval").build()
+@pytest.mark.parametrize("model", FAKE)
+def test_captured_graph_runs_under_inductor(model: Model) -> None:
+    func, inputs = model.build()
     program = quietly(capture, func, *clone_inputs(inputs))
-    given = clone_inputs(inputs)
-    with torch.no_grad():
-        compiled = torch.compile(program.graph_module, backend="inductor")
-        results = quietly(compiled, *program.flat_inputs(*given))
-        torch.testing.assert_close(results[-1], quietly(func, *given), rtol=1e-3, atol=1e-4)
+    if program.graph.find_nodes(op="call_function", target=torch.ops.aten.bernoulli.p):
+        pytest.skip("inductor draws numbers of its own for aten.bernoulli.p, whatever fallback_random says")
+    flat = tuple(program.flat_inputs(*clone_inputs(inputs)))
+    torch._dynamo.reset()
+    with torch.no_grad(), inductor_config.patch(INDUCTOR):
+        results = []
+        for run in (program.graph_module, torch.compile(program.graph_module, backend="inductor")):
+            torch.manual_seed(0)
+            results.append(quietly(run, *clone_inputs(flat)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
