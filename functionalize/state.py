@@ -30,12 +30,9 @@ OPAQUE = (
     *(str, bytes, int, float, complex, type(None), range, torch.SymInt),
 )
 
-
 # By type, what isinstance would say: most values are one of these.
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
-
-
 _STRINGS = frozenset({str})
 
 
@@ -81,7 +78,7 @@ class State:
     shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
-    _without: dict[int, bool] = field(default_factory=dict)  # objects of modules: whether they hold tensors
+    _holding: dict[int, bool] = field(default_factory=dict)  # of objects of modules: whether they hold tensors
     _lent: list[Any] = field(default_factory=list)  # what the holders held, stand-ins in place
 
     def walk(self, holder: Holder, key: Any, path: str, owner: Any = None) -> None:
@@ -110,7 +107,7 @@ class State:
             self.seen.append(value)
             if is_module(value):
                 self.modules[id(value)] = spot.path
-            for holder, keys in holders_of(value, self._without):
+            for holder, keys in holders_of(value, self._holding):
                 self.holders[id(holder)] = holder, spot.path
                 if keys:
                     self._open(value, holder, keys, spot.path)
@@ -205,7 +202,7 @@ def assign(holder: Holder, content: Any) -> None:
         holder[:] = content
 
 
-def holders_of(value: Any, without: dict[int, bool]) -> Iterator[tuple[Holder, list[Any]]]:
+def holders_of(value: Any, holding: dict[int, bool]) -> Iterator[tuple[Holder, list[Any]]]:
     """The holders that an object consists of, and which of their entries are state."""
     if is_module(value):
         yield value._parameters, list(value._parameters)
@@ -213,7 +210,7 @@ def holders_of(value: Any, without: dict[int, bool]) -> Iterator[tuple[Holder, l
         yield value._modules, [name for name, module in value._modules.items() if module is not None]
         content = value.__dict__
         own = [n for n, item in content.items() if type(item) not in _PLAIN and n not in _OF_MODULES]
-        yield content, [name for name in own if holds_tensors(content[name], without)]
+        yield content, [name for name in own if holds_tensors(content[name], holding)]
     elif isinstance(value, (dict, list)):
         yield value, list(value) if isinstance(value, dict) else list(range(len(value)))
     elif hasattr(value, "__dict__"):
