@@ -22,7 +22,7 @@ from functionalize._torch.fakes import (
     is_data_dependent,
     new_fake_mode,
 )
-from functionalize._torch.tracing import recording, track
+from functionalize._torch.tracing import new_placeholder, recording, track
 from functionalize.aftermath import Aftermath
 from functionalize.api import new_program, run_call, unheard
 from functionalize.captured import CapturedProgram
@@ -216,10 +216,7 @@ class _Capture:
         return program
 
     def _placeholder(self, source: Source) -> Node:
-        name = source.name
-        node = self._recorder.tracer.graph.create_node("placeholder", name, name=name)
-        if node.name != name:  # FX would rename what is called like a function of Python's
-            node.name = name
+        node = new_placeholder(self._recorder.tracer.graph, source.name)
         node.meta["val"] = source.value
         return node
 

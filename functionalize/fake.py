@@ -38,7 +38,8 @@ def fakes_of(
         originals += group.values()
         if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
             with below_dispatch():
-                fakes |= {key: _marked(fake, group[key]) for key, fake in _of_group(factory, group)}
+                for key, fake in _of_group(factory, group):
+                    fakes[key] = _marked(fake, group[key])
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
@@ -78,7 +79,7 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
 
 def _marked(fake: Any, tensor: torch.Tensor) -> torch.Tensor:
     """A fake tensor, told what torch says of the original besides its place."""
-    if isinstance(tensor, torch.nn.Parameter):
+    if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
     elif type(tensor) is torch.nn.Buffer:
         fake._is_buffer, fake.persistent = True, tensor.persistent

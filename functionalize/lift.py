@@ -108,7 +108,7 @@ def is_leaf(value: Any) -> bool:
 
 
 def _kind_of(spot: Spot, tensor: torch.Tensor) -> tuple[InputKind, bool | None]:
-    if isinstance(tensor, torch.nn.Parameter):
+    if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         return InputKind.PARAMETER, None
     if is_module(spot.owner):
         if spot.holder is spot.owner._buffers:

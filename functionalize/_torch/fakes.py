@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import (
 
 __all__ = ["FakeTensor", "FakeTensorMode"]
 
+_META = torch.device("meta")
+_REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
 
 
@@ -32,7 +34,8 @@ def is_data_dependent(error: Exception) -> bool:
 
 def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
     """The mode that made the fake tensors among some values; None where there are none."""
-    mode: FakeTensorMode | None = detect_fake_mode(list(leaves))
+    real = _REAL.issuperset(map(type, leaves))  # else torch looks into each
+    mode: FakeTensorMode | None = detect_fake_mode(None if real else list(leaves))
     return mode
 
 
@@ -50,7 +53,6 @@ def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
     return mode
 
 
-_META = torch.device("meta")
 _make_subclass: Any = torch.Tensor._make_subclass
 _forbid_data: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 

@@ -132,6 +132,20 @@ def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return node
 
 
+def new_placeholder(graph: Graph, name: str) -> Node:
+    """A placeholder of just this name, which is a word, and nobody's yet.
+
+    FX would look for a number in the name, letter by letter, and rename what is called like a function of Python's.
+    """
+    node, names = Node(graph, name, "placeholder", name, (), {}), graph._graph_namespace
+    names._used_names.add(name)
+    names.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
+
+
 def track(tracer: Any, tensor: torch.Tensor, node: Node) -> None:
     """Let a tensor of plain sizes stand for a node."""
     tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
