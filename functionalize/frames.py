@@ -1,6 +1,7 @@
 """Whose code called us, read off the stack.
 
-Invariant: frames are only looked at, never held. Limits: code that is compiled from text counts as nobody's.
+Invariant: a frame is only looked at; that of a scope is held while it runs, and no longer. Limits: code that is
+compiled from text counts as nobody's.
 """
 
 from __future__ import annotations

@@ -137,6 +137,7 @@ class Historian:
     def __init__(self, name_of: Callable[[Base], str], here: Callable[[], Origin]) -> None:
         self._name_of, self._here = name_of, here
         self._names: dict[Base, str] = {}
+        self._numbers: dict[Base, int] = {}  # of the bases in the history
         self._seen: set[View] = set()
         self._events: list[tuple[View, View | None, Geometry, Any, Origin, bool]] = []  # the last: whether a write
 
@@ -160,14 +161,13 @@ class Historian:
     def history(self) -> AliasHistory:
         """All that happened."""
         history = AliasHistory()
-        self._bases: dict[Base, BaseRecord] = {}
         views: dict[View, ViewRecord] = {}
         writes = 0
         for time, (view, parent, geometry, op, origin, is_write) in enumerate(self._events):
-            base = self._bases.get(view.base)
-            if base is None:
-                base = self._bases[view.base] = BaseRecord(len(history.bases), self._names[view.base])
-                history.bases.append(base)
+            number = self._numbers.setdefault(view.base, len(history.bases))
+            if number == len(history.bases):
+                history.bases.append(BaseRecord(number, self._names[view.base]))
+            base = history.bases[number]
             if is_write:
                 base.writes.append(WriteRecord(writes, base, views[view], str(op), origin, time))
                 writes += 1
@@ -181,9 +181,8 @@ class Historian:
 
     def writes_of(self, base: Base) -> Sequence[WriteRecord]:
         """The writes that a base got."""
-        history = self.history
-        record = self._bases.get(base)
-        return record.writes if record is not None and history else ()
+        bases, number = self.history.bases, self._numbers.get(base)
+        return () if number is None else bases[number].writes
 
 
 def _label(view: ViewRecord) -> str:
