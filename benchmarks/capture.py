@@ -28,8 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script from anywhere
 
 from benchmarks.measure import environment, interleaved, table
-from functionalize import capture, propagation
-from functionalize.observation import clone_inputs
+from functionalize import capture
+from functionalize.tracing import meta_cache as propagation
+from functionalize.verify.observation import clone_inputs
 from tests.models import kv_cache_decode, state_of
 from tests.transformer_models import TRANSFORMERS
 
@@ -60,10 +61,8 @@ def systems(name: str) -> dict[str, Callable[[], object]]:
     def pure(parameters: Any, buffers: Any, batch: Any) -> Any:
         return torch.func.functional_call(module, {**parameters, **buffers}, (), batch)
 
-    options: Any = {**batch, "remove": "mutations"}
-
     def ours() -> None:
-        assert capture(module, **options).graph is not None
+        assert capture(module, (), batch, remove="mutations").graph is not None
 
     def cold() -> None:
         propagation.clear()
@@ -119,7 +118,7 @@ def growth() -> None:
     x = torch.randn(4, 4)
     figures = []
     for ops in (1_000, 10_000, 100_000):
-        calls = {"capture": partial(capture, partial(chain, ops=ops), x)}
+        calls = {"capture": partial(capture, partial(chain, ops=ops), (x,))}
         seconds = interleaved(calls, 1 if ops > 10_000 else 3)["capture"].median
         figures.append((ops, seconds / ops * 1e6))
     print("microseconds an op: " + ", ".join(f"{value:.1f} of {ops:,} ops" for ops, value in figures))
@@ -132,7 +131,7 @@ def huge() -> None:
         module = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
         x = torch.randn(1, width)
     size = sum(p.numel() * p.element_size() for p in module.parameters()) / 1e9
-    program = capture(module, x)
+    program = capture(module, (x,))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{size:.0f} GB of parameters, {len(program.graph.nodes)} nodes: peak memory {peak:,.0f} MiB")
 
@@ -142,7 +141,7 @@ def calls(rounds: int) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(inplace=True)).eval()
     module.requires_grad_(False)
     x = torch.randn(4, 8)
-    program = capture(module, x)
+    program = capture(module, (x,))
     inputs = [*module.parameters(), *module.buffers(), x]
     from torch._functorch.aot_autograd import aot_module_simplified
 
@@ -207,7 +206,7 @@ def written_by(call: Callable[..., Any], inputs: Any) -> int:
 def decode() -> None:
     """Bytes written by a decoding step with a cache of 1,024 rows: in eager, in a captured program, in theirs."""
     func, inputs = kv_cache_decode(1024)
-    program = capture(func, *clone_inputs(inputs), remove="mutations")
+    program = capture(func, clone_inputs(inputs), remove="mutations")
     program(*clone_inputs(inputs))
     theirs = make_fx(torch.func.functionalize(func), tracing_mode="fake")(*clone_inputs(inputs))
     eager = written_by(func, clone_inputs(inputs))

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a scri
 from benchmarks.measure import Timing, environment, interleaved, table
 from benchmarks.patterns import PATTERNS, Pattern
 from functionalize import functionalize
-from functionalize.observation import clone_inputs
 from functionalize.verify import assert_functional
+from functionalize.verify.observation import clone_inputs
 from tests.models import MODELS
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -1,7 +1,7 @@
 """Writes the tables as Python modules of pure literals, and tells when those on disk have drifted.
 
 Invariant: the same sources give the same bytes; a file is replaced whole, and only when its text changes.
-Limits: what the modules mean is up to functionalize.tables, their only reader.
+Limits: what the modules mean is up to functionalize.ops.tables, their only reader.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ WrittenRow = tuple[str, "int | None", "int | None", bool, "str | None"]
 
 @dataclass(frozen=True)
 class Row:
-    """One op of the tables. Its columns are those of `functionalize.tables.OpRow`, in the file's order."""
+    """One op of the tables. Its columns are those of `functionalize.ops.tables.OpRow`, in the file's order."""
 
     name: str
     kind: str

@@ -13,7 +13,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 # In a checkout codegen stands beside `functionalize`, installed it stands inside.
-_PLACES = (_HERE.parent / "functionalize" / "view_rules.py", _HERE.parent / "view_rules.py")
+_PLACES = (_HERE.parent / "functionalize" / "aliasing" / "view_rules.py", _HERE.parent / "aliasing" / "view_rules.py")
 
 
 def read_rules(file: Path | None = None) -> dict[str, str]:

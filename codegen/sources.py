@@ -1,7 +1,7 @@
 """Finds native_functions.yaml and tags.yaml, the sources of the tables, without running any of torch.
 
 Invariant: a `Source` names two files that were there when it was made. Limits: standard library only, and
-nothing is parsed: functionalize.tables compares hashes at every import, and that has to cost next to nothing.
+nothing is parsed: functionalize.ops.tables compares hashes at every import, and that has to cost next to nothing.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from functionalize import functionalize
-from functionalize.observation import clone_inputs
 from functionalize.verify import assert_functional
+from functionalize.verify.observation import clone_inputs
 
 aten = torch.ops.aten
 # The schema of this op denies that it writes the running statistics.

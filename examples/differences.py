@@ -18,8 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import functionalize
 from functionalize.errors import NotEquivalentError
-from functionalize.observation import clone_inputs
 from functionalize.verify import assert_equivalent
+from functionalize.verify.observation import clone_inputs
 
 aten = torch.ops.aten
 Transform = Callable[..., Callable[..., Any]]

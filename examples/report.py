@@ -77,7 +77,7 @@ def main(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for name, (title, make) in PROGRAMS.items():
         func, inputs = make()
-        program = capture(func, *inputs)
+        program = capture(func, inputs)
         page = program.report(folder / f"{name}.html", title=title)
         print(f"{page}: {len(program.mutations)} writes to inputs and state")
     return 0

@@ -6,8 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from functionalize.api import functionalize as functionalize
-    from functionalize.capturing import capture as capture
+    from functionalize.backends.dynamo import dynamo_backend as dynamo_backend
     from functionalize.errors import (
         DataDependentError,
         InputMismatchError,
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
         NotFunctionalError,
         UnsupportedMutationError,
     )
-    from functionalize.export.dynamo import dynamo_backend as dynamo_backend
+    from functionalize.graph_capture.capture import capture as capture
+    from functionalize.transform.api import functionalize as functionalize
 
 __all__ = [
     "DataDependentError",
@@ -29,9 +29,9 @@ __all__ = [
 ]
 
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
-    "capture": "functionalize.capturing",
-    "dynamo_backend": "functionalize.export.dynamo",
-    "functionalize": "functionalize.api",
+    "capture": "functionalize.graph_capture.capture",
+    "dynamo_backend": "functionalize.backends.dynamo",
+    "functionalize": "functionalize.transform.api",
 }
 
 

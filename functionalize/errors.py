@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from functionalize.frames import decisive_line, user_frame, user_frames
+from functionalize.call_stack import decisive_line, user_frame, user_frames
 
 
 class NotFunctionalError(AssertionError):

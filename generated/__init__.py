@@ -1,1 +1,1 @@
-"""Tables that functionalize.codegen generated. Only functionalize.tables reads them."""
+"""Tables that functionalize.codegen generated. Only functionalize.ops.tables reads them."""

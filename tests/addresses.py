@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from functionalize.regions import Geometry
+from functionalize.aliasing.geometry import Geometry
 
 
 def addresses(place: Geometry) -> list[int]:

@@ -14,8 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from functionalize import functionalize, tables
-from functionalize.observation import clone_inputs
+from functionalize import functionalize
+from functionalize.ops import tables
+from functionalize.verify.observation import clone_inputs
 
 MODES = ("real", "fake", "symbolic")
 REMOVES = ("mutations", "mutations_and_views")

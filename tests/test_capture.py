@@ -16,8 +16,8 @@ from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import InputKind, OutputKind
 
 from functionalize import DataDependentError, InputMismatchError, UnsupportedMutationError, capture
-from functionalize.observation import clone_inputs, differences, observe
 from functionalize.verify import assert_functional
+from functionalize.verify.observation import clone_inputs, differences, observe
 from tests.graphs import operators
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 def same(func: Callable[..., Any], *inputs: Any, remove: str = "mutations_and_views", calls: int = 1) -> Any:
     """A program captured on inputs, which does on copies of them what the function does."""
-    program = capture(func, *clone_inputs(inputs), remove=remove)
+    program = capture(func, clone_inputs(inputs), remove=remove)
     assert_functional(program.graph_module, remove)
     for _ in range(calls):
         want, got = observe(func, clone_inputs(inputs)), observe(program, clone_inputs(inputs))
@@ -51,7 +51,7 @@ class Net(torch.nn.Module):
 
 
 def test_signature_is_that_of_export() -> None:
-    program = capture(Net(), torch.ones(2, 3), {"bias": [torch.ones(3)]}, scale=3)
+    program = capture(Net(), (torch.ones(2, 3), {"bias": [torch.ones(3)]}), {"scale": 3})
     specs = [(spec.kind, spec.arg.name, spec.target) for spec in program.signature.input_specs]
     assert specs == [
         (InputKind.PARAMETER, "p_fc_weight", "fc.weight"),
@@ -88,7 +88,7 @@ class Named(torch.nn.Module):
 
 def test_the_verifier_of_export_accepts_graph_and_signature() -> None:
     module, inputs = Named(), (torch.ones(2, 3), torch.ones(3))
-    program = capture(module, *inputs)
+    program = capture(module, inputs)
     names = [node.name for node in program.graph.nodes if node.op == "placeholder"]
     assert names == ["p_layernorm_weight", "p_layernorm_bias", "b_count", "input", "id"]
     trees = (pytree.tree_flatten((inputs, {}))[1], pytree.tree_flatten(inputs[0])[1])
@@ -108,7 +108,7 @@ def test_the_verifier_of_export_accepts_graph_and_signature() -> None:
 def test_tied_parameters_are_one_input() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     module[1].weight = module[0].weight
-    program = capture(module, torch.ones(2, 3))
+    program = capture(module, (torch.ones(2, 3),))
     targets = [spec.target for spec in program.signature.input_specs]
     assert targets == ["0.weight", "0.bias", "1.bias", None]
     x = torch.randn(2, 3)
@@ -121,7 +121,7 @@ def test_nodes_say_where_they_come_from() -> None:
     def run(x: Tensor) -> Any:
         return module(x) + 1
 
-    program = capture(run, torch.ones(2, 3))
+    program = capture(run, (torch.ones(2, 3),))
     relu = next(node for node in program.graph.nodes if node.target is aten.relu.default)
     add = next(node for node in program.graph.nodes if node.target is aten.add.Tensor)
     assert relu.meta["nn_module_stack"] == {
@@ -141,7 +141,7 @@ def test_meta_is_a_snapshot() -> None:
         y.t_()
         return y + z.t()
 
-    program = capture(run, torch.ones(2, 3))
+    program = capture(run, (torch.ones(2, 3),))
     add = next(node for node in program.graph.nodes if node.target is aten.add.Tensor)
     assert add.meta["val"].shape == (2, 3)
     assert all("val" in node.meta for node in program.graph.nodes if node.op != "output")
@@ -192,7 +192,7 @@ def test_the_graph_with_copies_writes_back_by_itself() -> None:
         return cache.sum(), x
 
     inputs = (torch.randn(3, 4), torch.zeros(5, 3, 4), torch.tensor(2.0))
-    program = capture(run, *clone_inputs(inputs))
+    program = capture(run, clone_inputs(inputs))
     mine, eager = clone_inputs(inputs), clone_inputs(inputs)
     torch.testing.assert_close(program.with_copy_epilogue()(*mine), run(*eager))
     torch.testing.assert_close(mine, eager)
@@ -219,7 +219,7 @@ def test_constants_are_inputs_and_those_written_are_buffers() -> None:
         written.add_(x)
         return x * read + torch.tensor([1.0, 2.0, 3.0])
 
-    program = capture(run, torch.ones(3))
+    program = capture(run, (torch.ones(3),))
     kinds = sorted(spec.kind.name for spec in program.signature.input_specs)
     assert kinds == ["BUFFER", "CONSTANT_TENSOR", "CONSTANT_TENSOR", "USER_INPUT"]
     assert torch.equal(program(torch.ones(3)), torch.tensor([2.0, 3.0, 4.0]))
@@ -236,7 +236,7 @@ def test_capture_computes_nothing_and_leaves_objects_as_they_were() -> None:
         batch["count"] = torch.ones(1)  # type: ignore[assignment]
         return batch["x"][1]
 
-    program = capture(run, holder)
+    program = capture(run, (holder,))
     assert holder == {"x": [inner]} and holder["x"][0] is inner
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
     out = program(holder)
@@ -253,7 +253,7 @@ def test_an_error_of_the_program_leaves_objects_as_they_were() -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        capture(run, torch.ones(2, 3))
+        capture(run, (torch.ones(2, 3),))
     assert module.weight is weight and module(torch.ones(2, 3)).shape == (2, 3)
 
 
@@ -270,7 +270,7 @@ def test_a_rebound_buffer_is_rebound() -> None:
             return self.mean * 2
 
     mine, eager = Average(), Average()
-    program, old = capture(mine, torch.ones(3)), mine.mean
+    program, old = capture(mine, (torch.ones(3),)), mine.mean
     for _ in range(3):
         x = torch.randn(3)
         assert torch.equal(program(x), eager(x)) and torch.equal(mine.mean, eager.mean)
@@ -293,11 +293,11 @@ def test_python_state_that_the_graph_depends_on_is_checked() -> None:
             return self.rows.sum()
 
     ring = Ring()
-    program = capture(ring, torch.ones(2))
+    program = capture(ring, (torch.ones(2),))
     assert program(torch.ones(2)) == 2 and (ring.next, ring.calls) == (1, 1)
     with pytest.raises(InputMismatchError, match="`next` is 1, and was 0"):
         program(torch.ones(2))
-    again = capture(ring, torch.ones(2), on_alias_change="recapture")
+    again = capture(ring, (torch.ones(2),), on_guard_failure="recapture")
     assert [again(torch.ones(2)).item() for _ in range(3)] == [4, 6, 8]
 
 
@@ -312,7 +312,7 @@ def test_python_state_that_the_graph_does_not_depend_on_is_followed() -> None:
             return x * 2
 
     counter = Counter()
-    program = capture(counter, torch.ones(2))
+    program = capture(counter, (torch.ones(2),))
     for _ in range(3):
         program(torch.ones(2))
     assert counter.calls == 3
@@ -322,7 +322,7 @@ def test_python_state_that_the_graph_does_not_depend_on_is_followed() -> None:
 
 
 def test_other_shapes_dtypes_and_structures_are_refused_by_name() -> None:
-    program = capture(lambda x, more: x + more[0], torch.ones(2, 3), [torch.ones(3)])
+    program = capture(lambda x, more: x + more[0], (torch.ones(2, 3), [torch.ones(3)]))
     for args, text in (
         ((torch.ones(4, 3), [torch.ones(3)]), r"the input `x` is .* of size \[4, 3\], and was .* of size \[2, 3\]"),
         ((torch.ones(2, 3), [torch.ones(3).double()]), r"the input `more_0` is .*float64"),
@@ -333,7 +333,7 @@ def test_other_shapes_dtypes_and_structures_are_refused_by_name() -> None:
 
 
 def test_other_numbers_are_refused() -> None:
-    program = capture(lambda x, n: x * n, torch.ones(2), 3)
+    program = capture(lambda x, n: x * n, (torch.ones(2), 3))
     with pytest.raises(InputMismatchError, match="`n` is 4, and was 3"):
         program(torch.ones(2), 4)
 
@@ -344,11 +344,11 @@ def test_another_alias_pattern_is_refused_or_captured_anew() -> None:
         return y * 2
 
     apart, shared = (torch.zeros(4), torch.zeros(4)), torch.zeros(8)
-    program = capture(run, *apart)
+    program = capture(run, apart)
     with pytest.raises(InputMismatchError, match=r"input `y` and the input `x` share memory \(8 bytes apart"):
         program(shared[:4], shared[2:6])
     assert torch.equal(shared, torch.zeros(8))
-    again = capture(run, *apart, on_alias_change="recapture")
+    again = capture(run, apart, on_guard_failure="recapture")
     got = again(shared[:4], shared[2:6])
     assert torch.equal(got, torch.tensor([2.0, 2, 0, 0])) and torch.equal(shared[:5], torch.tensor([1.0, 1, 1, 1, 0]))
 
@@ -360,7 +360,7 @@ def test_deciding_by_data_is_refused_with_the_line() -> None:
         return x
 
     with pytest.raises(DataDependentError, match=r"(?s)if x.sum\(\) > 0:.*torch.cond"):
-        capture(run, torch.ones(3))
+        capture(run, (torch.ones(3),))
 
 
 def test_a_size_that_broadcasting_took_for_another_is_refused_before_anything_is_written() -> None:
@@ -369,7 +369,7 @@ def test_a_size_that_broadcasting_took_for_another_is_refused_before_anything_is
         x.zero_()
         return some, some.expand(2)
 
-    program = capture(run, torch.tensor([1.0, -1]))
+    program = capture(run, (torch.tensor([1.0, -1]),))
     x = torch.tensor([1.0, 2])
     assert all(torch.equal(got, torch.tensor([1.0, 2])) for got in program(x)) and torch.equal(x, torch.zeros(2))
     x = torch.tensor([1.0, -1])
@@ -387,11 +387,11 @@ def test_inputs_have_the_versions_that_they_were_captured_with(writes: tuple[int
     for tensor, count in zip(inputs, writes, strict=True):
         for _ in range(count):
             tensor.add_(0)
-    assert torch.equal(capture(run, *inputs)(*inputs), run(*inputs))
+    assert torch.equal(capture(run, inputs)(*inputs), run(*inputs))
 
 
 def test_data_dependent_sizes_go_through_symbols() -> None:
-    program = capture(lambda x: (x.nonzero().t_() + 1, x[x > 0]), torch.ones(3))
+    program = capture(lambda x: (x.nonzero().t_() + 1, x[x > 0]), (torch.ones(3),))
     for values in ([1.0, 0, 1], [0.0, 0, 0], [1.0, 2, 3]):
         x = torch.tensor(values)
         want = (x.nonzero().t() + 1, x[x > 0])
@@ -402,9 +402,9 @@ def test_data_dependent_sizes_go_through_symbols() -> None:
 
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(ValueError, match="remove must be"):
-        capture(torch.sin, torch.ones(1), remove="all")
-    with pytest.raises(ValueError, match="on_alias_change must be"):
-        capture(torch.sin, torch.ones(1), on_alias_change="guess")
+        capture(torch.sin, (torch.ones(1),), remove="all")
+    with pytest.raises(ValueError, match="on_guard_failure must be"):
+        capture(torch.sin, (torch.ones(1),), on_guard_failure="guess")
 
 
 def test_a_refused_write_says_the_line() -> None:
@@ -412,7 +412,7 @@ def test_a_refused_write_says_the_line() -> None:
         x.data = torch.ones(3, dtype=torch.float64)
 
     with pytest.raises(UnsupportedMutationError, match="float64"):
-        capture(run, torch.ones(3))
+        capture(run, (torch.ones(3),))
 
 
 # Memory
@@ -424,7 +424,7 @@ def test_a_program_of_more_parameters_than_memory() -> None:
     with FakeTensorMode():
         module = torch.nn.Sequential(*(torch.nn.Linear(100_000, 100_000, bias=False) for _ in range(4)))
         x = torch.randn(1, 100_000)
-    program = capture(module, x)
+    program = capture(module, (x,))
     assert operators(program.graph_module).count("mm.default") == 4
 
 
@@ -437,7 +437,7 @@ def test_nothing_of_the_run_is_held() -> None:
         made.append(weakref.ref(y))
         return y.sum()
 
-    program = capture(run, torch.ones(3))
+    program = capture(run, (torch.ones(3),))
     gc.collect()
     assert made[0]() is None
     assert program(torch.ones(3)) == 7
@@ -453,7 +453,7 @@ def test_the_alias_graph_can_be_asked() -> None:
         rows[1].mul_(2)
         return x
 
-    history = capture(run, torch.ones(12)).alias_graph
+    history = capture(run, (torch.ones(12),)).alias_history
     base = history.base("x")
     assert [write.op for write in base.writes] == ["aten.add_.Tensor", "aten.mul_.Tensor"]
     assert [view.op for view in base.views] == ["", "aten.view.default", "aten.select.int", "aten.select.int"]

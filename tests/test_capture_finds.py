@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from functionalize import capture
-from functionalize.observation import clone_inputs, differences, observe
 from functionalize.verify import assert_functional
+from functionalize.verify.observation import clone_inputs, differences, observe
 
 MEMORY = torch.arange(24.0)
 Program = Callable[..., Any]
@@ -106,7 +106,7 @@ PROGRAMS: list[tuple[Program, tuple[Tensor, ...]]] = [
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
 @pytest.mark.parametrize(("program", "inputs"), PROGRAMS, ids=[program.__name__ for program, _ in PROGRAMS])
 def test_captured_as_eager_runs_it(program: Program, inputs: tuple[Tensor, ...], remove: str) -> None:
-    captured = capture(program, *clone_inputs(inputs), remove=remove)
+    captured = capture(program, clone_inputs(inputs), remove=remove)
     assert_functional(captured.graph_module, remove)
     want, got = observe(program, clone_inputs(inputs)), observe(captured, clone_inputs(inputs))
     assert want.error is None

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.export import Dim
 
 from functionalize import InputMismatchError, capture
-from functionalize.observation import clone_inputs, differences, observe
 from functionalize.verify import assert_functional
+from functionalize.verify.observation import clone_inputs, differences, observe
 
 Inputs = Callable[[int], tuple[Any, ...]]
 
 
 def assert_for_sizes(func: Callable[..., Any], inputs: Inputs, spec: Any, sizes: tuple[int, ...] = (5, 3, 8)) -> Any:
-    program = capture(func, *inputs(sizes[0]), dynamic_shapes=spec)
+    program = capture(func, inputs(sizes[0]), dynamic_shapes=spec)
     assert_functional(program.graph_module, "mutations_and_views")
     for size in sizes:
         given = inputs(size)
@@ -40,7 +40,7 @@ def test_symbols_flow_through_views_writes_and_outputs() -> None:
 
 
 def test_sizes_out_of_range_are_refused_by_name() -> None:
-    program = capture(written, torch.randn(5, 4), torch.zeros(9, 4), dynamic_shapes={"x": {0: Dim.DYNAMIC}})
+    program = capture(written, (torch.randn(5, 4), torch.zeros(9, 4)), dynamic_shapes={"x": {0: Dim.DYNAMIC}})
     for size in (1, 10):
         with pytest.raises(InputMismatchError, match=rf"dimension 0 of the input `x` is {size}, .* for 2 to 9"):
             program(torch.randn(size, 4), torch.zeros(9, 4))
@@ -73,8 +73,8 @@ def test_a_dimension_that_cannot_differ_is_refused_unless_the_program_may_decide
         return x.view(5, 4) * 2
 
     with pytest.raises(InputMismatchError, match="may differ by dynamic_shapes, and the program is right"):
-        capture(run, torch.randn(5, 4), dynamic_shapes=({0: Dim.DYNAMIC},))
-    program = capture(run, torch.randn(5, 4), dynamic_shapes=({0: Dim.AUTO},))
+        capture(run, (torch.randn(5, 4),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    program = capture(run, (torch.randn(5, 4),), dynamic_shapes=({0: Dim.AUTO},))
     assert program(torch.ones(5, 4)).shape == (5, 4)
     with pytest.raises(InputMismatchError):
         program(torch.ones(6, 4))
@@ -84,7 +84,7 @@ def test_a_decision_on_a_size_is_checked() -> None:
     def run(x: Tensor) -> Tensor:
         return x + 1 if x.size(0) > 4 else x - 1
 
-    program = capture(run, torch.ones(6), dynamic_shapes=({0: Dim.DYNAMIC},))
+    program = capture(run, (torch.ones(6),), dynamic_shapes=({0: Dim.DYNAMIC},))
     assert torch.equal(program(torch.zeros(9)), torch.ones(9))
     with pytest.raises(InputMismatchError, match=r"is 3, .* captured for 5 to|captured for sizes with"):
         program(torch.zeros(3))
@@ -101,12 +101,12 @@ def test_the_spec_follows_containers_and_modules() -> None:
 
 
 def test_numbers_of_symbols_are_given_back() -> None:
-    program = capture(lambda x: (x.size(0) * 2, x.sum().item()), torch.ones(3), dynamic_shapes=({0: Dim.DYNAMIC},))
+    program = capture(lambda x: (x.size(0) * 2, x.sum().item()), (torch.ones(3),), dynamic_shapes=({0: Dim.DYNAMIC},))
     assert program(torch.ones(5)) == (10, 5.0)
 
 
 def test_a_spec_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="names 'z'; the arguments are x, cache"):
-        capture(written, torch.ones(5, 4), torch.ones(9, 4), dynamic_shapes={"z": None})
+        capture(written, (torch.ones(5, 4), torch.ones(9, 4)), dynamic_shapes={"z": None})
     with pytest.raises(ValueError, match="names dimension 2 of 'x', which has 2"):
-        capture(written, torch.ones(5, 4), torch.ones(9, 4), dynamic_shapes={"x": {2: Dim.AUTO}})
+        capture(written, (torch.ones(5, 4), torch.ones(9, 4)), dynamic_shapes={"x": {2: Dim.AUTO}})

@@ -33,7 +33,7 @@ def assert_alike(make: Maker, batches: Callable[[], tuple[Any, ...]], calls: int
     torch.manual_seed(0)
     eager, other, its = make()
     torch.manual_seed(1)
-    program = capture(mine, *batches())
+    program = capture(mine, batches())
     assert_functional(program.graph_module, "mutations_and_views")
     for call in range(calls):
         torch.manual_seed(call)
@@ -127,7 +127,7 @@ def test_a_module_with_an_optimizer_is_a_training_step() -> None:
     mine = Loss()
     eager = copy.deepcopy(mine)
     ours, theirs = (torch.optim.Adam(module.parameters()) for module in (mine, eager))
-    program = capture(mine, *batch(), optimizer=ours)
+    program = capture(mine, batch(), optimizer=ours)
     targets = [spec.target for spec in program.signature.input_specs]
     assert "optimizer.state.0.exp_avg" in targets and "body.4.weight" in targets
     for call in range(3):
@@ -141,20 +141,20 @@ def test_a_module_with_an_optimizer_is_a_training_step() -> None:
         torch.testing.assert_close(loss, wanted.detach())
         torch.testing.assert_close(dict(state_of(mine, ours)), dict(state_of(eager, theirs)))
     with pytest.raises(TypeError, match="must return a loss"):
-        capture(perceptron(), batch()[0], optimizer=ours)
+        capture(perceptron(), (batch()[0],), optimizer=ours)
 
 
 def test_an_optimizer_keeps_state_that_it_has() -> None:
     step, module, optimizer = stepping(torch.optim.Adam, {})()
     step(*batch())
     before = {name: copy.deepcopy(value) for name, value in state_of(module, optimizer)}
-    capture(step, *batch())
+    capture(step, batch())
     torch.testing.assert_close(dict(state_of(module, optimizer)), before)
 
 
 def test_hyperparameters_are_part_of_the_program() -> None:
     step, _, optimizer = stepping(torch.optim.SGD, {"lr": 0.1})()
-    program = capture(step, *batch())
+    program = capture(step, batch())
     program(*batch())
     optimizer.param_groups[0]["lr"] = 0.01
     with pytest.raises(InputMismatchError, match=r"param_groups.0.lr` is 0.01, and was 0.1"):
@@ -164,7 +164,7 @@ def test_hyperparameters_are_part_of_the_program() -> None:
 def test_an_optimizer_that_decides_by_data_is_refused_with_its_line() -> None:
     step, _, _ = stepping(torch.optim.RAdam, {})()
     with pytest.raises(DataDependentError, match=r"(?s)radam.py:\d+ in .*capturable=True"):
-        capture(step, *batch())
+        capture(step, batch())
 
 
 # Gradients through a call
@@ -173,7 +173,7 @@ def test_an_optimizer_that_decides_by_data_is_refused_with_its_line() -> None:
 def test_gradients_flow_through_a_call() -> None:
     mine = perceptron()
     eager = copy.deepcopy(mine)
-    program = capture(mine, batch()[0])
+    program = capture(mine, (batch()[0],))
     for call in range(2):
         x, _ = batch()
         inputs = [x.clone().requires_grad_() for _ in range(2)]
@@ -207,7 +207,7 @@ def test_gradients_are_those_of_the_original() -> None:
         return (Twice.apply(w) * x * scale).sum()  # type: ignore[no-untyped-call]
 
     found: list[Any] = []
-    for step in (run, capture(run, torch.ones(2))):
+    for step in (run, capture(run, (torch.ones(2),))):
         w.grad = None
         step(torch.tensor([1.0, 10.0])).backward()
         found.append(w.grad)
@@ -219,7 +219,7 @@ def test_gradients_through_a_written_input_are_refused() -> None:
     def run(x: Tensor) -> Tensor:
         return x.mul_(2).sum()
 
-    program = capture(run, torch.randn(3, requires_grad=True) * 1)
+    program = capture(run, (torch.randn(3, requires_grad=True) * 1,))
     with pytest.raises(UnsupportedMutationError, match="writes to `x`, through which gradients flow"):
         program(torch.randn(3, requires_grad=True) * 1)
 
@@ -232,7 +232,7 @@ def test_inputs_keep_what_autograd_saved() -> None:
         seen.add_(1)
         return y.sum()
 
-    program, seen = capture(run, x, torch.ones(3)), torch.ones(3)
+    program, seen = capture(run, (x, torch.ones(3))), torch.ones(3)
     program(x, seen).backward()
     assert torch.equal(seen, torch.full((3,), 2.0))
     torch.testing.assert_close(x.grad, torch.full((3,), 3.0))
@@ -268,7 +268,7 @@ def test_caches_of_transformers(kind: str) -> None:
         logits: Tensor = model(token, past_key_values=cache, use_cache=True).logits
         return logits
 
-    program = capture(step, torch.tensor([[4]]), fresh())
+    program = capture(step, (torch.tensor([[4]]), fresh()))
     mine, eager = fresh(), fresh()
     for token in ([[4]], [[5]])[: 2 if kind == "static" else 1]:
         torch.testing.assert_close(program(torch.tensor(token), mine), step(torch.tensor(token), eager))

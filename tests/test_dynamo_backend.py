@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from functionalize import UnsupportedMutationError, dynamo_backend
-from functionalize.observation import clone_inputs, differences, observe
 from functionalize.verify import assert_functional
+from functionalize.verify.observation import clone_inputs, differences, observe
 
 pytestmark = [
     # Dynamo and inductor warn of torch's own code.
@@ -553,7 +553,7 @@ def bump(x):
 
 x = torch.zeros(3)
 assert bump(x) == 1 and x.tolist() == [1, 0, 0]
-assert "functionalize.export.dynamo" in sys.modules
+assert "functionalize.backends.dynamo" in sys.modules
 """
 
 

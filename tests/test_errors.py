@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import functionalize
-from functionalize.observation import Observation, clone_inputs, differences, observe
+from functionalize.verify.observation import Observation, clone_inputs, differences, observe
 from tests.graphs import MODES, REMOVES
 
 EITHER = pytest.mark.parametrize("remove", REMOVES)

@@ -16,64 +16,26 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Modules of `functionalize`, lowest first: each imports from lower layers, and without cycles from its own.
+# Folders and modules of `functionalize`, lowest first: each imports from lower layers, and without cycles from its own.
 LAYERS = {
     "_torch": 0,
-    "frames": 0,
+    "call_stack": 0,
     "errors": 0,
-    "tables": 1,
-    "live_schema": 1,
-    "regions": 2,
-    "propagation": 2,
-    "recording": 2,
-    "traits": 2,
-    "view_rules": 2,
-    "view_routes": 2,
-    "write_log": 2,
-    "bases": 2,
-    "alias_graph": 2,
-    "regenerate": 2,
-    "domains": 2,
-    "by_storage": 2,
-    "history": 2,
-    "random_writes": 2,
-    "undispatched": 3,
-    "program": 3,
-    "random_order": 3,
-    "custom_ops": 3,
-    "shared_elements": 3,
-    "mutation": 3,
-    "higher_order": 3,
-    "mode": 3,
-    "epilogue": 3,
-    "api": 4,
-    "state": 4,
-    "aftermath": 4,
-    "lift": 4,
-    "optimizer_state": 4,
-    "dynamic": 4,
-    "copy_epilogue": 4,
-    "differentiate": 4,
-    "in_place": 4,
-    "fake": 4,
-    "provenance": 4,
-    "listening": 4,
-    "outcome": 4,
-    "guard": 4,
-    "present": 4,
-    "report": 4,
-    "captured": 4,
-    "capturing": 4,
-    "observation": 5,
+    "ops": 1,
+    "aliasing": 2,
+    "tracing": 3,
+    "report": 3,
+    "transform": 4,
+    "runtime": 4,
+    "graph_capture": 5,
     "verify": 5,
-    "deferred": 5,
-    "export": 5,
+    "backends": 6,
     "__init__": 6,
     "cli": 7,
     "__main__": 8,
 }
 # Who may import packages that are not dependencies of the distribution. Everything else is core.
-OPTIONAL_DOORS = ("functionalize.export", "functionalize.cli", "functionalize.domains.jax")
+OPTIONAL_DOORS = ("functionalize.backends", "functionalize.cli")
 MODULE_LINES = 400
 FUNCTION_LINES = 40
 
@@ -150,7 +112,7 @@ def upward_imports(source: Source) -> Iterator[str]:
             continue
         target = layer_key(our_module(name))
         if target == "codegen":
-            if source.name != "functionalize.tables" and key != "cli":
+            if source.name != "functionalize.ops.tables" and key != "cli":
                 yield source.at(node, f"imports {name}: the transform meets codegen only in its tables")
         elif LAYERS.get(target, 0) > LAYERS[key]:
             yield source.at(node, f"layer {LAYERS[key]} imports {name} of layer {LAYERS[target]}")
@@ -174,11 +136,11 @@ def foreign_imports(source: Source) -> Iterator[str]:
 
 
 def generated_imports(source: Source) -> Iterator[str]:
-    if source.name == "functionalize.tables":
+    if source.name == "functionalize.ops.tables":
         return
     for node, name in imports(source):
         if name.startswith("functionalize.generated"):
-            yield source.at(node, f"imports {name}; only functionalize.tables does")
+            yield source.at(node, f"imports {name}; only functionalize.ops.tables does")
 
 
 def private(part: str) -> bool:
@@ -293,22 +255,32 @@ def test_the_table_of_modules_is_complete_and_in_order() -> None:
 @pytest.mark.parametrize(
     ("rule", "module", "text", "expected"),
     [
-        (upward_imports, "functionalize.mode", "from functionalize.api import f", "layer 3 imports"),
-        (upward_imports, "functionalize.mode", "from . import verify", "layer 3 imports"),
+        (
+            upward_imports,
+            "functionalize.transform.mode",
+            "from functionalize.transform.api import f",
+            "layer 3 imports",
+        ),
+        (upward_imports, "functionalize.transform.mode", "from . import verify", "layer 3 imports"),
         (upward_imports, "functionalize.novel", "", "has no layer"),
-        (upward_imports, "functionalize.mode", "from .codegen import spec", "meets codegen only"),
-        (foreign_imports, "functionalize.mode", "import numpy", "imports numpy"),
+        (upward_imports, "functionalize.transform.mode", "from .codegen import spec", "meets codegen only"),
+        (foreign_imports, "functionalize.transform.mode", "import numpy", "imports numpy"),
         (foreign_imports, "functionalize.codegen.emit", "import torch", "imports torch"),
         (foreign_imports, "functionalize.codegen.emit", "from .. import mode", "nothing of the transform"),
-        (generated_imports, "functionalize.mode", "from .generated import ops", "only functionalize.tables"),
-        (private_torch, "functionalize.mode", "import torch\ntorch._C.f()", "torch._C"),
-        (private_torch, "functionalize.mode", "from torch._ops import OpOverload", "torch._ops"),
-        (private_torch, "functionalize.mode", "from torch.utils import _pytree as p", "torch.utils._pytree"),
-        (private_torch, "functionalize.mode", "from torch import fx\nfx._x.y", "torch.fx._x"),
-        (private_torch, "functionalize.mode", "import torch.fx as t\nt._x", "torch.fx._x"),
-        (sizes, "functionalize.mode", "x = 1\n" * 401, "401 lines"),
-        (sizes, "functionalize.mode", "def f():\n" + "    x = 1\n" * 40, "f has 41 lines"),
-        (unexplained, "functionalize.mode", "x = 1", "no docstring"),
+        (
+            generated_imports,
+            "functionalize.transform.mode",
+            "from .generated import ops",
+            "only functionalize.ops.tables",
+        ),
+        (private_torch, "functionalize.transform.mode", "import torch\ntorch._C.f()", "torch._C"),
+        (private_torch, "functionalize.transform.mode", "from torch._ops import OpOverload", "torch._ops"),
+        (private_torch, "functionalize.transform.mode", "from torch.utils import _pytree as p", "torch.utils._pytree"),
+        (private_torch, "functionalize.transform.mode", "from torch import fx\nfx._x.y", "torch.fx._x"),
+        (private_torch, "functionalize.transform.mode", "import torch.fx as t\nt._x", "torch.fx._x"),
+        (sizes, "functionalize.transform.mode", "x = 1\n" * 401, "401 lines"),
+        (sizes, "functionalize.transform.mode", "def f():\n" + "    x = 1\n" * 40, "f has 41 lines"),
+        (unexplained, "functionalize.transform.mode", "x = 1", "no docstring"),
     ],
 )
 def test_rule_catches(rule: Rule, module: str, text: str, expected: str) -> None:
@@ -322,9 +294,9 @@ def test_rule_catches(rule: Rule, module: str, text: str, expected: str) -> None
     [
         (private_torch, "import torch\ntorch.ops.aten._unsafe_view, torch.__version__, x._schema"),
         (private_torch, "from functionalize._torch import OpOverload"),
-        (upward_imports, "from functionalize.alias_graph import Base\nfrom . import errors"),
+        (upward_imports, "from functionalize.aliasing.alias_graph import Base\nfrom . import errors"),
         (sizes, 'def f():\n    """' + "line\n" * 50 + '"""\n' + "    x = 1\n" * 39),
     ],
 )
 def test_rule_lets_pass(rule: Rule, text: str) -> None:
-    assert list(rule(Source.parse("functionalize.mode", text))) == []
+    assert list(rule(Source.parse("functionalize.transform.mode", text))) == []

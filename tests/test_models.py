@@ -14,8 +14,8 @@ import torch.utils._pytree as pytree
 from torch._inductor import config as inductor_config
 
 from functionalize import capture
-from functionalize.observation import clone_inputs, differences, observe
 from functionalize.verify import assert_equivalent, assert_functional
+from functionalize.verify.observation import clone_inputs, differences, observe
 from tests.models import ALL_MODES, MODELS, Model
 from tests.transformer_models import TRANSFORMERS
 
@@ -87,7 +87,7 @@ def test_models_that_must_trace_in_all_modes() -> None:
 def test_captured_model_equals_eager(model: Model, remove: str) -> None:
     func, inputs = model.build()
     torch.manual_seed(0)
-    program = quietly(capture, func, *clone_inputs(inputs), remove=remove)
+    program = quietly(capture, func, clone_inputs(inputs), remove=remove)
     assert_functional(program.graph_module, remove)
     want, got = (quietly(observe, run, clone_inputs(inputs)) for run in (func, program))
     assert not list(differences(want, got, strides=True, aliasing=True, rtol=None, atol=None))
@@ -104,7 +104,7 @@ INDUCTOR = {"fallback_random": True, "layout_optimization": False}
 @pytest.mark.parametrize("model", FAKE)
 def test_captured_graph_runs_under_inductor(model: Model) -> None:
     func, inputs = model.build()
-    program = quietly(capture, func, *clone_inputs(inputs))
+    program = quietly(capture, func, clone_inputs(inputs))
     for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.bernoulli.p):
         node.args = (node.args[0], 1.0)  # inductor draws for the elements in an order of its own
     flat = tuple(program.flat_inputs(*clone_inputs(inputs)))
@@ -125,7 +125,7 @@ def test_captured_module_and_its_gradients_equal_eager(name: str, train: bool) -
     torch.manual_seed(0)
     module = quietly(make).train(train)
     other, batch = copy.deepcopy(module), inputs()
-    program = quietly(capture, module, **batch)
+    program = quietly(capture, module, (), batch)
     results = []
     for run in (program, other):
         torch.manual_seed(1)

@@ -26,8 +26,8 @@ FOLDERS = {
 EXAMPLE = """
 import pathlib, sys, torch
 from torch.fx.experimental.proxy_tensor import make_fx
-import functionalize, functionalize.codegen, functionalize.tables
-for module in (functionalize, functionalize.codegen, functionalize.tables):
+import functionalize, functionalize.codegen, functionalize.ops.tables
+for module in (functionalize, functionalize.codegen, functionalize.ops.tables):
     assert pathlib.Path(module.__file__).is_relative_to(sys.prefix), module.__file__
 
 def program(x):

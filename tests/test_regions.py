@@ -15,7 +15,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from functionalize.regions import (
+from functionalize.aliasing.geometry import (
     Box,
     Geometry,
     as_dtype,
@@ -25,7 +25,7 @@ from functionalize.regions import (
     reaches,
     spans_disjoint,
 )
-from functionalize.view_routes import steps
+from functionalize.aliasing.view_composition import steps
 from tests.addresses import addresses, distinct
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from functionalize import capture
-from functionalize.captured import CapturedProgram
 from functionalize.report import Report, build, page
 from functionalize.report.code import place_of
 from functionalize.report.folds import LANES, ROWS, Fold, clustered, folded
 from functionalize.report.lanes import Picture, drawn
 from functionalize.report.model import Node, Storage, View, Write
+from functionalize.runtime.captured_program import CapturedProgram
 from tests.browser import Browser, installed
 from tests.models import MODELS
 
@@ -70,12 +70,12 @@ class Deep(nn.Module):
 
 def deep(depth: int) -> Report:
     with torch.no_grad():
-        return build(capture(Deep(depth).eval(), torch.ones(1, 4)))
+        return build(capture(Deep(depth).eval(), (torch.ones(1, 4),)))
 
 
 @pytest.fixture(scope="module")
 def edited() -> Report:
-    return build(capture(edit, torch.zeros(6, 4), torch.ones(6)))
+    return build(capture(edit, (torch.zeros(6, 4), torch.ones(6))))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def real() -> dict[str, Report]:
     """The reports of whole programs."""
     names = ("kv-cache-decode", "resnet-step-sgd-single", "state-space-loop")
     programs = {model.name: model.build() for model in MODELS if model.name in names}
-    return {name: report_of(capture(func, *inputs)) for name, (func, inputs) in programs.items()}
+    return {name: report_of(capture(func, inputs)) for name, (func, inputs) in programs.items()}
 
 
 def report_of(program: CapturedProgram) -> Report:
@@ -147,7 +147,7 @@ def test_state_is_named_as_in_the_module() -> None:
 
 
 def edit_title() -> str:
-    return build(capture(edit, torch.zeros(6, 4), torch.ones(6))).title
+    return build(capture(edit, (torch.zeros(6, 4), torch.ones(6)))).title
 
 
 def test_a_write_back_of_a_part_says_so() -> None:
@@ -163,7 +163,7 @@ def test_inputs_in_one_storage_are_one_lane_with_all_its_write_backs(tmp_path: P
         right.mul_(2)
 
     whole = torch.zeros(6)
-    captured = capture(program, whole[:3], whole[3:])
+    captured = capture(program, (whole[:3], whole[3:]))
     report = build(captured, shared=[["left", "right"]])
     (lane,) = [storage for storage in report.storages if storage.backs]
     assert [back.target for back in lane.backs] == ["left", "right"]
@@ -182,7 +182,7 @@ def test_every_write_back_is_drawn(real: dict[str, Report]) -> None:
 
 def test_sizes_that_are_symbols_keep_their_names() -> None:
     rows = torch.export.Dim("rows")
-    report = build(capture(edit_rows, torch.ones(4, 6), dynamic_shapes={"table": {0: rows}}))
+    report = build(capture(edit_rows, (torch.ones(4, 6),), dynamic_shapes={"table": {0: rows}}))
     (table,) = [storage for storage in report.storages if storage.backs]
     assert re.fullmatch(r"f32\[s\d+,6\]", table.look) and table.bytes == 96
     assert "sizes of the example inputs" in report.subtitle
@@ -350,7 +350,7 @@ def test_what_the_user_wrote_is_escaped(tmp_path: Path) -> None:
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    target = capture(module.program, torch.zeros(2)).report(tmp_path / "report.html", title=HOSTILE)
+    target = capture(module.program, (torch.zeros(2),)).report(tmp_path / "report.html", title=HOSTILE)
     html = target.read_text()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html and "a&lt;script&gt;alert(1)&lt;script&gt;.py" in html
     assert "<script>alert" not in html
@@ -358,20 +358,20 @@ def test_what_the_user_wrote_is_escaped(tmp_path: Path) -> None:
 
 
 def test_a_program_without_writes_has_a_page_too() -> None:
-    report = build(capture(lambda x: x + 1, torch.zeros(2)))
+    report = build(capture(lambda x: x + 1, (torch.zeros(2),)))
     html = page(report)
     checked(html)
     assert "views no storage and writes to none" in html and "No data of an input or of state is written" in html
 
 
 def test_new_metadata_of_an_input_is_told(tmp_path: Path) -> None:
-    html = capture(lambda x: x.t_(), torch.zeros(2, 3)).report(tmp_path / "report.html").read_text()
+    html = capture(lambda x: x.t_(), (torch.zeros(2, 3),)).report(tmp_path / "report.html").read_text()
     checked(html)
     assert re.search(r"<code>x</code> gets other sizes.*>as_strided_</code>", html)
 
 
 def test_a_program_of_torch_s_modules_alone_links_to_their_lines() -> None:
-    report = build(capture(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), torch.ones(3, 2)))
+    report = build(capture(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), (torch.ones(3, 2),)))
     checked(page(report))
     assert report.title == "Sequential"
     assert all(node.chain is not None for node in report.nodes if node.role == "op" and node.path[0][0] != "elsewhere")
@@ -380,7 +380,7 @@ def test_a_program_of_torch_s_modules_alone_links_to_their_lines() -> None:
 @pytest.mark.slow
 def test_five_thousand_ops_take_seconds() -> None:
     with torch.no_grad():
-        program = capture(Deep(340).eval(), torch.ones(1, 4))
+        program = capture(Deep(340).eval(), (torch.ones(1, 4),))
     begin = time.perf_counter()
     report = build(program)
     html = page(report)

@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize.errors import NotEquivalentError, NotFunctionalError
-from functionalize.observation import clone_inputs
 from functionalize.verify import assert_equivalent, assert_functional
+from functionalize.verify.observation import clone_inputs
 
 aten = torch.ops.aten
 

@@ -18,10 +18,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functionalize.domains.tensors import TensorsDomain
-from functionalize.regions import Geometry
-from functionalize.view_routes import tile_runs
-from functionalize.view_rules import (
+from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.view_composition import tile_runs
+from functionalize.aliasing.view_rules import (
     MULTI_OUTPUT_VIEWS,
     VIEW_RULES,
     Progression,
@@ -30,6 +29,7 @@ from functionalize.view_rules import (
     permuted_dense,
     strided,
 )
+from functionalize.transform.values import TensorsDomain
 from tests.addresses import distinct
 
 aten = torch.ops.aten

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from functionalize.lift import reached
-from functionalize.observation import clone_inputs, differences, leaf_differences, observe
-from functionalize.state import is_module
+from functionalize.runtime.graph_inputs import reached
+from functionalize.runtime.state_walk import is_module
+from functionalize.verify.observation import clone_inputs, differences, leaf_differences, observe
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from functionalize.captured import CapturedProgram
+    from functionalize.runtime.captured_program import CapturedProgram
 
 
 def described(program: CapturedProgram) -> dict[str, Any]:

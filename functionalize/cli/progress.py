@@ -55,7 +55,7 @@ def shown(console: Console) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    from functionalize.listening import listening
+    from functionalize.graph_capture.observers import listening
 
     status = console.status("capturing")
     with listening(_Meter(status).note):

@@ -20,7 +20,7 @@ from functionalize.cli import progress, targets
 from functionalize.cli.specs import Spec, SpecError
 
 if TYPE_CHECKING:
-    from functionalize.captured import CapturedProgram
+    from functionalize.runtime.captured_program import CapturedProgram
 
 REMOVE = ("mutations_and_views", "mutations")
 
@@ -49,17 +49,11 @@ class Job:
 
     def capture(self) -> CapturedProgram:
         """The target's program, with its progress on a terminal."""
-        from functionalize.capturing import capture
+        from functionalize.graph_capture.capture import capture
 
         args, kwargs = self.inputs()
-        clash = sorted(_OWN_NAMES.intersection(kwargs))
-        if clash:
-            raise targets.TargetError(f"capture has arguments called {', '.join(clash)} itself: pass these by position")
         with progress.shown(Console(stderr=True)):
-            return capture(self.model, *args, remove=self.remove, **kwargs)
-
-
-_OWN_NAMES = frozenset({"remove", "dynamic_shapes", "optimizer", "on_alias_change"})
+            return capture(self.model, args, kwargs, remove=self.remove)
 
 
 def say(job: Job, text: str = "") -> None:

@@ -15,8 +15,8 @@ from torch.fx import Graph
 from torch.fx import Node as FxNode
 
 from functionalize._torch import is_symbolic
-from functionalize.frames import Location
-from functionalize.history import AliasHistory, BaseRecord, Region
+from functionalize.aliasing.history import AliasHistory, BaseRecord, Region
+from functionalize.call_stack import Location
 from functionalize.report import model
 from functionalize.report.code import bytes_of, code_of, count, look_of, place_of
 from functionalize.report.source import Sources, Spot, short
@@ -42,7 +42,7 @@ class Program(Protocol):
         """What each input and output is."""
 
     @property
-    def alias_graph(self) -> AliasHistory:
+    def alias_history(self) -> AliasHistory:
         """Every storage that was viewed or written."""
 
     @property
@@ -158,7 +158,7 @@ class _Builder:
     def _storages(self) -> Iterator[model.Storage]:
         """The storages: an input's memory is one, also where the program let go of all views and came back later."""
         groups: dict[Any, list[BaseRecord]] = {}
-        for base in self._program.alias_graph.bases:
+        for base in self._program.alias_history.bases:
             key = self._sharing.get(base.name, [base.name])[0] if base.name in self._inputs else base.index
             groups.setdefault(key, []).append(base)
         for number, bases in enumerate(groups.values()):

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import OpOverload
-from functionalize.regions import hint
+from functionalize.aliasing.geometry import hint
 
 _DTYPE = re.compile(r"(b?[fiuc])[a-z]*(\d.*)")
 _MANY = 12

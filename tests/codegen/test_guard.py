@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from functionalize import tables
 from functionalize.codegen import sources
 from functionalize.codegen.tables import Tables
 from functionalize.generated import rows
+from functionalize.ops import tables
 
 NOVEL = "\n- func: novel(Tensor self) -> Tensor\n  dispatch:\n    CPU: novel\n"
 

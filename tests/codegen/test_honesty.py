@@ -16,8 +16,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from functionalize import tables
-from functionalize.tables import Kind, OpRow, ViewKind
+from functionalize.ops import tables
+from functionalize.ops.tables import Kind, OpRow, ViewKind
 
 SAMPLES = 3  # of each op, from the front: those of the database go from plain to odd
 ON_CPU = [

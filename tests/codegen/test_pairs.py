@@ -18,8 +18,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from functionalize import tables
-from functionalize.tables import Kind, OpRow
+from functionalize.ops import tables
+from functionalize.ops.tables import Kind, OpRow
 
 aten = torch.ops.aten
 SAMPLES = 3

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from functionalize import tables
 from functionalize.codegen.tables import Tables
-from functionalize.tables import Kind, ViewKind
+from functionalize.ops import tables
+from functionalize.ops.tables import Kind, ViewKind
 
 aten = torch.ops.aten
 

@@ -12,10 +12,10 @@ import torch
 from torchgen.gen import parse_native_yaml  # type: ignore[import-untyped]
 from torchgen.model import NativeFunction, SchemaKind  # type: ignore[import-untyped]
 
-from functionalize import live_schema, tables
 from functionalize.codegen import classify, rules
 from functionalize.codegen.tables import Tables
-from functionalize.tables import Kind, OpRow, ViewKind
+from functionalize.ops import live_schema, tables
+from functionalize.ops.tables import Kind, OpRow, ViewKind
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_every_primitive_view_has_a_copy_and_a_rule() -> None:
 
 
 def test_rules_as_read_are_rules_as_registered() -> None:
-    from functionalize import view_rules
+    from functionalize.aliasing import view_rules
 
     registered = {op.name() for op in (*view_rules.VIEW_RULES, *view_rules.UNSUPPORTED_VIEWS)}
     read = rules.read_rules()

@@ -20,8 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import capture, functionalize
 from functionalize.errors import DataDependentError, NotFunctionalError, UnsupportedMutationError
-from functionalize.observation import Observation, differences, leaf_differences, observe
 from functionalize.verify import assert_functional
+from functionalize.verify.observation import Observation, differences, leaf_differences, observe
 from tests.fuzz.program import Program
 
 REMOVES = {"mutations": "mutations", "views": "mutations_and_views"}
@@ -165,7 +165,7 @@ def _captured(program: Program, function: Any, made: Any, remove: str) -> Verdic
         return Verdict(NOT_COUNTED, "make_fx or eager raises")
     wrong = list(_traced_differences(eager, _run(plain, program)))
     try:
-        captured = capture(made, *program.arguments(), remove=remove)
+        captured = capture(made, program.arguments(), remove=remove)
         assert_functional(captured.graph_module, remove)
     except NotFunctionalError as impure:
         return Verdict(FAILED, "purity", str(impure))

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from functionalize import functionalize, tables
-from functionalize.tables import ViewKind
+from functionalize import functionalize
+from functionalize.ops import tables
+from functionalize.ops.tables import ViewKind
 from functionalize.verify import assert_equivalent
 from tests.graphs import REMOVES, operator, operators, trace
 

@@ -23,8 +23,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize.errors import NotFunctionalError
-from functionalize.observation import Observation, clone_inputs, differences, leaf_differences, observe
 from functionalize.verify import assert_functional
+from functionalize.verify.observation import Observation, clone_inputs, differences, leaf_differences, observe
 from tests.opinfo.cases import REMOVES, Case
 from tests.opinfo.programs import Program, build
 
@@ -112,7 +112,7 @@ def _made(case: Case, impl: str, program: Program, remove: str) -> tuple[GraphMo
         return graph, graph
     from functionalize import capture
 
-    captured = capture(program.run, *clone_inputs(program.inputs), remove=remove)
+    captured = capture(program.run, clone_inputs(program.inputs), remove=remove)
     return captured.graph_module, captured
 
 

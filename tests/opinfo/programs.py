@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-from functionalize.observation import clone_inputs
+from functionalize.verify.observation import clone_inputs
 from tests.opinfo.cases import Case, op_table, sample_of
 
 

@@ -1,0 +1,208 @@
+"""What is known of one storage: its views as a tree, its handles, its writes.
+
+A `Base` stands for one storage. Its `View`s form a tree: the root is the first handle that was seen on the storage,
+each other view says by a rule how it is read from its source. Above the root there may be an image: the elements of the
+storage in order, for views that the root does not reach.
+
+Invariant: a view's geometry never changes, but for symbols that a guard has pinned. Limits: strided layout.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from functionalize._torch import storage_key
+from functionalize.aliasing import geometry as regions
+from functionalize.aliasing.geometry import Box, Geometry
+from functionalize.aliasing.view_rules import Call, Value, ViewRule
+from functionalize.aliasing.write_log import WriteLog
+
+_UNKNOWN: Any = object()
+
+
+class View:
+    """One place in a storage, as read from its source by a rule (the top of the tree has neither)."""
+
+    __slots__ = (
+        "_box",
+        "base",
+        "borrowed",
+        "covers",
+        "depth",
+        "geometry",
+        "is_source",
+        "parent",
+        "rule",
+        "stamp",
+        "value",
+    )
+
+    def __init__(self, base: Base, parent: View | None, rule: ViewRule | None, geometry: Geometry) -> None:
+        self.base = base
+        self.geometry = geometry
+        self.value: Value | None = None
+        self.stamp = 0  # the position in the base's log at which the value was right
+        self.borrowed = False  # the value belongs to another tensor as well
+        self.is_source = False  # whether other views were read from it
+        self._box: Box | None = _UNKNOWN
+        self.hang(parent, rule)
+
+    def hang(self, parent: View | None, rule: ViewRule | None) -> None:
+        """Take a place in the tree."""
+        self.parent, self.rule = parent, rule
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        if parent is not None:
+            parent.is_source = True
+        self.covers: bool = parent is None or (parent.covers and rule is not None and rule.covers)
+
+    def settle(self, value: Value, stamp: int, *, borrowed: bool = False) -> None:
+        """Note what the view is worth at a position of the log."""
+        self.value, self.stamp, self.borrowed = value, stamp, borrowed
+
+    @property
+    def box(self) -> Box | None:
+        """The place as a box of the root, if it is one."""
+        if self._box is _UNKNOWN:
+            self._box = regions.box(self.base.root.geometry, self.geometry)
+        return self._box
+
+    def disjoint(self, other: View) -> bool:
+        """Whether the two, of one base, are known to share no element."""
+        if self is other:
+            return False
+        if self.parent is other.parent and self.rule is not None and other.rule is not None:
+            a, b = self.rule.part, other.rule.part
+            if a is not None and b is not None and a.dim == b.dim:
+                return a.stop <= b.start or b.stop <= a.start
+        if regions.spans_disjoint(self.geometry, other.geometry):
+            return True
+        box, other_box = self.box, other.box
+        return box is not None and other_box is not None and regions.boxes_disjoint(box, other_box)
+
+    def lineage(self) -> Iterator[View]:
+        """The view, its source, its source's source, up to the top."""
+        view: View | None = self
+        while view is not None:
+            yield view
+            view = view.parent
+
+
+class HandleRef(weakref.ref[torch.Tensor]):
+    """A handle, as long as it lives, and the view that it is of."""
+
+    __slots__ = ("key", "view")
+
+    key: int
+    view: View
+
+
+class Base:
+    """One storage that was viewed or written: its tree of views, its handles, and the log of its writes."""
+
+    __slots__ = (
+        "_renamed",
+        "_views",
+        "capacity",
+        "handles",
+        "held",
+        "kept",
+        "key",
+        "log",
+        "original",
+        "pending",
+        "root",
+        "seed",
+        "storage",
+        "top",
+        "twin",
+    )
+
+    def __init__(self, handle: torch.Tensor, value: Value) -> None:
+        self.key = storage_key(handle)
+        # Held, so that its identity is not used again.
+        self.storage: Any = handle.untyped_storage() if self.key > 0 else handle
+        self.capacity: Any = None  # in bytes, before the program resized the storage
+        self.root = self.top = View(self, None, None, Geometry.of(handle))
+        self.root.value = value
+        # The handle addresses all of its storage, also what lies between and around its elements.
+        self.original = weakref.ref(handle) if value is handle else None
+        self.twin: Value | None = None  # of the handle, from when its metadata changed
+        self.held: torch.Tensor | None = None  # the handle, where it is to be written back when the call ends
+        self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
+        self.log = WriteLog()
+        self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
+        self.kept: dict[View, Value] | None = None  # every write that no later one covers, where that is asked for
+        self.handles: dict[int, HandleRef] = {}
+        self._views: dict[tuple[Any, ...], View] = {self.root.geometry.key: self.root}
+        self._renamed: View | None = None
+
+    def at(self, place: Geometry) -> View | None:
+        """The view of a place, if there is one."""
+        return self._views.get(place.key)
+
+    def add(self, parent: View, rule: ViewRule, place: Geometry) -> View:
+        """A new view of a place."""
+        return self._views.setdefault(place.key, View(self, parent, rule, place))
+
+    def renamed(self, rule: ViewRule) -> View:
+        """The view which the program made of the root by a reshape to the root's own size."""
+        if self._renamed is None:
+            self._renamed = View(self, self.root, rule, self.root.geometry)
+        return self._renamed
+
+    def crown(self, image: View, rule: ViewRule) -> None:
+        """Put a new top above the old one."""
+        old, self.top = self.top, image
+        self._views.setdefault(image.geometry.key, image)
+        self.move(old, image, rule)
+
+    def move(self, view: View, parent: View, rule: ViewRule) -> None:
+        """Hang a view elsewhere; what hangs below it goes along."""
+        view.hang(parent, rule)
+        views = [*self._views.values()] + ([self._renamed] if self._renamed else [])
+        for view in sorted(views, key=lambda view: view.depth):
+            view.hang(view.parent, view.rule)
+
+    def grows(self) -> None:
+        """Note that the program is about to resize the storage: what it gains holds nothing yet."""
+        self.capacity = regions.plain(self.storage.nbytes())
+
+    def holds(self, place: Geometry) -> bool:
+        """Whether the storage held a place from the start. What views lead to it did, whatever a fake storage says."""
+        return self.capacity is None or regions.fits(place, self.capacity)
+
+    def simplify(self) -> None:
+        """Write the views' places in the symbols that are left: guards pin some while the program runs."""
+        if all(view.geometry.static for view in self._views.values()):
+            return
+        for view in self._views.values():
+            view.geometry = view.geometry.simplified()
+        self._views = {view.geometry.key: view for view in reversed(self._views.values())}
+
+    def drop_stale(self) -> None:
+        """Forget values that no read would use."""
+        for view in self._views.values():
+            if view is not self.top and not self.untouched(view, since=view.stamp):
+                view.value = None
+
+    def let_go(self) -> None:
+        """Drop all tensors: base and views refer to one another, and would hold them until garbage is collected."""
+        for view in self._views.values():
+            view.value = None
+        if self._renamed is not None:
+            self._renamed.value = None
+        self.pending.clear()
+        self.kept = None
+        self.storage = self.held = self.seed = self.twin = None
+
+    def is_original(self, handle: torch.Tensor) -> bool:
+        """Whether a handle is the one that was first seen on the storage, and its value."""
+        return self.original is not None and self.original() is handle
+
+    def untouched(self, view: View, since: int) -> bool:
+        """Whether each write since that position lies apart from the view."""
+        return len(self.log) <= since or next(self.log.touching(view, since), None) is None

@@ -1,0 +1,70 @@
+"""Questions about one tensor, answered where no tracer records the answer and no symbol is guarded.
+
+Invariant: nothing here changes a tensor or dispatches to a mode. Limits: plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import FakeTensor, is_symbolic, on_handles
+from functionalize.aliasing.geometry import same
+
+
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    """Asked where no tracer sees the arithmetic on symbols."""
+    return bool(on_handles(torch.Tensor.is_contiguous, (tensor,), {}))
+
+
+def repeats(tensor: torch.Tensor) -> bool:
+    """Whether several positions of a tensor share one element."""
+    return bool(repeated(tensor))
+
+
+def repeated(tensor: torch.Tensor) -> list[int]:
+    """The dimensions along which all positions share one element."""
+    if tensor.layout is not torch.strided:
+        return []
+    places = enumerate(zip(tensor.size(), tensor.stride(), strict=True))
+    return [
+        dim
+        for dim, (size, stride) in places
+        if type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
+    ]
+
+
+def counts_elements(handle: torch.Tensor) -> bool:
+    """Whether ``copy_`` wants as many elements specified as the handle has: ``resize_as_sparse_`` goes first then."""
+    return handle.layout in _COMPRESSED
+
+
+_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
+
+def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors of one shape address alike, without asking anything of a symbol."""
+    if is_symbolic(one) or is_symbolic(two):
+        return same(one.stride(), two.stride())
+    return one.stride() == two.stride()
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data."""
+    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
+
+
+def placed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what the functional variants are written for: plain numbers at a place of a storage."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
+def tensor_leaves(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among an op's arguments; an op nests them at most one list deep."""
+    for arg in (*args, *kwargs.values()):
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from (leaf for leaf in arg if isinstance(leaf, torch.Tensor))

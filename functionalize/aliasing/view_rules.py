@@ -1,0 +1,358 @@
+"""One rule for each primitive view: how to read a view from its source, and how a written view changes the source.
+
+Invariant: ``inverse(base, replay(base))`` is ``base``; where the view is injective, ``replay(inverse(base, v))`` is
+``v``.
+Rules name view ops; the domain that executes them calls the ``*_copy`` op instead where views are to be removed.
+Limits: strided layout. A strided view without a rule of its own is addressed by :func:`strided`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from functionalize.aliasing.geometry import Geometry
+
+aten = torch.ops.aten
+Value = Any
+Base = Callable[[], Value]  # computes the source's value only for those inverses that need it
+
+
+class Call(Protocol):
+    """Executes one op on values in the current domain."""
+
+    def __call__(self, op: Any, *args: Any) -> Value: ...
+
+
+@dataclass(frozen=True)
+class Progression:
+    """The part of its source that a rule selects: ``start <= index < stop`` along ``dim``; ``drops`` the dimension."""
+
+    dim: int
+    start: int
+    stop: int
+    drops: bool
+
+
+Action = tuple[Any, tuple[Any, ...]]  # a view op and its arguments after ``self``
+
+
+@dataclass(frozen=True)
+class ViewRule:
+    """One view of a known source, in both directions.
+
+    ``path``: the view ops that lead from the source to the view; nearly always one.
+    ``covers``: a write through the view leaves nothing of the source's old value.
+    ``part``: set for the views of which several can tile their source, see
+        :mod:`functionalize.aliasing.view_composition`.
+    """
+
+    path: tuple[Action, ...]
+    inverse: Callable[[Call, Base, Value], Value]
+    covers: bool = False
+    part: Progression | None = None
+
+    @property
+    def by_storage(self) -> bool:
+        """Whether the path addresses the storage of the source's value, which must not be another tensor's."""
+        return any(op is aten.as_strided.default for op, _ in self.path)
+
+    def replay(self, call: Call, base: Value) -> Value:
+        """The view's value, of the source's."""
+        for op, args in self.path:
+            base = call(op, base, *args)
+        return base
+
+
+def along(op: Any, *args: Any) -> tuple[Action, ...]:
+    """A path of one view op."""
+    return ((op, args),)
+
+
+Builder = Callable[..., ViewRule]
+VIEW_RULES: dict[Any, Builder] = {}
+
+_NOT_STRIDED = "it reads the parts of a sparse or nested tensor, which has no strided storage to address"
+UNSUPPORTED_VIEWS: dict[Any, str] = {
+    aten._sparse_broadcast_to.default: _NOT_STRIDED,
+    aten._indices.default: _NOT_STRIDED,
+    aten._values.default: _NOT_STRIDED,
+    aten.indices.default: _NOT_STRIDED,
+    aten.values.default: _NOT_STRIDED,
+    aten.crow_indices.default: _NOT_STRIDED,
+    aten.col_indices.default: _NOT_STRIDED,
+    aten.ccol_indices.default: _NOT_STRIDED,
+    aten.row_indices.default: _NOT_STRIDED,
+    aten._nested_view_from_buffer.default: _NOT_STRIDED,
+    aten._nested_view_from_jagged.default: _NOT_STRIDED,
+    aten._nested_get_values.default: _NOT_STRIDED,
+}
+"""Primitive views without a rule, and why: they pass through, and a write through them is refused."""
+
+BY_PLACE = frozenset(
+    {
+        aten.as_strided.default,
+        aten.alias.default,
+        aten.detach.default,
+        aten.lift_fresh.default,
+        aten._fw_primal.default,
+        aten._make_dual.default,
+        aten._test_autograd_multiple_dispatch_view.default,
+        aten.slice_inverse.default,
+    }
+)
+"""Views that keep the geometry of their source, or are known by their geometry alone (:func:`strided`)."""
+
+
+def view_rule(*ops: Any) -> Callable[[Builder], Builder]:
+    """Register ``build(source, out, *args) -> ViewRule`` for view ops; ``args`` are the op's own after ``self``."""
+
+    def register(build: Builder) -> Builder:
+        VIEW_RULES.update(dict.fromkeys(ops, build))
+        return build
+
+    return register
+
+
+def _reshaping(op: Any, args: tuple[Any, ...], source: Geometry) -> ViewRule:
+    """A view which renames positions: its inverse is a view back to the source's size."""
+    return ViewRule(
+        path=along(op, *args),
+        inverse=lambda call, base, view: call(aten.view.default, view, list(source.size)),
+        covers=True,
+    )
+
+
+@view_rule(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def view(source: Geometry, out: Geometry, size: Sequence[Any], *_: Any) -> ViewRule:
+    return _reshaping(aten.view.default, (list(size),), source)
+
+
+@view_rule(aten.squeeze.default)
+def squeeze(source: Geometry, out: Geometry) -> ViewRule:
+    return _reshaping(aten.squeeze.default, (), source)
+
+
+@view_rule(aten.squeeze.dim)
+def squeeze_dim(source: Geometry, out: Geometry, dim: int) -> ViewRule:
+    return ViewRule(
+        path=along(aten.squeeze.dim, dim),
+        inverse=lambda call, base, view: call(aten.unsqueeze.default, view, dim),
+        covers=True,
+    )
+
+
+@view_rule(aten.squeeze.dims)
+def squeeze_dims(source: Geometry, out: Geometry, dims: Sequence[int]) -> ViewRule:
+    return _reshaping(aten.squeeze.dims, (list(dims),), source)
+
+
+@view_rule(aten.unsqueeze.default)
+def unsqueeze(source: Geometry, out: Geometry, dim: int) -> ViewRule:
+    return ViewRule(
+        path=along(aten.unsqueeze.default, dim),
+        inverse=lambda call, base, view: call(aten.squeeze.dim, view, dim),
+        covers=True,
+    )
+
+
+@view_rule(aten.permute.default)
+def permute(source: Geometry, out: Geometry, dims: Sequence[int]) -> ViewRule:
+    rank = len(dims)
+    back = sorted(range(rank), key=lambda position: dims[position] % rank)
+    return ViewRule(
+        path=along(aten.permute.default, list(dims)),
+        inverse=lambda call, base, view: call(aten.permute.default, view, back),
+        covers=True,
+    )
+
+
+@view_rule(aten.transpose.int)
+def transpose(source: Geometry, out: Geometry, dim0: int, dim1: int) -> ViewRule:
+    return ViewRule(
+        path=along(aten.transpose.int, dim0, dim1),
+        inverse=lambda call, base, view: call(aten.transpose.int, view, dim0, dim1),
+        covers=True,
+    )
+
+
+@view_rule(aten.t.default)
+def t(source: Geometry, out: Geometry) -> ViewRule:
+    return ViewRule(
+        path=along(aten.t.default),
+        inverse=lambda call, base, view: call(aten.t.default, view),
+        covers=True,
+    )
+
+
+@view_rule(aten.expand.default)
+def expand(source: Geometry, out: Geometry, size: Sequence[Any], *_: Any) -> ViewRule:
+    def inverse(call: Call, base: Base, view: Value) -> Value:
+        # Positions that share an element hold one value (eager refuses writes where they might not): take the first.
+        lead = len(out.size) - len(source.size)
+        for dim, have in enumerate(out.size):
+            if not _is_one(have) and (dim < lead or _is_one(source.size[dim - lead])):
+                view = call(aten.slice.Tensor, view, dim, 0, 1)
+        return call(aten.view.default, view, list(source.size))
+
+    return ViewRule(along(aten.expand.default, list(size)), inverse, covers=True)
+
+
+def _is_one(number: Any) -> bool:
+    return type(number) is int and number == 1  # asking a symbol would add a guard
+
+
+@view_rule(aten.select.int)
+def select(source: Geometry, out: Geometry, dim: int, index: Any) -> ViewRule:
+    return ViewRule(
+        path=along(aten.select.int, dim, index),
+        inverse=lambda call, base, view: call(aten.select_scatter.default, base(), view, dim, index),
+        part=_part(source, dim, index, None, drops=True),
+    )
+
+
+@view_rule(aten.slice.Tensor)
+def slice_(
+    source: Geometry, out: Geometry, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> ViewRule:
+    return ViewRule(
+        path=along(aten.slice.Tensor, dim, start, end, step),
+        inverse=lambda call, base, view: call(aten.slice_scatter.default, base(), view, dim, start, end, step),
+        part=_part(source, dim, 0 if start is None else start, out.size[dim], drops=False) if step == 1 else None,
+    )
+
+
+def _part(source: Geometry, dim: int, start: Any, count: Any, *, drops: bool) -> Progression | None:
+    dim = dim % len(source.size)
+    length, count = source.size[dim], 1 if count is None else count
+    if not all(type(number) is int for number in (length, start, count)):
+        return None
+    start = min(start + length if start < 0 else start, length)
+    return Progression(dim, max(start, 0), max(start, 0) + count, drops)
+
+
+@view_rule(aten.diagonal.default)
+def diagonal(source: Geometry, out: Geometry, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewRule:
+    return ViewRule(
+        path=along(aten.diagonal.default, offset, dim1, dim2),
+        inverse=lambda call, base, view: call(aten.diagonal_scatter.default, base(), view, offset, dim1, dim2),
+    )
+
+
+@view_rule(aten.view.dtype)
+def view_dtype(source: Geometry, out: Geometry, dtype: torch.dtype) -> ViewRule:
+    return ViewRule(
+        path=along(aten.view.dtype, dtype),
+        inverse=lambda call, base, view: call(aten.view.dtype, view, source.dtype),
+        covers=True,
+    )
+
+
+@view_rule(aten.view_as_real.default)
+def view_as_real(source: Geometry, out: Geometry) -> ViewRule:
+    return ViewRule(
+        path=along(aten.view_as_real.default),
+        inverse=lambda call, base, view: call(aten.view_as_complex.default, view),
+        covers=True,
+    )
+
+
+@view_rule(aten.view_as_complex.default)
+def view_as_complex(source: Geometry, out: Geometry) -> ViewRule:
+    return ViewRule(
+        path=along(aten.view_as_complex.default),
+        inverse=lambda call, base, view: call(aten.view_as_real.default, view),
+        covers=True,
+    )
+
+
+@view_rule(aten._conj.default)
+def conj(source: Geometry, out: Geometry) -> ViewRule:
+    # The inverse is physical in either mode: the source's handle has no conjugate bit, so its value gets none.
+    return ViewRule(
+        path=along(aten._conj.default),
+        inverse=lambda call, base, view: call(aten._conj_copy.default, view),
+        covers=True,
+    )
+
+
+@view_rule(aten._neg_view.default)
+def neg(source: Geometry, out: Geometry) -> ViewRule:
+    return ViewRule(
+        path=along(aten._neg_view.default),
+        inverse=lambda call, base, view: call(aten._neg_view_copy.default, view),
+        covers=True,
+    )
+
+
+@view_rule(aten.unfold.default)
+def unfold(source: Geometry, out: Geometry, dim: int, size: int, step: int) -> ViewRule:
+    # Gaps between windows keep the source's elements, so the inverse scatters: window offset by window offset. Where
+    # windows overlap, the later window wins as in eager, which is the one that reaches an element by a smaller offset.
+    def inverse(call: Call, base: Base, view: Value) -> Value:
+        if not source.size:  # a scalar has one window of its one element
+            return call(aten.view.default, view, [])
+        result, axis = base(), dim % len(source.size)
+        stop = (out.size[axis] - 1) * step + 1
+        for offset in reversed(range(size)):
+            column = call(aten.select.int, view, -1, offset)
+            result = call(aten.slice_scatter.default, result, column, axis, offset, offset + stop, step)
+        return result
+
+    return ViewRule(along(aten.unfold.default, dim, size, step), inverse)
+
+
+def strided(source: Geometry, out: Geometry) -> ViewRule:
+    """Any strided view, addressed through its source's elements in storage order.
+
+    The source is contiguous (see ``AliasGraph.locate``); ``TensorsDomain.call`` holds its value to that.
+    """
+    place = (list(out.size), list(out.stride), out.offset - source.offset)
+    return ViewRule(
+        path=along(aten.as_strided.default, *place),
+        inverse=lambda call, base, view: call(aten.as_strided_scatter.default, base(), view, *place),
+    )
+
+
+def permuted_dense(out: Geometry) -> ViewRule:
+    """A dense tensor as a view of its own elements in storage order: the source is one-dimensional."""
+    order = list(out.order or ())
+    back = sorted(range(len(order)), key=order.__getitem__)
+    sizes, in_order = [out.size[dim] for dim in order], order == sorted(order)
+    path = along(aten.view.default, sizes) + (() if in_order else along(aten.permute.default, back))
+
+    def inverse(call: Call, base: Base, view: Value) -> Value:
+        value = view if in_order else call(aten.permute.default, view, order)
+        return call(aten.view.default, value, [-1])
+
+    return ViewRule(path, inverse, covers=True)
+
+
+def lower(
+    op: Any, source: Geometry, outs: Sequence[Geometry], args: tuple[Any, ...]
+) -> list[tuple[Any, tuple[Any, ...]]]:
+    """A multi-output view as one ``slice`` or ``select`` for each output."""
+    if op is aten.unbind.int:
+        dim = args[0] if args else 0
+        return [(aten.select.int, (dim, index)) for index in range(len(outs))]
+    dim = args[1] if len(args) > 1 else 0
+    pieces, start = [], 0
+    for out in outs:
+        stop = start + out.size[dim]
+        pieces.append((aten.slice.Tensor, (dim, start, stop)))
+        start = stop
+    return pieces
+
+
+MULTI_OUTPUT_VIEWS = frozenset(
+    {
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.unbind.int,
+        aten.unsafe_split.Tensor,
+        aten.unsafe_split_with_sizes.default,
+    }
+)

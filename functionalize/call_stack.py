@@ -1,0 +1,211 @@
+"""Whose code called us, read off the stack.
+
+Invariant: a frame is only looked at; that of a scope is held while it runs, and no longer. Limits: code that is
+compiled from text counts as nobody's.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+
+from functionalize._torch import ProxyTorchDispatchMode
+
+_OWN = f"{Path(__file__).parent}/"
+_TORCH = f"{Path(torch.__file__).parent}/"
+_LIBRARIES = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))  # torch's code that programs are written with
+_TRACER = ProxyTorchDispatchMode.__init__.__code__.co_filename
+
+
+def user_frames() -> Iterator[FrameType]:
+    """The frames that are neither torch's nor ours, innermost first."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+class Location(NamedTuple):
+    """A line of the user's code. As text: ``file:line in function: source``."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        if not self.line:
+            return self.file
+        return f"{self.file}:{self.line} in {self.function}: {source_of(self)}"
+
+
+def user_location() -> Location:
+    """The line of the innermost frame that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if _is_users(code.co_filename):
+            return Location(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return Location("unknown", 0, "")
+
+
+Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, a place in it
+
+
+class Origin:
+    """Where a program is: the frames of the scope that runs, and the origin of the scope itself."""
+
+    __slots__ = ("_location", "_text", "_trace", "frames", "outer")
+
+    def __init__(self, frames: Positions, outer: Origin | None, location: Location | None = None) -> None:
+        self.frames, self.outer = frames, outer
+        self._location = location
+        self._text: str | None = None
+        self._trace: str | None = None if outer is not None else ""
+
+    @property
+    def location(self) -> Location:
+        """The line of the innermost frame that is the user's."""
+        if self._location is None:
+            assert self.outer is not None
+            user = next((one for one in self.frames if _is_users(_CODES[one[0]].co_filename)), None)
+            self._location = self.outer.location if user is None else location_of(user)
+        return self._location
+
+    @property
+    def trace(self) -> str:
+        """The program's lines, outermost first, as in a traceback: the user's, and those of torch's modules."""
+        if self._trace is None:
+            assert self.outer is not None
+            self._trace = self.outer.trace + "".join(map(_line_of_trace, reversed(self.frames)))
+        return self._trace
+
+    @property
+    def text(self) -> str:
+        """The trace as a node's meta has it."""
+        if self._text is None:
+            self._text = self.trace.rstrip()
+        return self._text
+
+
+class Scopes:
+    """Tells where a program is, at a cost that does not grow with the depth of its calls.
+
+    The frames outside of a scope are looked at once, when it is entered.
+    """
+
+    def __init__(self, until: CodeType) -> None:
+        self._until = until  # the code that calls the program
+        self._base = Origin((), None, user_location())
+        self._scopes: list[tuple[FrameType | None, Origin, dict[Positions, Origin]]] = [(None, self._base, {})]
+
+    def enter(self, frame: FrameType) -> None:
+        """What runs inside of a frame is a scope, until it is left."""
+        assert frame.f_back is not None
+        self._scopes.append((frame, self._origin(frame.f_back), {}))
+
+    def leave(self) -> None:
+        """The innermost scope ends."""
+        self._scopes.pop()
+
+    def here(self) -> Origin:
+        """Where the caller is."""
+        return self._origin(sys._getframe(1))
+
+    def _origin(self, frame: FrameType | None) -> Origin:
+        scope, outer, known = self._scopes[-1]
+        found: list[tuple[int, int]] = []
+        until, ours = self._until, _OF_PROGRAMS
+        while frame is not None:
+            code = frame.f_code
+            if code is until:  # another thread's scope, or none
+                outer = self._base
+                break
+            if ours[code.co_filename]:
+                found.append((id(code), frame.f_lasti))
+                _CODES[id(code)] = code
+            if frame is scope:
+                break
+            frame = frame.f_back
+        frames = tuple(found)
+        origin = known.get(frames)
+        if origin is None or origin.outer is not outer:
+            origin = known[frames] = Origin(frames, outer)
+        return origin
+
+
+# By identity: the hash of a code object is computed anew each time, over all that it consists of.
+_CODES: dict[int, CodeType] = {}
+
+
+@cache
+def location_of(position: tuple[int, int]) -> Location:
+    """The line of a position."""
+    code, place = _CODES[position[0]], position[1]
+    lines = (line for start, stop, line in code.co_lines() if start <= place < stop and line is not None)
+    return Location(code.co_filename, next(lines, code.co_firstlineno), code.co_name)
+
+
+@cache
+def _line_of_trace(position: tuple[int, int]) -> str:
+    line = location_of(position)
+    return f'  File "{line.file}", line {line.line}, in {line.function}\n    {source_of(line)}\n'
+
+
+def source_of(line: Location) -> str:
+    """The text of a line."""
+    return linecache.getline(line.file, line.line).strip()
+
+
+def user_frame() -> str:
+    """``file:line in function: text`` of the innermost frame that is neither torch's nor ours."""
+    return str(user_location())
+
+
+def decisive_line(error: BaseException) -> str:
+    """The innermost line of the user's code, or of the libraries that it is written with, in an error's traceback."""
+    found = "unknown"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _OF_PROGRAMS[frame.f_code.co_filename]:
+            found = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
+    return found
+
+
+@cache
+def _is_users(file: str) -> bool:
+    """Whether code is neither torch's nor ours."""
+    return not file.startswith((_OWN, _TORCH, "<"))
+
+
+class _OfPrograms(dict[str, bool]):
+    """Whether code of a file is the user's, or a part of torch that programs are written with."""
+
+    def __missing__(self, file: str) -> bool:
+        self[file] = known = _is_program(file)
+        return known
+
+
+_OF_PROGRAMS = _OfPrograms()
+
+
+def _is_program(file: str) -> bool:
+    return not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))
+
+
+def traced_itself() -> bool:
+    """Whether a tracer called the transformed function, and no code of the user between the two."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename == _TRACER:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,1 @@
+"""Captures a program: one run on fake tensors, ended as a graph and its metadata."""

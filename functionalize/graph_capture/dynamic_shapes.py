@@ -1,0 +1,161 @@
+"""``dynamic_shapes``: which sizes of a program's inputs may differ from call to call.
+
+Invariant: a call is computed only for sizes for which each decision that the capture took on sizes holds.
+Limits: sizes of tensors; numbers among the arguments are part of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from functionalize.errors import InputMismatchError
+from functionalize.runtime.graph_inputs import Lifted
+
+Dims = dict[int, Any]  # of one tensor: which dimensions may differ, and what is known of them
+
+
+def dims_of(lifted: Lifted, spec: Any) -> dict[int, Dims]:
+    """For each input tensor, by identity, the dimensions that may differ.
+
+    Raises:
+        ValueError: the spec does not fit the arguments.
+    """
+    from functionalize._torch.symbols import is_dynamic
+
+    found: dict[int, Dims] = {}
+    arguments = dict(zip(lifted.names, lifted.args, strict=True)) | lifted.kwargs
+    if isinstance(spec, Mapping):
+        unknown = [name for name in spec if name not in arguments]
+        if unknown:
+            raise ValueError(f"dynamic_shapes names {unknown[0]!r}; the arguments are {', '.join(arguments)}")
+        pairs = [(name, arguments[name], part) for name, part in spec.items()]
+    else:
+        pairs = [(name, value, part) for (name, value), part in zip(arguments.items(), spec, strict=False)]
+    for name, value, part in pairs:
+        for tensor, dims in _pairs(name, value, part):
+            found.setdefault(id(tensor), {}).update({dim: d for dim, d in dims.items() if is_dynamic(d)})
+    return {key: dims for key, dims in found.items() if dims}
+
+
+def _pairs(name: str, value: Any, spec: Any) -> Iterator[tuple[torch.Tensor, Dims]]:
+    """The tensors of an argument, each with what the spec says of its dimensions."""
+    if spec is None or isinstance(spec, int):
+        return
+    if isinstance(value, torch.Tensor):
+        dims = dict(spec) if isinstance(spec, Mapping) else dict(enumerate(spec))
+        wrong = [dim for dim in dims if not -value.dim() <= dim < value.dim()]
+        if wrong:
+            raise ValueError(f"dynamic_shapes names dimension {wrong[0]} of {name!r}, which has {value.dim()}")
+        yield value, {dim % value.dim(): given for dim, given in dims.items()}
+    elif isinstance(value, Mapping):
+        for key, part in spec.items():
+            yield from _pairs(f"{name}.{key}", value[key], part)
+    elif isinstance(value, (list, tuple)):
+        for place, part in enumerate(spec):
+            yield from _pairs(f"{name}.{place}", value[place], part)
+    else:
+        for key, part in (spec if isinstance(spec, Mapping) else {}).items():
+            yield from _pairs(f"{name}.{key}", getattr(value, key), part)
+
+
+class DynamicSizes:
+    """The symbols of one program's inputs."""
+
+    def __init__(self, dims: Mapping[int, Dims], fakes: Mapping[int, torch.Tensor]) -> None:
+        self._dims, self._fakes = dims, fakes
+        self._named: dict[str, Any] = {}
+
+    def relate(self) -> None:
+        """Tell the trace what the spec says: which sizes are equal, and between which bounds they lie."""
+        from functionalize._torch.symbols import DerivedDim, NamedDim, assume
+
+        derived = []
+        for key, dims in self._dims.items():
+            for dim, given in dims.items():
+                size = self._fakes[key].size(dim)
+                if isinstance(given, DerivedDim):
+                    derived.append((size, given))
+                    continue
+                if isinstance(given, NamedDim):
+                    known = self._named.setdefault(given.__name__, size)
+                    assume(size == known)
+                _bound(size, given.min, given.max)
+        for size, given in derived:
+            root = self._named.get(given.root.__name__)
+            if root is not None:
+                assume(size == given.fn(root))
+
+    def check_free(self) -> None:
+        """Raise where the program can only take the size that it was captured with."""
+        from functionalize._torch.symbols import may_specialize
+
+        for key, dims in self._dims.items():
+            for dim, given in dims.items():
+                size: Any = self._fakes[key].size(dim)
+                if not may_specialize(given) and (type(size) is int or size.node.expr.is_number):
+                    raise InputMismatchError(
+                        f"dimension {dim} of an input of size {list(self._fakes[key].size())} may differ by "
+                        "dynamic_shapes, and the program is right for that size only",
+                        hint="say Dim.AUTO or Dim.STATIC, or change what the program does with the size",
+                    )
+
+
+def _bound(size: Any, low: Any, high: Any) -> None:
+    from functionalize._torch.symbols import assume
+
+    if low is not None and low > 0:
+        assume(size >= low)
+    if isinstance(high, int):
+        assume(size <= high)
+
+
+class SizeGuard:
+    """What a program takes for granted of sizes that are symbols, checked at each call."""
+
+    def __init__(self, environment: Any, places: Mapping[int, Any], labels: Mapping[int, str]) -> None:
+        from functionalize._torch import symbols
+
+        self._places, self._labels = places, labels
+        self._conditions = list(symbols.guards(environment))
+        self._ranges = dict(environment.var_to_range)
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raise where the sizes of a call are not such.
+
+        Raises:
+            InputMismatchError: says which input and what is expected.
+        """
+        known: dict[Any, int] = {}
+        for number, place in self._places.items():
+            for dim, (size, actual) in enumerate(zip(place.size, values[number].size(), strict=True)):
+                self._meet(known, size, actual, f"dimension {dim} of {self._labels[number]}")
+        for condition in self._conditions:
+            holds = condition.xreplace(known)
+            if holds in (False,) or str(holds) == "False":
+                sizes = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
+                raise InputMismatchError(
+                    f"the program was captured for sizes with {condition}, and here {sizes}",
+                    hint="pass sizes for which that holds, or capture again",
+                )
+
+    def _meet(self, known: dict[Any, int], size: Any, actual: int, label: str) -> None:
+        expected: Any = size if type(size) is int else size.node.expr
+        if type(size) is not int and expected.is_symbol:
+            expected = known.setdefault(expected, actual)
+            bounds = self._ranges.get(size.node.expr)
+            if bounds is not None and not bounds.lower <= actual <= bounds.upper:
+                raise InputMismatchError(
+                    f"{label} is {actual}, and the program was captured for {bounds.lower} to {bounds.upper}",
+                    hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
+                )
+        elif type(size) is not int:
+            value = expected.xreplace(known)
+            expected = int(value) if value.is_number else actual
+        if expected != actual:
+            raise InputMismatchError(
+                f"{label} is {actual}, and the program was captured for {expected}",
+                hint="pass a tensor of that size, or capture again",
+            )

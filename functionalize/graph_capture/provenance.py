@@ -1,0 +1,91 @@
+"""Where each node of a graph comes from: the user's lines, and the modules whose ``forward`` was running.
+
+Invariant: a node's meta has what ``make_fx`` and ``torch.export`` put there: ``stack_trace``, ``nn_module_stack``.
+Limits: nodes of a backward pass carry the line that called for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.nn.modules import module as hooks
+
+from functionalize.call_stack import Origin, Scopes
+from functionalize.transform.context import Program
+
+
+class Provenance:
+    """Notes, node by node, where the program is; the texts are written when all is recorded."""
+
+    def __init__(self, modules: Mapping[int, str], until: CodeType) -> None:
+        self._scopes = Scopes(until)
+        self._program: Program | None = None
+        self._paths = modules
+        self._running: list[dict[str, tuple[str, str]]] = [{}]
+
+    def follow(self, program: Program) -> None:
+        """From now on all nodes of one op of a program have one origin."""
+        self._program = program
+
+    def here(self) -> Origin:
+        """Where the program is."""
+        program = self._program
+        if program is None:
+            return self._scopes.here()
+        if program.origin is None:
+            program.origin = self._scopes.here()
+        return program.origin  # type: ignore[no-any-return]
+
+    def note(self, node: Node) -> None:
+        """A node was added to the graph just now."""
+        node.meta["nn_module_stack"] = self._running[-1]
+        node.meta["stack_trace"] = self.here()  # as text in the end
+
+    @staticmethod
+    def write(graph: Graph) -> None:
+        """Give each node its stack trace."""
+        for node in graph.nodes:
+            origin = node.meta.get("stack_trace")
+            if isinstance(origin, Origin):
+                node.meta["stack_trace"] = origin.text
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Follow which modules run, in this thread."""
+        thread = threading.get_ident()
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            if threading.get_ident() == thread:
+                self._running.append(self._with(module))
+                self._scopes.enter(sys._getframe(1))  # of the call of the module
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                self._running.pop()
+                self._scopes.leave()
+
+        handles = [
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _with(self, module: torch.nn.Module) -> dict[str, tuple[str, str]]:
+        """The modules that run, with one more inside."""
+        path = self._paths.get(id(module))
+        if path is None:
+            return self._running[-1]
+        kind = type(module)
+        entry = (path, f"{kind.__module__}.{kind.__qualname__}")
+        return {**self._running[-1], "L__self__" + path.replace(".", "_"): entry}

@@ -1,0 +1,174 @@
+"""What each operator is, by its OpOverload: how it writes, whether it views, what is its functional variant.
+
+Invariant: `row` answers for every operator of the running torch, and one operator always gets the same row.
+The tables fit the torch that runs: where its native_functions.yaml is another than the one that the shipped
+tables were generated from, tables for it are made once and kept in the user's cache directory. Limits: a row
+says what an operator does by its declaration and by codegen's exceptions, not what one call of it does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import logging
+import os
+import runpy
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from functionalize._torch import OpOverload
+from functionalize.codegen import sources
+from functionalize.generated import reasons, rows
+from functionalize.ops import live_schema
+from functionalize.ops.live_schema import Kind, OpRow, ViewKind, Written
+
+__all__ = ["UNPAIRED", "Kind", "OpRow", "ViewKind", "Written", "known_ops", "overload", "row"]
+
+_LOG = logging.getLogger("functionalize")
+
+# Operators that write, do not decompose, and have no functional variant: name -> why.
+UNPAIRED: Mapping[str, str] = {
+    name: reason for name, (treatment, reason, _) in reasons.REASONS.items() if treatment == "refuse"
+}
+
+
+def row(op: OpOverload) -> OpRow:
+    """What `op` is: from the tables, or from its live schema where they do not know it.
+
+    Example:
+        >>> import torch
+        >>> row(torch.ops.aten.add_.Tensor).functional
+        'aten::add.Tensor'
+    """
+    found = _rows.get(op)
+    if found is None:
+        name = op.name()
+        text = _texts.get(name)
+        found = live_schema.row(op) if text is None else _parse(name, *ast.literal_eval(text))
+        _rows[op] = found
+    return found
+
+
+@functools.cache
+def overload(name: str) -> OpOverload:
+    """The operator of a name as rows write it.
+
+    Raises:
+        AttributeError: this torch has no such operator.
+
+    Example:
+        >>> overload("aten::add.Tensor")
+        <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    namespace, _, qualified = name.partition("::")
+    base, _, overload_name = qualified.partition(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), base), overload_name or "default")
+    return found  # type: ignore[no-any-return]  # torch.ops makes its attributes up
+
+
+def known_ops() -> Iterable[str]:
+    """The names of all operators in the tables."""
+    return _texts.keys()
+
+
+def _parse(
+    name: str,
+    kind: str,
+    composite: bool = False,
+    random: bool = False,
+    returns: tuple[int, ...] = (0,),
+    view: str = "none",
+    copy: str | None = None,
+    written: tuple[tuple[str, int | None, int | None, bool, str | None], ...] = (),
+    functional: str | None = None,
+    functional_args: tuple[str, ...] | None = None,
+    options: tuple[str, ...] = (),
+    constants: tuple[tuple[str, object], ...] = (),
+    quiet: str | None = None,
+) -> OpRow:
+    """One generated row; the parameters are the columns of codegen's `Row`, and have its defaults."""
+    return OpRow(
+        name=name,
+        kind=Kind(kind),
+        view=ViewKind(view),
+        written=tuple(Written(w[1], w[0], *w[2:]) for w in written),
+        functional=functional,
+        functional_args=functional_args,
+        returns=returns,
+        copy=copy,
+        composite=composite,
+        random=random,
+        options=options,
+        constants=constants,
+        quiet=quiet,
+    )
+
+
+def _installed_rows() -> str:
+    """The rows for the installed torch: shipped, cached, or made now."""
+    try:
+        source = sources.installed_source()
+    except FileNotFoundError as error:
+        _LOG.warning("functionalize uses its tables of torch %s unchecked: %s", rows.TORCH_VERSION, error)
+        return rows.ROWS
+    sha256 = source.sha256
+    if sha256 == rows.SOURCES_SHA256:
+        return rows.ROWS
+    folder = _cache_folder(source)
+    cached = None if folder is None else _read_cached(folder, sha256)
+    return _make(source, folder) if cached is None else cached
+
+
+def _cache_folder(source: sources.Source) -> Path | None:
+    """Where tables for the source are kept; None where there is no home directory.
+
+    The name covers the source and the generator, so that a change of either is another folder.
+    """
+    root = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
+    try:
+        parent = Path(root) if root else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    digest = hashlib.sha256(source.sha256.encode())
+    for file in sorted(Path(sources.__file__).parent.rglob("*")):
+        if file.suffix in (".py", ".yaml", ".j2"):
+            digest.update(file.read_bytes())
+    return parent / "functionalize" / f"tables-{source.torch_version}-{digest.hexdigest()[:16]}"
+
+
+def _read_cached(folder: Path, sha256: str) -> str | None:
+    """The cached rows; None where there are none for these sources."""
+    try:
+        found = runpy.run_path(str(folder / "rows.py"))
+    except OSError:
+        return None
+    return found["ROWS"] if found["SOURCES_SHA256"] == sha256 else None
+
+
+def _make(source: sources.Source, folder: Path | None) -> str:
+    """Make rows for the source, keep them for the next process where that is possible, and say so."""
+    # Imported here alone: yaml and jinja2 take longer than all the rest of this module.
+    from functionalize.codegen import emit, exceptions, tables
+
+    versions = f"tables of torch {rows.TORCH_VERSION}; torch {source.torch_version} is installed"
+    try:
+        made = tables.build(source, exceptions.load())
+    except ValueError as error:
+        _LOG.warning("functionalize ships %s and cannot make others, so it uses these: %s", versions, error)
+        return rows.ROWS
+    try:
+        if folder is None:
+            raise FileNotFoundError("there is no home directory")
+        emit.emit(made, folder)
+        outcome = f"made others, in {folder}"
+    except OSError as error:
+        outcome = f"made others, for this process alone ({error}; set XDG_CACHE_HOME to keep them)"
+    _LOG.warning("functionalize ships %s, so it %s", versions, outcome)
+    return "".join(f"{row}\n" for row in made.rows.values())
+
+
+_rows: dict[OpOverload, OpRow] = {}
+_texts: dict[str, str] = dict(line.split(" ", 1) for line in _installed_rows().splitlines())

@@ -1,0 +1,1 @@
+"""Recording ops as graph nodes on fake tensors."""

@@ -1,0 +1,169 @@
+"""What an op's results look like, remembered by the op and the look of its arguments.
+
+FakeTensorMode works out the shapes, strides and dtypes of an op's results; here they are looked up where the same op
+was seen on arguments that look the same. All captures of a process share what is known.
+
+Invariant: a result that is found here is what FakeTensorMode would have made. Limits: sizes known as integers, strided
+tensors, ops of torch's own; what depends on data, or is anything but tensors, is not remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic
+from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
+from functionalize.aliasing.geometry import Geometry
+from functionalize.ops import tables
+from functionalize.ops.tables import ViewKind
+
+_ENTRIES = 100_000  # after so many all is forgotten: a bound on memory, far above what one model needs
+_AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a result looks like: its place, in a storage of its own or in that of the argument at ``source``."""
+
+    place: Geometry
+    device: torch.device
+    source: int | None
+
+    def make(self, factory: FakeFactory, args: Sequence[Any]) -> FakeTensor:
+        """The result, as a tensor of the factory's mode."""
+        place = self.place
+        if self.source is None:
+            return factory.fresh(place.size, place.stride, place.dtype, self.device)
+        return factory.view(args[self.source], place.size, place.stride, place.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one op gives for arguments of one look."""
+
+    looks: tuple[Look | None, ...]  # None for a result that is None
+    container: type | None  # of the results, if they are several
+    places: tuple[Geometry, ...]  # where the results lie
+
+    def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
+        """The results, as tensors of the factory's mode; unknown for views of a storage whose size data decide."""
+        try:
+            if self.container is not None:
+                return self.container([None if look is None else look.make(factory, args) for look in self.looks])
+            look = self.looks[0]
+            return None if look is None else look.make(factory, args)
+        except Exception as error:
+            if is_data_dependent(error):
+                return UNKNOWN
+            raise
+
+
+UNKNOWN: Any = object()  # no call like this was seen before
+_known: dict[Any, Entry | None] = {}
+_usable: dict[int, tuple[Any, bool]] = {}  # by identity, as in the keys: the hash of an op is a method in Python
+
+
+def clear() -> None:
+    """Forget all that is known."""
+    _known.clear()
+
+
+def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory) -> Any:
+    """What a call is known by; None for calls that are not to be remembered."""
+    usable = _usable.get(id(func))
+    if usable is None:
+        usable = _usable[id(func)] = func, _is_usable(func)
+    if not usable[1]:
+        return None
+    parts: list[Any] = [id(func), torch.get_default_dtype()]
+    if not _describe(args, parts, factory.mode):
+        return None
+    if kwargs:
+        parts += kwargs
+        if not _describe(kwargs.values(), parts, factory.mode):
+            return None
+    return tuple(parts)
+
+
+def known(key: Any) -> Entry | None:
+    """What is known of a call: ``UNKNOWN`` if nothing is, None if its results cannot be made without running it."""
+    return _known.get(key, UNKNOWN)
+
+
+def learn(key: Any, func: Any, args: Sequence[Any], out: Any) -> Entry | None:
+    """Remember what a call gave, if it can be made again."""
+    if len(_known) >= _ENTRIES:
+        _known.clear()
+    entry = _known[key] = _entry(func, args, out)
+    return entry
+
+
+def _is_usable(func: Any) -> bool:
+    """Whether what an op gives depends on the look of its arguments alone."""
+    if not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
+        return False
+    row = tables.row(func)
+    plain = not func._schema.is_mutable and not row.composite and row.view is not ViewKind.INPLACE_VIEW
+    data = _DEPENDS_ON_DATA.intersection(func.tags) and func is not torch.ops.aten.index.Tensor
+    return plain and not data and "lift" not in func.name()
+
+
+def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> bool:
+    for arg in args:
+        kind = type(arg)
+        if kind is FakeTensor:
+            if is_symbolic(arg) or arg.layout is not torch.strided:
+                return False
+            if arg.fake_mode is not mode or arg.constant is not None or arg.is_conj() or arg.is_neg():
+                return False
+            parts += (arg.size(), arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device)
+        elif kind is int or kind is float or kind is complex:
+            parts += (kind, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
+        elif kind is list or kind is tuple:
+            parts += (kind, len(arg))
+            if not _describe(arg, parts, mode):
+                return False
+        elif kind in _AS_THEY_ARE:
+            parts += (kind, arg)
+        else:
+            return False
+    return True
+
+
+def _entry(func: Any, args: Sequence[Any], out: Any) -> Entry | None:
+    several = type(out) in (list, tuple)
+    results = tuple(out) if several else (out,)
+    if not all(leaf is None or type(leaf) is FakeTensor for leaf in results):
+        return None
+    storages = {int(arg.untyped_storage()._cdata): place for place, arg in enumerate(args) if type(arg) is FakeTensor}
+    looks = [None if leaf is None else _look(leaf, storages, args) for leaf in results]
+    if any(look is None and leaf is not None for look, leaf in zip(looks, results, strict=True)):
+        return None
+    own = [int(leaf.untyped_storage()._cdata) for leaf in results if leaf is not None]
+    views = tables.row(func).view is not ViewKind.NONE
+    if any(key in storages for key in own) != views or (not views and len(set(own)) < len(own)):
+        return None  # a result that is an argument, or shares its memory with another
+    places = tuple(look.place for look in looks if look is not None)
+    return Entry(tuple(looks), type(out) if several else None, places)
+
+
+def _look(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> Look | None:
+    if is_symbolic(leaf) or leaf.layout is not torch.strided or leaf.is_quantized or leaf.constant is not None:
+        return None
+    if leaf.is_conj() or leaf.is_neg() or leaf.is_nested:
+        return None
+    source = storages.get(int(leaf.untyped_storage()._cdata))
+    place = Geometry.of(leaf)
+    if source is None:
+        with below_dispatch():
+            like = torch.empty_strided(place.size, place.stride, dtype=leaf.dtype, device="meta")
+        if place.offset or like.untyped_storage().nbytes() != leaf.untyped_storage().nbytes():
+            return None
+    elif leaf.dtype != args[source].dtype or args[source].is_conj() or args[source].is_neg():
+        return None
+    return Look(place, leaf.fake_device, source)

@@ -1,0 +1,184 @@
+"""``make_fx``'s tracing mode with a short way: ops whose results are known become nodes without a second dispatch.
+
+The long way is torch's own: higher-order ops, symbolic sizes, constants, ops never seen before. Both fill one tracer,
+so that whatever looks at it (our domain of values, torch's higher-order ops) sees one graph.
+
+Invariant: an op's node is the one that ``make_fx`` would have added. Limits: one thread, one graph.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch.fx import Node
+
+from functionalize._torch import FakeTensor, HigherOrderOperator, is_symbolic, on_handles, record_view
+from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
+from functionalize._torch.tracing import (
+    ProxyTorchDispatchMode,
+    name_for,
+    new_node,
+    new_tracer,
+    node_of_constant_free,
+    track,
+    track_later,
+)
+from functionalize.ops import tables
+from functionalize.ops.tables import ViewKind
+from functionalize.tracing import meta_cache as propagation
+from functionalize.tracing.meta_cache import Entry
+
+Annotate = Callable[[Node], None]  # told of each new node
+ORIGIN = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
+
+
+class RecordingMode(ProxyTorchDispatchMode):
+    """Records into ``tracer.graph`` what is dispatched, on the fake tensors of one mode."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, factory: FakeFactory, annotate: Annotate, *, symbolic: bool) -> None:
+        super().__init__(new_tracer(), "symbolic" if symbolic else "fake")
+        self.factory = factory
+        self._annotate = annotate
+        self._long_way = ProxyTorchDispatchMode(self.tracer, self.tracing_mode)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        out = self._short_way(func, args, kwargs or {})
+        return self._dispatch(func, args, kwargs or {}) if out is propagation.UNKNOWN else out
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What dispatching an op to this mode gives."""
+        out = self._short_way(func, args, kwargs)
+        return func(*args, **kwargs) if out is propagation.UNKNOWN else out
+
+    def _short_way(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Results of an op, recorded; unknown if it has to go torch's way."""
+        key = propagation.key_of(func, args, kwargs, self.factory)
+        given = None if key is None else self._given(args, kwargs)
+        entry = None if given is None else propagation.known(key)
+        out = propagation.UNKNOWN
+        if entry is out:
+            out = on_handles(func, args, kwargs)
+            entry = propagation.learn(key, func, args, out)
+        if given is None or entry is None:
+            return propagation.UNKNOWN
+        with below_dispatch():
+            if out is propagation.UNKNOWN:
+                out = entry.make(self.factory, args)
+            if out is not propagation.UNKNOWN:
+                self._record(func, given, out, entry)
+        return out
+
+    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Entry | None]:
+        """An op's results, seen by no tracer, and what is known of them: nothing where sizes may be symbols."""
+        key = propagation.key_of(func, args, kwargs, self.factory)
+        entry = None if key is None else propagation.known(key)
+        if entry is None or entry is propagation.UNKNOWN:
+            out = propagation.UNKNOWN if entry is None else self._viewed(func, args, kwargs)
+            if out is propagation.UNKNOWN:
+                out = on_handles(func, args, kwargs)
+            return out, None if entry is None else propagation.learn(key, func, args, out)
+        with below_dispatch():
+            out = entry.make(self.factory, args)
+        return (on_handles(func, args, kwargs), None) if out is propagation.UNKNOWN else (out, entry)
+
+    def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What a view op gives of a fake tensor of plain sizes: the kernel tells. Unknown where there is more to it."""
+        if tables.row(func).view is not ViewKind.SINGLE:
+            return propagation.UNKNOWN
+        source = args[0]
+        try:
+            with below_dispatch():
+                out = func(*args, **kwargs)
+                if out.dtype == source.dtype and not (out.is_conj() or out.is_neg()):
+                    return self.factory.around(out, source.fake_device)
+        except Exception as error:
+            if not is_data_dependent(error):
+                raise
+        return propagation.UNKNOWN
+
+    def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
+        """Add the node ``op(value, *args)``, whose result is known already. False: sizes or data are in the way."""
+        source = node_of_constant_free(self.tracer.tensor_tracker, value)
+        if source is None or is_symbolic(result) or is_symbolic(value):
+            return record_view(self, op, value, args, result)
+        with below_dispatch():
+            self._result(self._node(op, (source, *args), {}), result)
+        return True
+
+    def _record(self, func: Any, given: tuple[tuple[Any, ...], dict[str, Any]], out: Any, entry: Entry) -> None:
+        """Add the node of an op, given nodes, whose results are known."""
+        node = self._node(func, *given)
+        if entry.container is None:
+            self._result(node, out)
+            return
+        shown = [None if leaf is None else self.factory.snapshot(leaf) for leaf in out]
+        node.meta["val"] = entry.container(shown)
+        for place, leaf in enumerate(out):
+            if leaf is not None:
+                track_later(self.tracer, leaf, partial(self._item, node, place, shown[place]))
+
+    def _item(self, node: Node, place: int, shown: FakeTensor | None) -> Node:
+        """One result of several, made when it is used: most programs use one."""
+        graph, before = self.tracer.graph, node
+        while _place_among_results(before.next, node) < place:
+            before = before.next
+        with graph.inserting_after(before):
+            item = new_node(graph, operator.getitem, (node, place), {}, "getitem")
+        item.meta.update({name: node.meta[name] for name in ORIGIN if name in node.meta}, val=shown)
+        return item
+
+    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        node = new_node(self.tracer.graph, func, args, kwargs, name_for(func))
+        node.meta["original_aten"] = func
+        self._annotate(node)
+        return node
+
+    def _result(self, node: Node, out: FakeTensor | None) -> None:
+        if out is not None:
+            track(self.tracer, out, node)
+        node.meta["val"] = out if out is None else self.factory.snapshot(out)
+
+    def _given(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments in nodes; None where some tensor is none, or a constant."""
+        tracked, whole = self.tracer.tensor_tracker, True
+
+        def given(arg: Any) -> Any:
+            nonlocal whole
+            kind = type(arg)
+            if kind is FakeTensor:
+                node = node_of_constant_free(tracked, arg)
+                whole = whole and node is not None
+                return node
+            return [given(item) for item in arg] if kind is list or kind is tuple else arg
+
+        node_args = tuple([given(arg) for arg in args])
+        node_kwargs = {name: given(arg) for name, arg in kwargs.items()}
+        return (node_args, node_kwargs) if whole else None
+
+    def _dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """As ``make_fx`` does it."""
+        nodes = self.tracer.graph.nodes
+        last = next(iter(reversed(nodes)), None)
+        if isinstance(func, HigherOrderOperator):
+            with self._long_way:
+                out = func(*args, **kwargs)
+        else:
+            out = super().__torch_dispatch__(func, (), tuple(args), kwargs)
+        for node in reversed(nodes):
+            if node is last:
+                break
+            if node.meta.keys().isdisjoint(ORIGIN):  # a result of an earlier op may be among the new ones
+                self._annotate(node)
+        return out
+
+
+def _place_among_results(item: Node, node: Node) -> int:
+    """Which result of a node an item is; none, it comes after all."""
+    args: Any = item.args
+    return args[1] if item.target is operator.getitem and args[0] is node else sys.maxsize

@@ -1,0 +1,1 @@
+"""The functionalization transform: one dispatch mode, one op at a time."""

@@ -1,0 +1,155 @@
+"""``functionalize``: the transform, and the order of things in one transformed call."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from functionalize._torch import (
+    PLAIN_TYPES,
+    DisableTorchFunction,
+    below_autograd,
+    functionalized_outside,
+    mode_stack,
+    pytree,
+    unwrap_functorch,
+)
+from functionalize.transform.context import Program
+from functionalize.transform.epilogue import Epilogue, Input
+from functionalize.transform.function_mode import Undispatched
+from functionalize.transform.handlers.higher_order import Frame
+from functionalize.transform.mode import FunctionalizeMode
+
+End = Callable[[Program, list[Input], Any], Any]
+_REMOVE = ("mutations", "mutations_and_views")
+
+
+def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
+    """A function of the same semantics in which no intermediate tensor is mutated.
+
+    Used directly, the result computes what ``func`` computes: outputs, inputs after the call, aliasing, errors. Under
+    ``torch.fx.experimental.proxy_tensor.make_fx`` the traced graph has no mutating op but the write-backs: one
+    ``copy_`` for each input that changed, last, in input order, and before it ``as_strided_``, ``resize_`` or ``set_``
+    where the function changed the input's metadata.
+
+    Args:
+        func: any function of tensors, pytrees of tensors and other values, or a module.
+        remove: ``"mutations"``, or ``"mutations_and_views"`` to compute by ``*_copy`` ops what view ops would alias.
+
+    Returns:
+        A function with the signature of ``func``. Outputs have eager's shapes, strides, dtypes and aliasing.
+
+    Raises:
+        ValueError: ``remove`` is neither of the two.
+        UnsupportedMutationError: when called, where ``func`` writes what no functional program can express.
+
+    Example:
+        >>> import torch
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> from functionalize import functionalize
+        >>> def f(a):
+        ...     b = a + 1
+        ...     b.view(-1).add_(1)
+        ...     return b
+        >>> graph = make_fx(functionalize(f))(torch.zeros(2))
+        >>> [node.target.__name__ for node in graph.graph.nodes if node.op == "call_function"]
+        ['add.Tensor', 'view.default', 'add.Tensor', 'view.default']
+    """
+    if remove not in _REMOVE:
+        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    remove_views = remove == "mutations_and_views"
+
+    @functools.wraps(func, updated=())
+    def functionalized(*args: Any, **kwargs: Any) -> Any:
+        if functionalized_outside():
+            return func(*args, **kwargs)  # nested, as below: the outer one does the work
+        outer = next((mode for mode in reversed(mode_stack()) if isinstance(mode, FunctionalizeMode)), None)
+        if outer is not None and not outer.aside():
+            return _inside(outer, remove_views, func, args, kwargs)
+        return _outermost(remove_views, func, args, kwargs)
+
+    return functionalized
+
+
+def _inside(outer: FunctionalizeMode, remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A call inside a functionalized one: the mode that is there does the work; views go if either asks for it."""
+    domain = outer.program.domain
+    before, domain.remove_views = domain.remove_views, domain.remove_views or remove_views
+    try:
+        return func(*args, **kwargs)
+    finally:
+        domain.remove_views = before
+
+
+def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def end(program: Program, inputs: list[Input], outputs: Any) -> Any:
+        if program.graph.bases and program.domain.observed:
+            with unheard():
+                Epilogue(program, inputs, handles_in(outputs)).run()
+        return outputs
+
+    return run_call(new_program(remove_views), func, args, kwargs, end)
+
+
+def _body(remove_views: bool, func: Callable[..., Any], frame: Frame) -> Callable[..., Any]:
+    """A function that a higher-order op runs, pure; its frame says what it gets and what it gives."""
+
+    @functools.wraps(func, updated=())
+    def pure(*args: Any, **kwargs: Any) -> Any:
+        def end(program: Program, inputs: list[Input], outputs: Any) -> Any:
+            with unheard():
+                return frame.leave(args, outputs, Epilogue(program, inputs, handles_in(outputs)))
+
+        mode = new_program(remove_views)
+        with unheard():
+            args = frame.enter(mode.program, args)
+        return run_call(mode, func, args, kwargs, end)
+
+    return pure
+
+
+def new_program(remove_views: bool) -> FunctionalizeMode:
+    """The mode of one call, made where the modes that run below it are active."""
+    return FunctionalizeMode(remove_views=remove_views, purify=functools.partial(_body, remove_views))
+
+
+def run_call(
+    mode: FunctionalizeMode, func: Callable[..., Any], args: Any, kwargs: Any, end: End, reached: Any = None
+) -> Any:
+    """Run one call inside a mode, and ``end`` it: what that gets is the program, its inputs, and the call's results.
+
+    ``reached`` holds the tensors that count as inputs; those among the arguments unless given.
+    """
+    program = mode.program
+    with DisableTorchFunction():  # what we ask tensors is not for modes to hear
+        inputs = _inputs(program, (args, kwargs) if reached is None else reached) if program.domain.observed else []
+    try:
+        with Undispatched(program), mode:
+            outputs = func(*args, **kwargs)
+        return end(program, inputs, outputs)
+    finally:
+        program.close()
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Where neither torch function modes nor autograd hear of what we do."""
+    with DisableTorchFunction(), below_autograd():
+        yield
+
+
+def _inputs(program: Program, tree: Any) -> list[Input]:
+    inputs = [Input.of(handle) for handle in handles_in(tree)]
+    program.graph.expect([entry.handle for entry in inputs])
+    return inputs
+
+
+def handles_in(tree: Any) -> list[torch.Tensor]:
+    """The distinct plain tensors of a pytree, as dispatch modes see them."""
+    leaves = tree if type(tree) is list and PLAIN_TYPES.issuperset(map(type, tree)) else pytree.tree_leaves(tree)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return list({id(handle): handle for handle in map(unwrap_functorch, tensors)}.values())

@@ -1,0 +1,65 @@
+"""What happens above the dispatcher, where no dispatch mode is told of it: caught as a torch function.
+
+Four cases. ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active,
+compute a new tensor in place of writing the one that was passed as ``out=`` (found by the sweep over torch's operator
+database). And `dropout` that drops nothing returns its input, but a copy where sizes are symbolic: torch runs a
+decomposition in Python then (pytorch/pytorch#195422).
+And autograd's engine asks whether a mode is active: it adds gradients up in place where none is, and some formulas
+choose other ops, so that gradients have other strides.
+
+Invariant: the program is as if eager had run the call. Limits: calls by the public name, on plain tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from functionalize._torch import PLAIN_TYPES, unwrap_functorch
+from functionalize.transform.context import Program
+
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
+_LOSE_OUT = frozenset({torch.linalg.matrix_rank})
+_DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
+_BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+_UNDISPATCHED = _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
+
+
+class Undispatched(TorchFunctionMode):
+    """Tells the program what it would not hear of. Entered around its dispatch mode."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self._program = program
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _UNDISPATCHED:
+            return self._spell_out(func, args, kwargs or {})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _BACKWARD:
+            return self._program.differentiate(func, args, kwargs)
+        if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
+            return args[0] if args else kwargs["input"]
+        if func == _SET_DATA and all(map(_is_plain, args)):
+            return self._program.replaced(*args)
+        if func in _LOSE_OUT and kwargs.get("out") is not None:
+            others = {name: value for name, value in kwargs.items() if name != "out"}
+            result = func(*args, **others)
+            return kwargs["out"].resize_(result.size()).copy_(result)
+        return func(*args, **kwargs)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a dispatch mode sees this very tensor: no subclass, no wrapper of a functorch transform."""
+    return type(tensor) in PLAIN_TYPES and unwrap_functorch(tensor) is tensor
+
+
+def _drops_nothing(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
+) -> bool:
+    """Whether such a call is legal, and has nothing to do."""
+    return 0 <= p <= 1 and (p == 0 or not (training and train))

@@ -1,0 +1,1 @@
+"""Ops that need more than their functional variant."""

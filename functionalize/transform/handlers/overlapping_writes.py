@@ -1,0 +1,149 @@
+"""Writes to a tensor in which several positions share an element (overlapping `unfold`, `as_strided`).
+
+Eager goes through the positions in the order of their strides, outermost first, and writes an element once for each of
+its positions, reading what it wrote before. So in a graph such a write becomes one for each slice along the outermost
+dimension, until the positions of a slice are apart.
+
+Invariant: each element sees eager's writes in eager's order. Limits: ops that are elementwise by their tag, whose
+number of slices is fixed for the sizes of the trace; strides of zero are refused by eager itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import storage_key, unbacked
+from functionalize.aliasing.geometry import Geometry, differ, spans_disjoint, supposed
+from functionalize.aliasing.tensor_queries import repeats, tensor_leaves
+from functionalize.errors import UnsupportedMutationError
+from functionalize.ops import tables
+from functionalize.ops.tables import OpRow, Written
+from functionalize.transform.context import Program
+from functionalize.transform.handlers import custom_ops
+
+aten = torch.ops.aten
+Kwargs = dict[str, Any]
+
+# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
+_IDEMPOTENT = frozenset(
+    {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
+    | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
+)
+# Of the writes to an expanded tensor that eager lets through, these leave the same at all positions of an element.
+_ALIKE_EVERYWHERE = _IDEMPOTENT | {aten.masked_fill_}
+
+
+def run(
+    program: Program, func: Any, row: OpRow, written: Sequence[Written], args: Sequence[Any], kwargs: Kwargs
+) -> Any:
+    """What the op returns; raises where eager refuses to write. NotImplemented: to be run like any other op."""
+    targets = _strided(tensor_leaves([w.given(args, kwargs) for w in written], {}))
+    in_order = any(_order_matters(func, target, args, kwargs) for target in targets)
+    if not (in_order or any(map(repeats, targets)) or _arguments_meet(targets, args, kwargs)):
+        return NotImplemented
+    if not program.domain.observed:
+        return custom_ops.on_memory(program, func, args, kwargs)
+    program.domain.rehearse_on_copies(func, args, kwargs)
+    if in_order:
+        return _by_slices(program, func, row, args, kwargs)
+    expanded = next(filter(repeats, targets), None)
+    if expanded is not None and func.overloadpacket not in _ALIKE_EVERYWHERE:
+        raise _refusal(func, expanded)
+    return NotImplemented
+
+
+def _refusal(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
+    size, stride = tuple(target.size()), tuple(target.stride())
+    return UnsupportedMutationError(
+        f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
+        why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
+        hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
+    )
+
+
+def _strided(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that lie at a place of a storage: sparse tensors and their like have none."""
+    return [tensor for tensor in tensors if tensor.layout is torch.strided]
+
+
+def _order_matters(func: Any, target: torch.Tensor, args: Sequence[Any], kwargs: Kwargs) -> bool:
+    """Whether it matters that eager writes an element once for each position that shares it."""
+    place = Geometry.of(target)
+    if place.contiguous:
+        return False
+    if func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
+        return place.overlapping and _ambiguous(place)
+    if func.overloadpacket in _IDEMPOTENT and len(list(tensor_leaves(args, kwargs))) == 1:
+        return False
+    return place.overlapping
+
+
+def _ambiguous(place: Geometry) -> bool:
+    strides = [supposed(stride) for size, stride in zip(place.size, place.stride, strict=True) if supposed(size) > 1]
+    return len(set(strides)) < len(strides)
+
+
+def _arguments_meet(written: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Kwargs) -> bool:
+    """Whether a written tensor shares elements with another argument: many an op of eager refuses that."""
+    leaves = _strided(tensor_leaves(args, kwargs))
+    if len(leaves) < 2:
+        return False
+    keys = [storage_key(leaf) for leaf in leaves]
+    if len(set(keys)) == len(keys):
+        return False
+    targets = set(map(id, written))
+    return any(
+        keys[i] == keys[j] and not spans_disjoint(Geometry.of(leaves[i]), Geometry.of(leaves[j]))
+        for i in range(len(leaves))
+        if id(leaves[i]) in targets
+        for j in range(len(leaves))
+        if i != j
+    )
+
+
+def _by_slices(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> torch.Tensor:
+    """Run an op on a target whose positions share elements, slice by slice; returns the target."""
+    target: torch.Tensor = row.written[0].given(args, kwargs)
+    variant = tables.overload(row.functional) if row.functional else func
+    elementwise = torch.Tag.pointwise in variant.tags or func is aten.copy_.default
+    if not elementwise or len(row.written) > 1:
+        raise _refusal(func, target)
+    others = [
+        leaf for leaf in tensor_leaves(args, kwargs) if leaf is not target and not differ(leaf.size(), target.size())
+    ]
+    dim = _outermost(target, others)
+    if unbacked([target.size(dim)]):
+        raise _refusal(func, target)
+    with program.enter():  # the slices are views of the program like any other
+        for index in range(int(target.size(dim))):
+            sliced = [_slice(arg, target, dim, index) for arg in args]
+            func(*sliced, **{name: _slice(arg, target, dim, index) for name, arg in kwargs.items()})
+    return target
+
+
+def _outermost(target: torch.Tensor, others: Sequence[torch.Tensor]) -> int:
+    """The dimension that eager's loop over the elements walks along last: TensorIterator's order."""
+    dims = [dim for dim in range(target.dim()) if supposed(target.size(dim)) > 1]
+
+    def order(one: int, two: int) -> int:
+        for operand in (target, *others):
+            a, b = supposed(operand.stride(one)), supposed(operand.stride(two))
+            if a and b and a != b:
+                return b - a
+            if a and b and supposed(target.size(one)) != supposed(target.size(two)):
+                return supposed(target.size(two)) - supposed(target.size(one))
+        return one - two
+
+    return min(dims, key=functools.cmp_to_key(order))
+
+
+def _slice(arg: Any, target: torch.Tensor, dim: int, index: int) -> Any:
+    """What an argument has to say to one slice of the target."""
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    whole = arg if arg is target else aten.expand.default(arg, list(target.size()))
+    return aten.select.int(whole, dim, index)

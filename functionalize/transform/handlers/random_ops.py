@@ -1,0 +1,143 @@
+"""Random numbers in eager's order.
+
+Kernels draw in the order of the storage, and by another algorithm where the tensor is contiguous. A value may have
+other strides than its handle (Note [Values may have other strides than their handles]). Where no mode below observes
+us, the op runs on the handle itself. In a graph it runs on tensors which have the handles' strides, or on the value's
+elements in the handle's storage order.
+
+Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as one without, but for ``normal_``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import pytree
+from functionalize.aliasing.geometry import Geometry, hint
+from functionalize.aliasing.tensor_queries import is_contiguous, placed, same_strides, tensor_leaves
+from functionalize.aliasing.view_rules import Value
+from functionalize.transform.context import Program
+
+aten = torch.ops.aten
+
+# Random ops of one tensor whose results have its shape, element by element.
+_CONTIGUOUS = frozenset({aten.bernoulli.default, aten.bernoulli.p})  # whatever their argument's strides are
+_READING = _CONTIGUOUS | {aten.native_dropout.default}
+_FILLING = frozenset(
+    {
+        aten.cauchy.default,
+        aten.exponential.default,
+        aten.geometric.default,
+        aten.log_normal.default,
+        aten.normal_functional.default,
+        aten.rand_like.default,
+        aten.randint_like.default,
+        aten.randint_like.low_dtype,
+        aten.randn_like.default,
+        aten.random.default,
+        aten.random.to,
+        getattr(aten.random, "from"),
+        aten.uniform.default,
+    }
+)
+
+
+def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, Any], *, writes: bool) -> Any:
+    """Results, as values, of a random op on handles; None where the plain way draws in eager's order.
+
+    ``writes`` tells whether the op stands for one that writes its first argument.
+    """
+    if kwargs.get("memory_format") not in (None, torch.preserve_format) or (op in _CONTIGUOUS and not writes):
+        return None
+    handles, call = list(tensor_leaves(args, kwargs)), program.domain.call
+    if op not in _READING | _FILLING or len(handles) != 1:
+        return _laid_out(program, op, args, kwargs)
+    handle, order = handles[0], _order(program, handles[0])
+    if op is aten.normal_functional.default and order == sorted(order) and _is_large_with_gaps(handle):
+        drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
+        return call(aten.view.default, drawn, list(handle.size()))
+    value = program.value(handle)
+    if is_contiguous(value) if order == sorted(order) else op not in _CONTIGUOUS and same_strides(value, handle):
+        return None
+    back = sorted(range(len(order)), key=order.__getitem__)
+    stand_in = _ordered(program, handle, order) if op in _READING else _alike(program, handle, order)
+    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: stand_in, (tuple(args), kwargs))
+    out = call(op, *call_args, **call_kwargs)
+    if op in _FILLING:
+        return out
+    return pytree.tree_map_only(torch.Tensor, lambda leaf: call(aten.permute.default, leaf, back), out)
+
+
+def _order(program: Program, handle: torch.Tensor) -> list[int]:
+    """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first."""
+    place = Geometry.of(handle)
+    if place.contiguous or not placed(handle):
+        return list(range(handle.dim()))
+    return Geometry.of(program.domain.on_handles(aten.empty_like.default, (handle,), {})).outermost_first
+
+
+def _laid_out(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The op on values that lie in storage as the handles do, if some do not."""
+    if not program.domain.observed or not program.values(args, kwargs)[2]:
+        return None
+    lay_out = functools.partial(laid_out, program)
+    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lay_out, (tuple(args), kwargs))
+    return program.domain.call(op, *call_args, **call_kwargs)
+
+
+def laid_out(program: Program, handle: torch.Tensor) -> Value:
+    """A handle's value with the handle's strides; of one with gaps, in the same order without them."""
+    value = program.value(handle)
+    if value is handle or not placed(handle) or same_strides(value, handle):
+        return value
+    order = _order(program, handle)
+    if order == sorted(order):
+        if is_contiguous(value):
+            return value
+        return program.domain.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+    return program.domain.call(aten.copy.default, _alike(program, handle, order), value)
+
+
+def _ordered(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Value:
+    """The value's elements in the order of the handle's storage, contiguous."""
+    ordered = program.domain.call(aten.permute.default, program.value(handle), list(order))
+    if is_contiguous(ordered):
+        return ordered
+    return program.domain.call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
+
+
+def _alike(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Value:
+    """A dense tensor whose dimensions have the handle's order in storage, of no value."""
+    strides: list[Any] = [1] * handle.dim()
+    for outer, inner in zip(reversed(order[:-1]), reversed(order), strict=False):
+        strides[outer] = strides[inner] * handle.size(inner)
+    options = {"dtype": handle.dtype, "device": handle.device}
+    return program.domain.call(aten.empty_strided.default, list(handle.size()), strides, **options)
+
+
+_FAST = 16  # elements from which the kernel of `normal_` takes a way of its own, if they are contiguous
+
+
+def _is_large_with_gaps(handle: torch.Tensor) -> bool:
+    return hint(handle.numel()) >= _FAST and handle.device.type == "cpu" and not is_contiguous(handle)
+
+
+def _in_turn(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
+    """So many normal numbers, drawn one after another: a tensor of two permuted dimensions is not contiguous."""
+    size = hint(count)
+    rows = next((n for n in range(2, math.isqrt(size) + 1) if size % n == 0), 1)
+    rest = count - count // rows * rows if type(count) is not int else 0  # of other sizes than in this trace
+    if rows == 1 and size >= _FAST:  # a prime number
+        rows, rest = 2, count - count // 2 * 2
+    unset = call(aten.empty_strided.default, [rows, count // rows], [1, rows], dtype=dtype, device="cpu")
+    drawn = call(aten.normal_functional.default, unset, *args, **kwargs)
+    in_order = call(aten.view.default, call(aten.permute.default, drawn, [1, 0]), [-1])
+    if type(rest) is int and rest == 0:
+        return in_order
+    unset = call(aten.empty.memory_format, [rest], dtype=dtype, device="cpu")
+    return call(aten.cat.default, [in_order, call(aten.normal_functional.default, unset, *args, **kwargs)])

@@ -1,0 +1,302 @@
+"""The mode: each op of the program arrives here, below autograd and functorch, and leaves as ops on values.
+
+Invariant: what the program gets back are handles: plain tensors with eager's metadata. What runs in the modes below is
+free of mutation, and of views where these are to be removed. Limits: one mode serves one call, in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import (
+    PLAIN_TYPES,
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    TorchDispatchMode,
+    alias_of_wrapper,
+    below_all_modes,
+    counts_versions,
+    current_proxy_mode,
+    mode_stack,
+    on_handles,
+    storage_key,
+    unbacked,
+    uncompiled,
+)
+from functionalize.aliasing import view_rules
+from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
+from functionalize.ops import tables
+from functionalize.ops.tables import Kind, OpRow, ViewKind
+from functionalize.transform import mutation
+from functionalize.transform.by_storage import BY_STORAGE
+from functionalize.transform.context import Program
+from functionalize.transform.handlers import higher_order
+from functionalize.transform.handlers import random_ops as random_order
+from functionalize.transform.random_writes import SPELT_OUT
+from functionalize.transform.values import TensorsDomain
+
+aten = torch.ops.aten
+Kwargs = dict[str, Any]
+
+
+class FunctionalizeMode(TorchDispatchMode):
+    """Functionalizes what runs inside it. Entered by :func:`functionalize.functionalize`, which plans the epilogue."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, *, remove_views: bool, purify: higher_order.Purify) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._purify = purify  # functionalizes the bodies of higher-order ops, programs of their own
+        # Made outside of the mode: the domain looks at the modes that will run below it.
+        self.program = Program(TensorsDomain(remove_views=remove_views), enter=lambda: self)
+        self._tracer = self.program.domain.proxies
+        self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
+        self._bases, self._run = self.program.graph.bases, self.program.domain.run
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap `__torch_dispatch__`, at a cost for each op; `uncompiled` does the same
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo compile the bodies of higher-order ops as without a mode, and see what the compiled code runs."""
+        return True
+
+    @uncompiled
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # half of all that is asked of fake tensors
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        if types and not PLAIN_TYPES.issuperset(types) and not self.program.whole(args, kwargs):
+            return NotImplemented  # a subclass desugars first; its inner tensors come back here
+        known = _handlers.get(id(func))
+        if known is None:
+            known = _handlers[id(func)] = func, _choose(func)
+        handler, program = known[1], self.program
+        if self.aside():
+            return func(*args, **kwargs) if kwargs else func(*args)
+        program.op, program.origin = func, None
+        if handler is _FUNCTIONAL and not self._bases:
+            return self._run(func, args, kwargs)
+        return handler(self, func, args, kwargs)
+
+    def aside(self) -> bool:
+        """Whether the program itself is tracing a function: a graph of its own, that runs through here when called."""
+        tracer = current_proxy_mode()
+        return tracer is not self._tracer and tracer is not None
+
+    def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        program = self.program
+        call_args, call_kwargs, skewed = program.values(args, kwargs)
+        if not skewed:
+            return self._run(func, call_args, call_kwargs)
+        ordered = random_order.compute(program, func, args, kwargs, writes=False) if tables.row(func).random else None
+        out = func(*call_args, **call_kwargs) if ordered is None else ordered
+        return program.rehandle(func, args, kwargs, out)
+
+    def _metadata(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return on_handles(func, args, kwargs)
+
+    def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if func is aten.lift_fresh.default and not self.program.domain.observed:
+            return args[0]  # `from_numpy` comes by here: the tensor shares the array's memory
+        return self._functional(tables.overload(tables.row(func).functional or ""), args, kwargs)
+
+    def _composite(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _by_storage(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if self.program.graph.find(args[0]) is None:
+            return self._functional(func, args, kwargs)
+        with self:
+            return BY_STORAGE[func](*args, **kwargs)
+
+    def _spelt_out(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if not self.program.domain.observed:
+            return self._mutation(func, args, kwargs)
+        with self:
+            return SPELT_OUT[func](*args, **kwargs)
+
+    def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if not self.program.domain.observed:
+            return on_handles(func, args, kwargs)  # memory is all that anybody will read: nothing to record
+        source, graph = args[0], self.program.graph
+        key = storage_key(source)
+        if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
+            return self._part_of_unstrided(func, args, kwargs)
+        out, places = self._run_view(func, args, kwargs)
+        parent = graph.ensure(source)
+        if isinstance(out, torch.Tensor):
+            if places is None and storage_key(out) != key:
+                out = alias_of_wrapper(func, args, kwargs, out)
+            place = Geometry.of(out) if places is None else places[0]
+            self.program.made(out, graph.derive(parent, func, tuple(args[1:]), place))
+        else:
+            places = places or [Geometry.of(piece) for piece in out]
+            steps = view_rules.lower(func, parent.geometry, places, tuple(args[1:]))
+            for piece, place, (op, op_args) in zip(out, places, steps, strict=True):
+                self.program.made(piece, graph.derive(parent, op, op_args, place))
+        return out
+
+    def _run_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Sequence[Geometry] | None]:
+        """What a view op gives of handles, and where that lies, if it is known."""
+        kind = type(args[0])
+        if self._mixes and kind is not FakeTensor and kind in PLAIN_TYPES:
+            # FakeTensorMode would give a view of a constant other memory.
+            return below_all_modes(func, args, kwargs), None
+        return self.program.domain.propagate(func, args, kwargs)
+
+    def _part_of_unstrided(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        copy = tables.row(func).copy if self.program.domain.remove_views and counts_elements(args[0]) else None
+        out = self._functional(tables.overload(copy) if copy else func, args, kwargs)
+        if isinstance(out, torch.Tensor) and func in view_rules.UNSUPPORTED_VIEWS:
+            self.program.protect(out, f"it is {func} of a tensor, and {view_rules.UNSUPPORTED_VIEWS[func]}")
+            self.program.protect(args[0], f"a part of it, {func}, was taken, which would not see the write")
+        return out
+
+    def _of_parts(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        out = self._functional(func, args, kwargs)
+        for part in tensor_leaves(args, kwargs):
+            self.program.protect(part, f"it is a part of what {func} made, which would not see the write")
+        return out
+
+    def _quantized(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        out = self._functional(func, args, kwargs)
+        for handle in tensor_leaves([out], {}):
+            if not handle.is_quantized:
+                self.program.protect(handle, f"it is what {func} made, which a fake tensor takes for plain numbers")
+        return out
+
+    def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        handle, program = args[0], self.program
+        if not program.domain.observed:
+            return on_handles(func, args, kwargs)
+        if func in _RESIZES and _keeps_size(handle, _size(args[1]), kwargs):
+            return handle
+        program.fix(handle)
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                program.unshare(arg)
+            elif isinstance(arg, torch.UntypedStorage):
+                program.meet(arg)
+        view = program.graph.ensure(handle)
+        if func in _RESIZES:
+            program.grows(handle)
+            program.domain.resize_handle(handle, _size(args[1]), kwargs)
+        else:
+            program.domain.on_handles(func, args, kwargs)
+        program.domain.know_symbols(handle)
+        view.base.simplify()
+        if Geometry.of(handle).key == view.geometry.key and storage_key(handle) == view.base.key:
+            return handle
+        variant = tables.row(func).functional
+        op = tables.overload(variant) if variant else None
+        if op in view_rules.VIEW_RULES and storage_key(handle) == view.base.key:
+            program.graph.track(handle, program.graph.derive(view, op, tuple(args[1:]), Geometry.of(handle)))
+        elif func is aten.set_.default:  # to a storage of its own, of nothing
+            options = {"dtype": handle.dtype, "device": handle.device}
+            program.graph.adopt(handle, program.domain.call(aten.empty.memory_format, [0], **options))
+        else:
+            program.graph.moved(handle)
+        return handle
+
+    def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        row = tables.row(func)
+        if counts_versions(func):
+            return mutation.mutate(self.program, func, row, args, kwargs)
+        # Eager's kernel makes its writes by other ops, each of which grows a version.
+        written = tensor_leaves([w.given(args, kwargs) for w in row.written], {})
+        versions = [(handle, handle._version) for handle in written if not handle.is_inference()]
+        out = mutation.mutate(self.program, func, row, args, kwargs)
+        for handle, version in versions:
+            if handle._version == version:
+                torch.autograd.graph.increment_version(handle)
+        return out
+
+    def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return higher_order.run(self.program, self._purify, func, args, kwargs)
+
+
+# Tensors made of others, whose memory they keep.
+_OF_PARTS = frozenset(
+    {
+        aten._sparse_coo_tensor_with_dims_and_tensors.default,
+        aten._sparse_compressed_tensor_with_dims.default,
+        aten.sparse_compressed_tensor.comp_plain_value_size,
+        aten._sparse_coo_tensor_unsafe.default,
+        aten._sparse_compressed_tensor_unsafe.default,
+        aten._nested_view_from_buffer.default,
+    }
+)
+_QUANTIZES = frozenset(
+    getattr(packet, name)
+    for packet in (aten.quantize_per_tensor, aten.quantize_per_channel, aten.quantize_per_tensor_dynamic)
+    for name in packet.overloads()
+    if "out" not in name
+)
+_RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
+
+
+def _size(like: Any) -> tuple[Any, ...]:
+    """What a call of `resize_` or `resize_as_` asks for."""
+    return tuple(like.size() if isinstance(like, torch.Tensor) else like)
+
+
+def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> bool:
+    """Whether a resize leaves everything as it is; asks the symbols, as eager's kernel asks the sizes."""
+    if kwargs.get("memory_format") is not None or unbacked((*handle.size(), *size)):
+        return False
+    return tuple(handle.size()) == size
+
+
+# Questions that a handle answers, whatever it is worth.
+_DEVICE = torch.ops.prim.device.default
+_METADATA = frozenset(
+    {
+        _DEVICE,
+        *(getattr(aten, name).default for name in ("size", "stride", "storage_offset", "numel", "dim")),
+        *(getattr(aten, name).default for name in ("sym_size", "sym_stride", "sym_storage_offset", "sym_numel")),
+        aten.is_contiguous.default,
+        aten.is_contiguous.memory_format,
+        aten.is_non_overlapping_and_dense.default,
+        aten.is_strides_like_format.default,
+        aten.is_same_size.default,
+        aten.is_set_to.default,
+        aten._has_same_storage_numel.default,
+    }
+)
+
+
+Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
+_handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
+_FUNCTIONAL = FunctionalizeMode._functional
+
+
+def _choose(func: Any) -> Handler:
+    """Which handler an op has: the table row, as a function."""
+    if isinstance(func, HigherOrderOperator):
+        return FunctionalizeMode._higher_order
+    if func in _METADATA:
+        return FunctionalizeMode._metadata
+    if func in _OF_PARTS:
+        return FunctionalizeMode._of_parts
+    if func in _QUANTIZES:
+        return FunctionalizeMode._quantized
+    if func in SPELT_OUT or func in BY_STORAGE:
+        return FunctionalizeMode._spelt_out if func in SPELT_OUT else FunctionalizeMode._by_storage
+    row: OpRow = tables.row(func)
+    if row.composite:
+        return FunctionalizeMode._composite
+    if row.view is ViewKind.INPLACE_VIEW:
+        return FunctionalizeMode._inplace_view
+    if row.kind is not Kind.FUNCTIONAL:
+        return FunctionalizeMode._mutation
+    if row.view in (ViewKind.SINGLE, ViewKind.MULTI):
+        return FunctionalizeMode._view
+    return FunctionalizeMode._replaced if row.functional else FunctionalizeMode._functional
