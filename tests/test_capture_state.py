@@ -215,13 +215,29 @@ def test_gradients_are_those_of_the_original() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_gradients_through_a_written_input_are_refused() -> None:
+def test_gradients_flow_through_a_written_input() -> None:
     def run(x: Tensor) -> Tensor:
-        return x.mul_(2).sum()
+        x[0].add_(x[1] * 3)
+        return x.mul_(2).sin().sum()
 
-    program = capture(run, (torch.randn(3, requires_grad=True) * 1,))
-    with pytest.raises(UnsupportedMutationError, match="writes to `x`, through which gradients flow"):
-        program(torch.randn(3, requires_grad=True) * 1)
+    leaves = [torch.tensor([1.0, 2, 3], requires_grad=True) for _ in range(2)]
+    for leaf, step in zip(leaves, (run, capture(run, (leaves[0] * 1,))), strict=True):
+        x = leaf * 1
+        (step(x) + x.square().sum()).backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
+def test_gradients_through_a_written_input_that_shares_memory_are_refused() -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        return x.mul_(2).sum() + y.sum()
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        x = torch.randn(3, requires_grad=True) * 1
+        return x, x.view(3, 1)
+
+    program = capture(run, inputs())
+    with pytest.raises(UnsupportedMutationError, match="`x` is written, requires gradients, and shares memory"):
+        program(*inputs())
 
 
 def test_inputs_keep_what_autograd_saved() -> None:

@@ -157,6 +157,10 @@ class Historian:
         self.viewed(view, op)
         self._events.append((view, view.parent, view.geometry, op, self._here(), True))
 
+    def detach(self) -> None:
+        """Nothing more will happen: let go of what told where the program was."""
+        self._name_of, self._here = _nameless, _nowhere
+
     @cached_property
     def history(self) -> AliasHistory:
         """All that happened."""
@@ -183,6 +187,14 @@ class Historian:
         """The writes that a base got."""
         bases, number = self.history.bases, self._numbers.get(base)
         return () if number is None else bases[number].writes
+
+
+def _nameless(base: Base) -> str:
+    return "storage"
+
+
+def _nowhere() -> Origin:
+    return Origin((), None)
 
 
 def _label(view: ViewRecord) -> str:

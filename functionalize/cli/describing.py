@@ -67,16 +67,8 @@ def save(program: CapturedProgram, folder: Path) -> dict[str, str]:
         "code": folder / "graph.txt",
     }
     torch.save(program.graph_module, files["graph_module"])
-    torch.save(_state(program), files["state"])
+    torch.save(program.state, files["state"])
     about = {"torch": torch.__version__, "files": {name: file.name for name, file in files.items()}}
     files["signature"].write_text(json.dumps(about | described(program), indent=2) + "\n")
     files["code"].write_text(program.graph_module.print_readable(print_output=False).rstrip() + "\n")
     return {name: str(file) for name, file in files.items()}
-
-
-def _state(program: CapturedProgram) -> dict[str, Any]:
-    """The tensors that the graph takes besides the user's, by the names of its inputs."""
-    import torch
-
-    values = {source.name: source.value for source in program._lifted.sources if source.target is not None}
-    return {name: value.detach() for name, value in values.items() if isinstance(value, torch.Tensor)}

@@ -11,32 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
 
-from functionalize._torch import is_symbolic, pytree
-from functionalize._torch.fakes import (
-    FakeFactory,
-    FakeTensor,
-    below_dispatch,
-    fake_mode_of,
-    is_data_dependent,
-    new_fake_mode,
-)
-from functionalize._torch.tracing import new_placeholder, recording, track
-from functionalize.errors import DataDependentError
-from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of
-from functionalize.graph_capture.finalize import Outcome
+from functionalize._torch.fakes import below_dispatch, fake_mode_of, new_fake_mode
+from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of, size_guards
+from functionalize.graph_capture.finalize import Finalized
+from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf, reached
 from functionalize.graph_capture.observers import heard
 from functionalize.graph_capture.provenance import Provenance
-from functionalize.graph_capture.training import make_state
-from functionalize.runtime.autograd import TANGENTS, with_gradients
-from functionalize.runtime.captured_program import CapturedProgram
-from functionalize.runtime.graph_inputs import Lifted, Source, Supposed, reached
-from functionalize.runtime.side_effects import Aftermath
+from functionalize.graph_capture.session import RecordingSession
+from functionalize.graph_capture.training import make_state, training_step
+from functionalize.runtime.captured_program import Capture, CapturedProgram
+from functionalize.runtime.guards import Guards
+from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.partition import PartitionFn
+from functionalize.runtime.side_effects import SideEffectRecorder
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
-from functionalize.tracing.recording_mode import RecordingMode
-from functionalize.transform.api import new_program, run_call, unheard
+from functionalize.transform.api import run_call
 
 _REMOVE = ("mutations", "mutations_and_views")
 
@@ -50,6 +41,7 @@ def capture(
     dynamic_shapes: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     on_guard_failure: str = "raise",
+    partition_fn: PartitionFn | None = None,
 ) -> CapturedProgram:
     """Record what a module or a function computes as a program without mutation.
 
@@ -67,6 +59,8 @@ def capture(
         optimizer: of a function, an optimizer whose state it updates. With a module that returns a loss (a scalar, or
             an output with a ``loss``), the program is a training step: forward, ``backward()`` and ``step()``.
         on_guard_failure: ``"raise"``, or ``"recapture"`` to capture again when a call brings other inputs.
+        partition_fn: as in AOTAutograd: cuts the joint graph of forward and backward in two when a call is first
+            differentiated. Unless given, ``min_cut_rematerialization_partition``.
 
     Returns:
         The program: called as the original is, it does what the original does.
@@ -95,27 +89,30 @@ def capture(
         raise ValueError(f"on_guard_failure must be 'raise' or 'recapture', not {on_guard_failure!r}")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple of example inputs, not {type(args).__name__}: write capture(fn, (x,))")
-    return _Subject(fn, remove, dynamic_shapes, optimizer, on_guard_failure == "recapture").capture(
-        args, dict(kwargs or {})
-    )
+    request = CaptureRequest(fn, remove, dynamic_shapes, optimizer, on_guard_failure, partition_fn)
+    return request.capture(args, dict(kwargs or {}))
 
 
 @dataclass(frozen=True, eq=False)
-class _Subject:
+class CaptureRequest:
     """What is captured, for the first inputs and for others."""
 
     func: Callable[..., Any]
     remove: str
     dynamic_shapes: Any
     optimizer: torch.optim.Optimizer | None
-    recaptures: bool
+    on_guard_failure: str
+    partition_fn: PartitionFn | None
 
     def capture(self, args: Any, kwargs: Any) -> CapturedProgram:
         """The program for some inputs."""
-        program = self._captured(args, kwargs)
-        program.again, program.recaptures = self.capture, self.recaptures
-        program.backward_of = self._backward
-        return program
+        return CapturedProgram(
+            self._captured(args, kwargs),
+            remove=self.remove,
+            partition_fn=self.partition_fn,
+            recapture=self.capture,
+            on_guard_failure=self.on_guard_failure,
+        )
 
     def _roots(self) -> dict[str, Any]:
         roots: dict[str, Any] = {"": self.func} if is_module(self.func) else reached(self.func)
@@ -123,150 +120,103 @@ class _Subject:
             roots["optimizer"] = self.optimizer
         return roots
 
-    def _captured(self, args: Any, kwargs: Any) -> CapturedProgram:
+    def _captured(self, args: Any, kwargs: Any) -> Capture:
         roots = self._roots()
         for root in roots.values():
             if isinstance(root, torch.optim.Optimizer):
                 make_state(root)
         steps = self.optimizer is not None and is_module(self.func)
         func = training_step(self.func, self.optimizer) if steps else self.func
-        program = _Capture(func, Lifted(self.func, roots, args, kwargs), self.remove, self.dynamic_shapes).run()
-        if not program.leaves_gradients or program.has_all_gradients:
-            return program
+        inputs = ProgramInputs(self.func, roots, args, kwargs)
+        first = CaptureSession(func, inputs, self.remove, self.dynamic_shapes)
+        found = first.run()
+        if not found.metadata.gradients or first.has_all_gradients:
+            return first.capture(found)
         # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
-        lifted = Lifted(self.func, roots, args, kwargs, suppose_gradients=True)
-        supposed = _Capture(func, lifted, self.remove, self.dynamic_shapes).run()
-        return supposed if supposed.serves_without_gradients(program) else program
-
-    def _backward(
-        self, constants: list[Source], tangents: list[torch.Tensor], args: Any, kwargs: Any
-    ) -> CapturedProgram:
-        """The gradients of a call's results, for tangents like those given."""
-        lifted = Lifted(self.func, self._roots(), args, {**kwargs, TANGENTS: tangents})
-        return _Capture(self.func, lifted, self.remove).gradients(constants)
+        inputs = ProgramInputs(self.func, roots, args, kwargs, suppose_gradients=True)
+        second = CaptureSession(func, inputs, self.remove, self.dynamic_shapes)
+        supposed = second.run()
+        serves = serves_without_gradients(supposed.metadata, found.metadata)
+        return second.capture(supposed) if serves else first.capture(found)
 
 
-def training_step(model: Any, optimizer: Any) -> Callable[..., Any]:
-    """Forward, backward and update of a module that returns a loss: a scalar, or an output that has one."""
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        optimizer.zero_grad()
-        output = model(*args, **kwargs)
-        loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
-        if not isinstance(loss, torch.Tensor) or loss.dim():
-            raise TypeError(
-                f"with an optimizer, {type(model).__name__} must return a loss: a tensor without dimensions, or an "
-                "output with such a `loss`. Else capture a function that computes it, calls backward() and then "
-                "optimizer.step()"
-            )
-        loss.backward()
-        optimizer.step()
-        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output)
-
-    return step
+def serves_without_gradients(supposed: ProgramMetadata, found: ProgramMetadata) -> bool:
+    """Whether a program captured as if there were gradients does what one does that was captured without."""
+    read = {supposed.inputs[number].name for number in supposed.gradients_read}
+    left = {found.inputs[number].name for number in found.gradients}
+    return not read or (read <= left and supposed.only_accumulates)
 
 
-class _Capture:
-    """One run of a program on fake tensors."""
+class CaptureSession:
+    """One run of a program on fake tensors in the places of its inputs."""
 
-    def __init__(self, func: Callable[..., Any], lifted: Lifted, remove: str, dynamic_shapes: Any = None) -> None:
-        self._func, self._lifted, self._remove = func, lifted, remove
-        self._dims = dims_of(lifted, dynamic_shapes) if dynamic_shapes else {}
-        self._symbolic = bool(self._dims)
-        tensors = [source.value for source in lifted.sources if isinstance(source.value, torch.Tensor)]
-        self._fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=self._symbolic)
-        self._factory = FakeFactory(self._fake_mode)
-        self._fakes = fakes_of(tensors, self._factory, self._dims.keys(), self._with_symbols)
-        for source in lifted.sources:
-            if isinstance(source.value, Supposed):
+    def __init__(
+        self, func: Callable[..., Any], inputs: ProgramInputs, remove: str, dynamic_shapes: Any = None
+    ) -> None:
+        self._func, self._inputs = func, inputs
+        self._dims = dims_of(inputs, dynamic_shapes) if dynamic_shapes else {}
+        tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
+        symbolic = bool(self._dims)
+        fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic)
+        self._provenance = Provenance(inputs.state.modules, run_call.__code__)
+        self._session = RecordingSession(
+            fake_mode, heard(self._provenance.note), remove_views=remove == "mutations_and_views", symbolic=symbolic
+        )
+        self._fakes = fakes_of(tensors, self._session.factory, self._dims.keys(), self._with_symbols)
+        for entry in inputs.inputs:
+            entry.fake = self._fakes.get(id(entry.value))
+            if isinstance(entry.value, MissingGradient):
                 with below_dispatch():
-                    self._fakes[id(source.value)] = self._factory.like_real(source.value.of)
-        self._provenance = Provenance(lifted.state.modules, run_call.__code__)
-        self._recorder = RecordingMode(self._factory, heard(self._provenance.note), symbolic=self._symbolic)
+                    entry.fake = self._session.factory.like_real(entry.value.of)
 
     def _with_symbols(self, tensor: torch.Tensor) -> torch.Tensor:
         from functionalize._torch.symbols import with_symbols  # here: loads sympy
 
-        return with_symbols(self._fake_mode, tensor, f"input{id(tensor)}", list(self._dims.get(id(tensor), ())))
+        dims = list(self._dims.get(id(tensor), ()))
+        return with_symbols(self._session.fake_mode, tensor, f"input{id(tensor)}", dims)
 
-    def run(self) -> CapturedProgram:
+    @property
+    def has_all_gradients(self) -> bool:
+        """Whether every leaf had a gradient."""
+        given = {id(entry.gradient_of) for entry in self._inputs.inputs if entry.gradient_of is not None}
+        return given == {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
+
+    def run(self) -> Finalized:
         """Record the program."""
-        lifted, tracer = self._lifted, self._recorder.tracer
-        for source, node in [(source, self._placeholder(source)) for source in lifted.sources]:
-            self._track(source, node)
+        inputs, session = self._inputs, self._session
+        session.add_inputs(inputs.inputs)
         sizes = DynamicSizes(self._dims, self._fakes)
-        with lifted.state.lent(self._fakes), lifted.arguments.lent(self._fakes):
-            self._give_gradients()
-            aftermath = Aftermath([lifted.state, lifted.arguments])
-            around = recording(tracer, self._fake_mode, symbolic=self._symbolic)
-            with around, self._provenance.watched():
+        with inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes):
+            for entry in inputs.inputs:
+                if entry.gradient_of is not None and entry.gradient_of.fake is not None:
+                    entry.gradient_of.fake.grad = entry.fake
+            effects = SideEffectRecorder([inputs.state, inputs.arguments])
+            with session.active(), self._provenance.watched():
                 sizes.relate()
-                with self._recorder:
-                    outcome = self._recorded(aftermath)
+                with session.recorder:
+                    found = session.record(
+                        lambda: self._func(*inputs.args, **inputs.kwargs),
+                        inputs.inputs,
+                        effects.side_effects,
+                        self._provenance.here,
+                        self._provenance.follow,
+                    )
         sizes.check_free()
-        if self._symbolic:
-            outcome.environment = self._fake_mode.shape_env
-        self._provenance.write(tracer.graph)
-        return CapturedProgram(lifted, outcome, remove=self._remove)
+        self._provenance.write(found.graph)
+        return found
 
-    def gradients(self, constants: list[Source]) -> CapturedProgram:
-        """Record the gradients of the program's results, given tangents, instead of the program."""
-        inputs = [s for s in self._lifted.sources if isinstance(s.value, torch.Tensor)]
-        leaves = {id(s.value): s for s in [*inputs, *constants] if s.value.requires_grad}
-        self._func = with_gradients(
-            self._func, lambda: [self._fakes.get(key, source.value) for key, source in leaves.items()]
+    def capture(self, found: Finalized) -> Capture:
+        """What the run gave, with what it takes for granted."""
+        metadata, inputs = found.metadata, self._inputs
+        values = [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in found.inputs]
+        matter = bool(metadata.gradients) and not self.has_all_gradients
+        guards = Guards(
+            metadata,
+            inputs.state,
+            inputs.arguments,
+            values,
+            sizes=size_guards(self._session.fake_mode.shape_env, metadata),
+            gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
         )
-        program = self.run()
-        program.differentiated = list(leaves.values())
-        return program
-
-    def _placeholder(self, source: Source) -> Node:
-        node = new_placeholder(self._recorder.tracer.graph, source.name)
-        node.meta["val"] = source.value
-        return node
-
-    def _track(self, source: Source, node: Node) -> None:
-        """Let a fake tensor stand for its placeholder."""
-        fake, tracer = self._fakes.get(id(source.value)), self._recorder.tracer
-        if fake is None:
-            return
-        if isinstance(fake, FakeTensor) and not is_symbolic(fake):
-            with below_dispatch():
-                node.meta["val"] = self._factory.snapshot(fake)
-            if fake not in tracer.tensor_tracker:
-                track(tracer, fake, node)
-        else:
-            from functionalize._torch.symbols import track_input  # here: loads sympy
-
-            with self._fake_mode:
-                track_input(tracer, fake, node)
-
-    def _give_gradients(self) -> None:
-        """Let the fakes have the gradients that the originals have."""
-        for source in self._lifted.sources:
-            if source.grad_of is not None:
-                self._fakes[id(source.grad_of.value)].grad = self._fakes[id(source.value)]
-
-    def _recorded(self, aftermath: Aftermath) -> Outcome:
-        mode = new_program(self._remove == "mutations_and_views")
-        outcome = Outcome(mode.program, self._recorder.tracer, self._lifted.sources, self._fakes, self._provenance.here)
-        outcome.snapshot = self._factory.like
-
-        self._provenance.follow(mode.program)
-
-        def end(program: Any, inputs: Any, outputs: Any) -> None:
-            program.origin = None
-            changes = aftermath.changes(outcome.number)
-            outcome.find_gradients()
-            with unheard():
-                outcome.settle(inputs, outputs, changes)
-
-        args, kwargs = self._lifted.args, self._lifted.kwargs
-        inputs = [fake for source in self._lifted.sources if (fake := self._fakes.get(id(source.value))) is not None]
-        try:
-            run_call(mode, self._func, args, kwargs, end, reached=inputs)
-        except Exception as error:
-            if is_data_dependent(error):
-                raise DataDependentError.of(error) from error
-            raise
-        return outcome
+        parts = (metadata, guards, inputs.state, inputs.names, found.joint, found.account)
+        return Capture(found.graph, found.root, *parts)

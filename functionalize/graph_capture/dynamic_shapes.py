@@ -6,18 +6,20 @@ Limits: sizes of tensors; numbers among the arguments are part of the program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from functionalize.errors import InputMismatchError
-from functionalize.runtime.graph_inputs import Lifted
+from functionalize.graph_capture.inputs import ProgramInputs
+from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.size_guards import SizeGuards
 
 Dims = dict[int, Any]  # of one tensor: which dimensions may differ, and what is known of them
 
 
-def dims_of(lifted: Lifted, spec: Any) -> dict[int, Dims]:
+def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
     """For each input tensor, by identity, the dimensions that may differ.
 
     Raises:
@@ -26,7 +28,7 @@ def dims_of(lifted: Lifted, spec: Any) -> dict[int, Dims]:
     from functionalize._torch.symbols import is_dynamic
 
     found: dict[int, Dims] = {}
-    arguments = dict(zip(lifted.names, lifted.args, strict=True)) | lifted.kwargs
+    arguments = dict(zip(inputs.names, inputs.args, strict=True)) | inputs.kwargs
     if isinstance(spec, Mapping):
         unknown = [name for name in spec if name not in arguments]
         if unknown:
@@ -112,50 +114,12 @@ def _bound(size: Any, low: Any, high: Any) -> None:
         assume(size <= high)
 
 
-class SizeGuard:
-    """What a program takes for granted of sizes that are symbols, checked at each call."""
+def size_guards(environment: Any, metadata: ProgramMetadata) -> SizeGuards | None:
+    """What a program takes for granted of its inputs' sizes; None where all of them are numbers."""
+    from functionalize._torch import symbols  # here: loads sympy
 
-    def __init__(self, environment: Any, places: Mapping[int, Any], labels: Mapping[int, str]) -> None:
-        from functionalize._torch import symbols
-
-        self._places, self._labels = places, labels
-        self._conditions = list(symbols.guards(environment))
-        self._ranges = dict(environment.var_to_range)
-
-    def check(self, values: Sequence[Any]) -> None:
-        """Raise where the sizes of a call are not such.
-
-        Raises:
-            InputMismatchError: says which input and what is expected.
-        """
-        known: dict[Any, int] = {}
-        for number, place in self._places.items():
-            for dim, (size, actual) in enumerate(zip(place.size, values[number].size(), strict=True)):
-                self._meet(known, size, actual, f"dimension {dim} of {self._labels[number]}")
-        for condition in self._conditions:
-            holds = condition.xreplace(known)
-            if holds in (False,) or str(holds) == "False":
-                sizes = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
-                raise InputMismatchError(
-                    f"the program was captured for sizes with {condition}, and here {sizes}",
-                    hint="pass sizes for which that holds, or capture again",
-                )
-
-    def _meet(self, known: dict[Any, int], size: Any, actual: int, label: str) -> None:
-        expected: Any = size if type(size) is int else size.node.expr
-        if type(size) is not int and expected.is_symbol:
-            expected = known.setdefault(expected, actual)
-            bounds = self._ranges.get(size.node.expr)
-            if bounds is not None and not bounds.lower <= actual <= bounds.upper:
-                raise InputMismatchError(
-                    f"{label} is {actual}, and the program was captured for {bounds.lower} to {bounds.upper}",
-                    hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
-                )
-        elif type(size) is not int:
-            value = expected.xreplace(known)
-            expected = int(value) if value.is_number else actual
-        if expected != actual:
-            raise InputMismatchError(
-                f"{label} is {actual}, and the program was captured for {expected}",
-                hint="pass a tensor of that size, or capture again",
-            )
+    layouts = dict(metadata.symbols.inputs)
+    if not layouts:
+        return None
+    labels = {number: metadata.inputs[number].label for number in layouts}
+    return SizeGuards(layouts, labels, symbols.guards(environment), environment.var_to_range)

@@ -1,186 +1,347 @@
-"""What a recorded program gives: the graph's outputs, and what a call does with them.
+"""Ends the graph of a program that was recorded: write-backs and results become outputs, the rest becomes metadata.
 
 Invariant: the graph's outputs are values alone; what they are to the caller (an input, a view of one, a part to copy)
-is said beside it. Limits: strided tensors of plain sizes.
+is said beside it. Limits: strided tensors.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.export.graph_signature import (
-    ConstantArgument,
-    ExportGraphSignature,
-    InputKind,
-    InputSpec,
-    OutputKind,
-    OutputSpec,
-    SymBoolArgument,
-    SymFloatArgument,
-    SymIntArgument,
-    TensorArgument,
-)
-from torch.fx import Node
+from torch.export.graph_signature import OutputKind
+from torch.fx import Graph, Node
 
 from functionalize._torch import pytree, storage_key, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, symbol_node, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Geometry
-from functionalize.aliasing.history import Historian, Region
+from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
-from functionalize.runtime.graph_inputs import Source, Supposed, fresh, is_leaf
-from functionalize.runtime.side_effects import Change, Output, Result
+from functionalize.errors import UnsupportedMutationError
+from functionalize.graph_capture.constant_lifting import ConstantLifter
+from functionalize.graph_capture.inputs import TracedInput, is_leaf
+from functionalize.graph_capture.joint_graph import JointTracer, TracedJoint
+from functionalize.graph_capture.output_analysis import InputLayouts, OutputAnalysis
+from functionalize.graph_capture.signature import GraphOutputs, gradient_kind, mutation_kind, signature_of
+from functionalize.runtime.captured_program import CaptureAccount
+from functionalize.runtime.metadata import (
+    BaseResult,
+    InputMutation,
+    InputRef,
+    NewStorage,
+    OldStorageRef,
+    OutputAlias,
+    PartialWrite,
+    ProgramMetadata,
+)
+from functionalize.runtime.partition import JointGraph
+from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
+from functionalize.runtime.symbol_bindings import SymbolSources, frozen_layout, frozen_number
+from functionalize.transform.api import unheard
 from functionalize.transform.context import Program
-from functionalize.transform.epilogue import Epilogue, Input, Step, WriteBack
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """One write to an input or to state.
-
-    ``target``: the path of the state, or the name of the input. ``region``: the place in its storage that was
-    written. ``op``: the operator. ``location``: the user's line, as ``file:line in function: text``.
-    """
-
-    kind: OutputKind
-    target: str
-    region: Region
-    op: str
-    location: str
+from functionalize.transform.epilogue import Epilogue, Input, WriteBack
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """A value to copy: the graph's output, and the view ops that lead to where it goes."""
+class Finalized:
+    """A program whose graph has ended."""
 
-    output: int
-    path: tuple[Step, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Back:
-    """What a call does to one of its tensors."""
-
-    source: int
-    metadata: tuple[Step, ...]
-    pieces: tuple[Piece, ...]
-    after: tuple[Step, ...]
-    place: Geometry | None = None  # if not the tensor itself is written, but another place of its storage
+    graph: Graph
+    root: torch.nn.Module
+    metadata: ProgramMetadata
+    joint: JointGraph | Exception | None
+    account: CaptureAccount
+    inputs: list[TracedInput]
 
 
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """A tensor that the caller gets, as it lies in its storage."""
+class HandleNumbers:
+    """Numbers for the tensors that the caller will get."""
 
-    place: Geometry
-    source: int | None = None  # of which input it is the storage
-    itself: bool = False  # whether it is that very input
-    output: int | None = None  # else the graph's output
-    fresh: bool = False  # whether the input got that storage from the program
-    left: bool = False  # whether the input had that storage, and has another now
-    group: int | None = None  # whose storage it shares with others
-    requires_grad: bool = False
-    capacity: Any = 0  # bytes of the storage
+    def __init__(self) -> None:
+        self.handles: list[torch.Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor, the next one for a new tensor."""
+        tensor = unwrap_functorch(tensor)
+        number = self._numbers.setdefault(id(tensor), len(self.handles))
+        if number == len(self.handles):
+            self.handles.append(tensor)
+        return number
 
 
-@dataclass
-class Outcome:
-    """Turns what a program left into outputs of its graph."""
+class GraphFinalizer:
+    """Ends one graph. To be called when the program has run, below its dispatch mode."""
 
-    program: Program
-    tracer: Any
-    sources: list[Source]
-    fakes: Mapping[int, torch.Tensor]
-    here: Callable[[], Origin]  # where the program is
-    handles: list[torch.Tensor] = field(default_factory=list)
-    backs: list[Back] = field(default_factory=list)
-    leaves: list[Leaf] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
-    outputs: list[Any] = field(default_factory=list)  # recipes of the leaves that the caller gets
-    spec: pytree.TreeSpec | None = None
-    gradients: dict[int, int | None] = field(default_factory=dict)  # of inputs: the number of the new one, if any
-    output_specs: list[OutputSpec] = field(default_factory=list)
-    constants: list[torch.Tensor] = field(default_factory=list)
-    snapshot: Callable[[torch.Tensor], Any] = lambda value: value
-    _nodes: list[Any] = field(default_factory=list)
-    places: dict[int, Geometry] = field(default_factory=dict)  # of the inputs, when the program had run
-    gradients_read: set[int] = field(default_factory=set)  # of which inputs
-    only_accumulates: bool = True  # whether gradients are read to be added to: none is as good as zeros
-    environment: Any = None  # of the symbols, where sizes are such
-    unused: set[int] = field(default_factory=set)  # inputs that the graph does not take
-    storages: dict[int, int] = field(default_factory=dict)  # whose they were, before it ran
-    first_places: dict[int, Geometry] = field(default_factory=dict)  # before it ran
-    _numbers: dict[int, int] = field(default_factory=dict)  # of the inputs, by handle
-    _number_of: dict[int, int] = field(default_factory=dict)  # of `handles`, by identity
-    _begun: dict[int, Input] = field(default_factory=dict)  # the inputs, by handle
-    _of_handle: dict[int, int] = field(default_factory=dict)
-    _written: list[tuple[OutputKind, str, Base]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.historian = self.program.historian = Historian(self._name_of, self.here)
-        self.program.graph.keeps_writes = True
+    def __init__(
+        self,
+        program: Program,
+        tracer: Any,
+        inputs: list[TracedInput],
+        here: Callable[[], Origin],
+        snapshot: Callable[[torch.Tensor], Any],
+    ) -> None:
+        """``here``: where the program is; ``snapshot``: what a tensor looks like, for a node's meta."""
+        self.program, self.tracer, self.inputs = program, tracer, inputs
+        self.number = HandleNumbers()
+        self.lifter = ConstantLifter(tracer, inputs, snapshot)
+        self.outputs = GraphOutputs()
+        self._historian = program.historian = Historian(self._name_of, here)
+        program.graph.keeps_writes = True
+        self._values: dict[int, Node] = {}  # of all that is an output, by the identity of the handle
+        self._results: dict[int, int] = {}  # of handles, by number: the output that has the value
+        self._written: list[tuple[OutputKind, str, Base]] = []
+        self._numbers: dict[int, int] = {}  # of the inputs, by the identities of their fakes
 
     def _name_of(self, base: Base) -> str:
         node = None if base.root.value is None else tracked_node(self.tracer, base.root.value)
         return "storage" if node is None else str(node.name)
 
-    def number(self, tensor: torch.Tensor) -> int:
-        """A number for a tensor that the caller will get."""
-        tensor = unwrap_functorch(tensor)
-        number = self._number_of.setdefault(id(tensor), len(self.handles))
-        if number == len(self.handles):
-            self.handles.append(tensor)
-        return number
+    def new_gradients(self) -> dict[int, int | None]:
+        """By input: the number of the gradient that the program left there, if it is another than before."""
+        given = {id(entry.gradient_of): entry.fake for entry in self.inputs if entry.gradient_of is not None}
+        found: dict[int, int | None] = {}
+        for entry in self.inputs:
+            if is_leaf(entry.value) and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
+                found[id(entry)] = None if entry.fake.grad is None else self.number(entry.fake.grad)
+        return found
 
-    def find_gradients(self) -> None:
-        """Number the gradients that the program left at its inputs."""
-        before = {id(source.grad_of): self.fakes[id(source.value)] for source in self.sources if source.grad_of}
-        for number, source in enumerate(self.sources):
-            fake = self.fakes.get(id(source.value))
-            if is_leaf(source.value) and fake is not None and fake.grad is not before.get(id(source)):
-                self.gradients[number] = None if fake.grad is None else self.number(fake.grad)
+    def finalize(
+        self, entries: list[Input], returned: Any, side_effects: Sequence[SideEffect], joint: JointTracer
+    ) -> Finalized:
+        """Compute what is still missing, trace the backward, and end the graph.
 
-    def source_of_leaf(self, number: int) -> int:
-        """The input that a numbered tensor is."""
-        source = self.leaves[number].source
-        assert source is not None
-        return source
+        ``entries``: the program's inputs as they lay before it ran; ``returned``: what it gave back.
+        """
+        gradients = self.new_gradients()
+        whole = bool(gradients)  # the backward is a part of the program
+        left = len(self.number.handles)  # in objects, and as gradients
+        leaves, spec = pytree.tree_flatten(returned)
+        recipes = [TensorRef(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        seen = set() if whole else joint.written_inputs(self.inputs)
+        with unheard():
+            epilogue = Epilogue(self.program, entries, self.number.handles, whole=seen)
+            backs = epilogue.settle()
+            self._lift_constants([back.input.handle for back in backs], {entry.storage for entry in entries})
+            self._compute_nodes(backs)
+        begun = {id(entry.handle): entry for entry in entries}
+        layouts = self._layouts(begun, {id(entry.handle) for entry in epilogue.moved})
+        mutations = [self._write_back(back, layouts, id(back.input.handle) in seen) for back in backs]
+        results = self._add_results(recipes, range(left), gradients)
+        analysis = OutputAnalysis(self.inputs, layouts, differentiable=not whole)
+        aliases = analysis.outputs(self.number.handles, self._results)
+        traced = None if whole else self._traced(joint, analysis, aliases, mutations, results)
+        joint.end()
+        metadata = self._metadata(
+            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts
+        )
+        made = joint.frozen(traced, self.inputs, metadata) if isinstance(traced, TracedJoint) else traced
+        return Finalized(self.tracer.graph, self.tracer.root, metadata, made, self._account(metadata), self.inputs)
 
-    def settle(self, inputs: list[Input], outputs: Any, changes: list[Change]) -> None:
-        """Compute what is still missing, and end the graph."""
-        leaves, self.spec = pytree.tree_flatten(outputs)
-        self._begun = {id(entry.handle): entry for entry in inputs}
-        left = range(len(self.handles))  # in objects, by the changes
-        self.changes = changes
-        self.outputs = [Result(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        epilogue = Epilogue(self.program, inputs, self.handles)
-        backs = epilogue.settle()
-        self._lift_constants([back.input.handle for back in backs])
-        values: dict[int, Node] = {}
-        for back in backs:
-            self._write_back(back, values)
-        for place, recipe in enumerate(self.outputs):
-            if isinstance(recipe, Result):
-                self._give(self.handles[recipe.number], values)
-            elif isinstance(recipe, SYMBOLS):
-                self.outputs[place] = Output(
-                    self._output(symbol_node(self.tracer, recipe), OutputKind.USER_OUTPUT, None)
+    def _traced(
+        self,
+        joint: JointTracer,
+        analysis: OutputAnalysis,
+        aliases: Sequence[OutputAlias],
+        mutations: Sequence[InputMutation],
+        results: Sequence[Any],
+    ) -> TracedJoint | Exception | None:
+        """The joint graph; None where autograd knows nothing that the caller gets."""
+        handles = self.number.handles
+        numbers = [recipe.position for recipe in results if isinstance(recipe, GraphNumber)]
+        pairs = list(zip(aliases, handles, strict=True))
+        wanted = joint.wanted(self.inputs, analysis, pairs, mutations, numbers)
+        known = wanted.targets or any(alias.requires_grad for alias in aliases)
+        if not known or not any(entry.edge is not None for entry in self.inputs):
+            return None
+        refused = self._refused(mutations)
+        if refused is not None:
+            return refused
+        with unheard():
+            bases = [self._node(self.program.value(analysis.base_handles[number])) for number in wanted.bases]
+        return joint.trace(self.inputs, wanted, self.outputs.nodes, bases)
+
+    def _refused(self, mutations: Sequence[InputMutation]) -> Exception | None:
+        """Writes through which gradients flow, and that autograd cannot be told of from outside of the graph."""
+        for mutation in mutations:
+            entry = self.inputs[mutation.input]
+            if not mutation.differentiable or entry.fake is None:
+                continue
+            key = storage_key(entry.fake)
+            if any(o.fake is not None and o.fake is not entry.fake and storage_key(o.fake) == key for o in self.inputs):
+                return UnsupportedMutationError(
+                    f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with another input",
+                    why="the gradient of the one input would have to flow through the other",
+                    hint="pass the tensor once and take the views of it inside of the function",
                 )
+            if not mutation.writes or mutation.metadata or mutation.after:
+                return UnsupportedMutationError(
+                    f"`{entry.target or entry.name}`, which requires gradients, gets new metadata",
+                    why="autograd cannot be told of that from outside of the graph",
+                    hint="return the new tensor instead",
+                )
+        return None
+
+    # Constants
+
+    def _lift_constants(self, written: Sequence[torch.Tensor], storages: set[int]) -> None:
+        """Turn tensors that the program reached by other ways into inputs: buffers if it wrote them, else constants."""
+        own = {id(entry.fake) for entry in self.inputs if entry.fake is not None}
+        others = [h for h in written if id(h) not in own and storage_key(h) not in storages]
+        known = {id(handle) for handle in others}
+        unknown = [h for h in self.number.handles if id(h) not in own and tracked_node(self.tracer, h) is None]
+        self.lifter.lift_attributes(written, [*others, *(h for h in unknown if id(h) not in known)])
+
+    def _compute_nodes(self, backs: Sequence[WriteBack]) -> None:
+        """Have the nodes of all that is an output: the last inputs are lifted now, and keep their numbers."""
+        for back in backs:
+            for part in back.parts:
+                self._node(part.value)
+            if back.data is not None:
+                self._values[id(back.input.handle)] = self._node(back.data)
+        for handle in self.number.handles:
+            if id(handle) not in self._values:
+                view = self.program.graph.find(handle)  # of an input of which parts were written, computed here
+                self._values[id(handle)] = self._node(handle if view is None else self.program.read(view))
+        for number, entry in enumerate(self.inputs):
+            if entry.fake is not None:
+                self._numbers.setdefault(id(entry.fake), number)
+
+    # Write-backs
+
+    def _write_back(self, back: WriteBack, layouts: InputLayouts, differentiable: bool) -> InputMutation:
+        handle, layout = back.input.handle, None
+        nodes = [(self._node(part.value), part.path) for part in back.parts]
+        if back.data is not None:
+            nodes.append((self._values[id(handle)], ()))
+        number = self._numbers.get(id(handle))
+        if number is None:  # a write beyond what an input shows of its storage
+            number, layout = layouts.old_storages[storage_key(handle)], frozen_layout(Geometry.of(handle))
+        entry = self.inputs[number]
+        kind, target = mutation_kind(entry.kind), entry.target or entry.name
+        writes = tuple(PartialWrite(self.outputs.add(node, kind, target), path) for node, path in nodes)
+        view = self.program.graph.find(handle)
+        if view is not None:
+            self._written.append((kind, target, view.base))
+        metadata, after = self._frozen_steps(back.metadata, layouts), self._frozen_steps(back.after, layouts)
+        return InputMutation(
+            number, metadata, writes, after, layout, differentiable, layouts.after[number].shares
+        )
+
+    def _frozen_steps(self, steps: Sequence[Any], layouts: InputLayouts) -> tuple[Any, ...]:
+        return tuple((op, tuple(self._frozen(arg, layouts) for arg in args)) for op, args in steps)
+
+    def _frozen(self, argument: Any, layouts: InputLayouts) -> Any:
+        """An argument of an op on an input, without tensors and symbols of the trace."""
+        if isinstance(argument, (list, tuple)):
+            return [self._frozen(item, layouts) for item in argument]
+        if not isinstance(argument, torch.Tensor):
+            return frozen_number(argument)
+        number = self._numbers.get(id(argument))
+        if number is not None:
+            return InputRef(number)
+        old = layouts.old_storages.get(storage_key(argument))
+        if old is not None:
+            return OldStorageRef(old)
+        return NewStorage(tuple(map(frozen_number, argument.size())), argument.dtype, argument.device)
+
+    # Outputs
+
+    def _add_results(self, recipes: list[Any], left: range, gradients: dict[int, int | None]) -> list[Any]:
+        """Outputs for what the program returned, then for what it left; the recipes of what it returned."""
+        results = list(recipes)
+        for position, recipe in enumerate(recipes):
+            if isinstance(recipe, TensorRef):
+                self._give(recipe.number)
+            elif isinstance(recipe, SYMBOLS):
+                node = symbol_node(self.tracer, recipe)
+                results[position] = GraphNumber(self.outputs.add(node, OutputKind.USER_OUTPUT))
             else:
-                self._output(recipe, OutputKind.USER_OUTPUT, None)
+                self.outputs.add(recipe, OutputKind.USER_OUTPUT)
+        of_inputs = {number: entry for entry in self.inputs if (number := gradients.get(id(entry))) is not None}
         for number in left:
-            of_inputs = {handle: source for source, handle in self.gradients.items()}
-            self._give(self.handles[number], values, of_inputs.get(number))
-        self.storages = self._first_storages()
-        self._describe({id(entry.handle) for entry in epilogue.moved})
-        self.tracer.graph.output(tuple(self._nodes))
+            self._give(number, of_inputs.get(number))
+        return results
+
+    def _give(self, number: int, gradient_of: TracedInput | None = None) -> None:
+        """An output for a tensor that the caller gets, or finds as the gradient of an input."""
+        node = self._values[id(self.number.handles[number])]
+        if gradient_of is None:
+            self._results[number] = self.outputs.add(node, OutputKind.USER_OUTPUT)
+        else:
+            target = gradient_of.target or gradient_of.name
+            self._results[number] = self.outputs.add(node, gradient_kind(gradient_of.kind), target)
+
+    def _node(self, value: torch.Tensor) -> Node:
+        node = tracked_node(self.tracer, value)
+        return self.lifter.lift(value, written=False) if node is None else node
+
+    # Metadata
+
+    def _layouts(self, begun: dict[int, Input], moved: set[int]) -> InputLayouts:
+        """Where the inputs lay and lie; ``moved``: those whose metadata changed."""
+        found = InputLayouts()
+        for number, entry in enumerate(self.inputs):
+            first = begun.get(id(entry.fake))
+            if first is not None:
+                found.before[number] = first.place
+                found.old_storages.setdefault(first.storage, number)
+            if first is not None and id(entry.fake) not in moved:
+                found.after[number] = first.place
+                found.storages.setdefault(first.storage, number)
+            elif entry.fake is not None:
+                found.after[number] = Geometry.of(entry.fake)
+                found.storages.setdefault(storage_key(entry.fake), number)
+                if first is None:  # lifted: where it lies nobody could change
+                    found.old_storages.setdefault(storage_key(entry.fake), number)
+        return found
+
+    def _metadata(
+        self,
+        gradients: dict[int, int | None],
+        mutations: Sequence[InputMutation],
+        outputs: tuple[Sequence[OutputAlias], Sequence[BaseResult]],
+        returned: tuple[Sequence[Any], Any],
+        side_effects: Sequence[SideEffect],
+        layouts: InputLayouts,
+    ) -> ProgramMetadata:
+        """End the graph, and say what it is."""
+        self.tracer.graph.output(tuple(self.outputs.nodes))
         self._drop_dead()
-        self._drop_gradients()
+        unused, read, accumulates = self._drop_gradients({mutation.input for mutation in mutations})
+        numbers = {id(entry): number for number, entry in enumerate(self.inputs)}
+        before, after = (
+            {number: frozen_layout(layout) for number, layout in some.items()}
+            for some in (layouts.before, layouts.after)
+        )
+        return ProgramMetadata(
+            tuple(entry.frozen(numbers) for entry in self.inputs),
+            unused,
+            tuple(mutations),
+            *map(tuple, outputs),
+            tuple(returned[0]),
+            returned[1],
+            {numbers[key]: number for key, number in gradients.items()},
+            frozenset(numbers[key] for key in read),
+            accumulates,
+            tuple(side_effects),
+            before,
+            after,
+            self._symbols(before, outputs[0]),
+        )
+
+    def _symbols(self, layouts: dict[int, Geometry], aliases: Sequence[OutputAlias]) -> SymbolSources:
+        inputs = [(number, layout) for number, layout in layouts.items() if not layout.static]
+        numbers = [
+            (number, frozen_number(entry.value))
+            for number, entry in enumerate(self.inputs)
+            if isinstance(entry.value, torch.SymInt)
+        ]
+        outputs = [(a.result, a.layout) for a in aliases if a.result is not None and not a.layout.static]
+        return SymbolSources(tuple(inputs), tuple(numbers), tuple(outputs))
 
     def _drop_dead(self) -> None:
         """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""
@@ -189,211 +350,31 @@ class Outcome:
             if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
                 graph.erase_node(node)
 
-    def _drop_gradients(self) -> None:
-        """Gradients that the program neither reads nor writes are no inputs."""
-        written = {back.source for back in self.backs}
+    def _drop_gradients(self, written: set[int]) -> tuple[frozenset[int], set[int], bool]:
+        """Gradients that the program neither reads nor writes are no inputs.
+
+        Returns the inputs that go; the identities of those whose gradients are read; whether these are added to only.
+        """
+        unused, read, accumulates = set(), set(), True
         placeholders = self.tracer.graph.find_nodes(op="placeholder")
-        for number, (source, node) in enumerate(zip(self.sources, placeholders, strict=True)):
-            if source.grad_of is None:
+        for number, (entry, node) in enumerate(zip(self.inputs, placeholders, strict=True)):
+            if entry.gradient_of is None:
                 continue
             if not node.users and number not in written:
-                self.unused.add(number)
+                unused.add(number)
                 self.tracer.graph.erase_node(node)
             else:
-                self.gradients_read.add(self.sources.index(source.grad_of))
-                self.only_accumulates &= all(user.target is torch.ops.aten.add.Tensor for user in node.users)
+                read.add(id(entry.gradient_of))
+                accumulates &= all(user.target is torch.ops.aten.add.Tensor for user in node.users)
+        return frozenset(unused), read, accumulates
 
-    @property
-    def result_numbers(self) -> list[int]:
-        """The numbers of the tensors that the program returns, in order."""
-        return [recipe.number for recipe in self.outputs if isinstance(recipe, Result)]
-
-    # Constants
-
-    def _lift_constants(self, written: Sequence[torch.Tensor]) -> None:
-        """Turn tensors that the program reached by other ways into inputs: buffers if it wrote them, else constants."""
-        graph, root = self.tracer.graph, self.tracer.root
-        own, storages = {id(fake) for fake in self.fakes.values()}, {entry.storage for entry in self._begun.values()}
-        others = {id(h): h for h in written if id(h) not in own and storage_key(h) not in storages}
-        others |= {id(h): h for h in self.handles if id(h) not in own and tracked_node(self.tracer, h) is None}
-        for node in list(graph.find_nodes(op="get_attr")):
-            value = getattr(root, str(node.target))
-            if isinstance(value, torch.Tensor):
-                placeholder = self._constant(value, id(value) in others)
-                others.pop(id(value), None)
-                node.replace_all_uses_with(placeholder)
-                graph.erase_node(node)
-        for name in list(root._buffers) + [key for key, item in vars(root).items() if isinstance(item, torch.Tensor)]:
-            delattr(root, name)
-        for handle in others.values():
-            self._constant(handle, any(handle is one for one in written))
-
-    def _constant(self, value: torch.Tensor, written: bool) -> Node:
-        place = next((i for i, s in enumerate(self.sources) if s.kind is InputKind.USER_INPUT), len(self.sources))
-        known = next((i for i, s in enumerate(self.sources[:place]) if s.value is value), None)
-        placeholders = self.tracer.graph.find_nodes(op="placeholder")
-        if known is not None:
-            return placeholders[known]  # type: ignore[no-any-return]
-        kind, count = (InputKind.BUFFER if written else InputKind.CONSTANT_TENSOR), len(self.constants)
-        name = fresh(f"c_lifted_tensor_{count}", {source.name for source in self.sources})
-        source = Source(kind, name, f"lifted_tensor_{count}", value, None, False if written else None)
-        self.sources.insert(place, source)
-        self.constants.append(value)
-        after = placeholders[place - 1] if place else None
-        with self.tracer.graph.inserting_after(after) if after is not None else self.tracer.graph.inserting_before():
-            node: Node = self.tracer.graph.placeholder(name)
-        # The inputs behind it have other numbers now.
-        self.backs = [replace(back, source=back.source + (back.source >= place)) for back in self.backs]
-        self.gradients = {key + (key >= place): number for key, number in self.gradients.items()}
-        node.meta["val"] = self.snapshot(value)
-        return node
-
-    # Write-backs
-
-    def _write_back(self, back: WriteBack, values: dict[int, Node]) -> None:
-        nodes = [(self._node(part.value), part.path) for part in back.parts]
-        handle, place = back.input.handle, None
-        if back.data is not None:
-            values[id(handle)] = self._node(back.data)
-            nodes.append((values[id(handle)], ()))
-        source = self.source_of(handle)
-        if source is None:  # a write beyond what an input shows of its storage
-            source, place = self._first_storages()[storage_key(handle)], Geometry.of(handle)
-        kind, target = self._mutation_of(source)
-        pieces = tuple(Piece(self._output(node, kind, target), path) for node, path in nodes)
-        self.backs.append(Back(source, back.metadata, pieces, back.after, place))
-        view = self.program.graph.find(handle)
-        if view is not None:
-            self._written.append((kind, target, view.base))
-
-    @cached_property
-    def mutations(self) -> list[Mutation]:
-        """Every write to an input or to state."""
-        return [
-            Mutation(kind, target, write.view.region, write.op, str(write.location))
-            for kind, target, base in self._written
-            for write in self.historian.writes_of(base)
-        ]
-
-    def _mutation_of(self, number: int) -> tuple[OutputKind, str]:
-        source = self.sources[number]
-        return _MUTATION.get(source.kind, OutputKind.BUFFER_MUTATION), source.target or source.name
-
-    def source_of(self, handle: torch.Tensor) -> int | None:
-        """The number of the input that a handle stands for."""
-        if len(self._numbers) != len(self.sources):
-            self._numbers.clear()
-            for number, source in enumerate(self.sources):
-                value = self.fakes.get(id(source.value), source.value)
-                self._numbers.setdefault(id(value) if isinstance(value, torch.Tensor) else -number - 1, number)
-            for number in range(len(self.sources) - len(self._numbers)):
-                self._numbers[-len(self.sources) - number - 1] = -1  # the same tensor twice
-        return self._numbers.get(id(handle))
-
-    # Outputs
-
-    def _node(self, value: torch.Tensor) -> Node:
-        node = tracked_node(self.tracer, value)
-        return self._constant(value, written=False) if node is None else node
-
-    def _give(self, handle: torch.Tensor, values: Mapping[int, Node], gradient_of: int | None = None) -> None:
-        """An output for a tensor that the caller gets, or finds as the gradient of an input."""
-        number = self.number(handle)
-        node = values.get(id(handle))
-        if node is None:
-            node = self._whole(handle)
-        kind, target = OutputKind.USER_OUTPUT, None
-        if gradient_of is not None:
-            source = self.sources[gradient_of]
-            state = source.kind is not InputKind.USER_INPUT
-            kind = OutputKind.GRADIENT_TO_PARAMETER if state else OutputKind.GRADIENT_TO_USER_INPUT
-            target = source.target or source.name
-        self._of_handle[number] = self._output(node, kind, target)
-
-    def _whole(self, handle: torch.Tensor) -> Node:
-        """The node of a handle's current value; of an input of which parts were written it is computed here."""
-        view = self.program.graph.find(handle)
-        return self._node(handle if view is None else self.program.read(view))
-
-    def _output(self, node: Any, kind: OutputKind, target: str | None) -> int:
-        argument: Any
-        if isinstance(node, Node) and isinstance(node.meta.get("val"), SYMBOLS):
-            argument = _ARGUMENT[type(node.meta["val"])](name=node.name)
-        elif isinstance(node, Node):
-            argument = TensorArgument(name=node.name)
-        else:
-            argument = ConstantArgument(name="", value=node if isinstance(node, (int, float, bool, str)) else None)
-        self.output_specs.append(OutputSpec(kind, argument, target))
-        self._nodes.append(node if isinstance(node, Node) else argument.value)
-        return len(self._nodes) - 1
-
-    def _describe(self, moved: set[int]) -> None:
-        """How each tensor that the caller gets lies in a storage; ``moved``: inputs whose metadata changed."""
-        storages: dict[int, int] = {}  # which input has a storage, when the program has run
-        for number, entry in enumerate(self.sources):
-            lying = self.fakes.get(id(entry.value), entry.value)
-            begun = self._begun.get(id(lying))
-            if begun is not None:
-                self.first_places[number] = begun.place
-            if begun is not None and id(lying) not in moved:
-                self.places[number] = begun.place
-                storages.setdefault(begun.storage, number)
-            elif isinstance(lying, torch.Tensor):
-                self.places[number] = Geometry.of(lying)
-                storages.setdefault(storage_key(lying), number)
-        first = self.storages
-        shared = Counter(storage_key(handle) for handle in self.handles)
-        groups: dict[int, int] = {}
-        source: int | None
-        for number, handle in enumerate(self.handles):
-            key, place = storage_key(handle), Geometry.of(handle)
-            source, itself = self.source_of(handle), True
-            left = source is None and key in first and key not in storages
-            if source is None:
-                source, itself = first[key] if left else storages.get(key), False
-            group = groups.setdefault(key, len(groups)) if source is None and shared[key] > 1 else None
-            output, new = self._of_handle.get(number), key not in first
-            capacity = handle.untyped_storage().nbytes() if group is not None else 0
-            self.leaves.append(Leaf(place, source, itself, output, new, left, group, handle.requires_grad, capacity))
-
-    def _first_storages(self) -> dict[int, int]:
-        """Which input had a storage, before the program ran."""
-        found: dict[int, int] = {}
-        for number, source in enumerate(self.sources):
-            entry = self._begun.get(id(self.fakes.get(id(source.value), source.value)))
-            if entry is not None:
-                found.setdefault(entry.storage, number)
-        return found
-
-    @cached_property
-    def symbolic(self) -> tuple[list[tuple[int, Geometry]], list[tuple[int, Geometry]]]:
-        """The inputs, and the outputs of the graph, whose places are written in symbols."""
-        inputs = [(number, place) for number, place in self.first_places.items() if not place.static]
-        outputs = [(leaf.output, leaf.place) for leaf in self.leaves if leaf.output is not None]
-        return inputs, [(output, place) for output, place in outputs if not place.static]
-
-    def signature(self) -> ExportGraphSignature:
-        """What each input and output of the graph is."""
-        taken = [source for number, source in enumerate(self.sources) if number not in self.unused]
-        return ExportGraphSignature(list(map(_input_spec, taken)), self.output_specs)
-
-
-_ARGUMENT: dict[type, Any] = {
-    torch.SymInt: SymIntArgument,
-    torch.SymFloat: SymFloatArgument,
-    torch.SymBool: SymBoolArgument,
-}
-_MUTATION = {
-    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
-    InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
-}
-
-
-def _input_spec(source: Source) -> InputSpec:
-    if isinstance(source.value, (torch.Tensor, Supposed)):
-        return InputSpec(source.kind, TensorArgument(name=source.name), source.target, source.persistent)
-    return InputSpec(source.kind, ConstantArgument(name=source.name, value=_plain(source.value)), source.target)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (int, float, bool, str)) else None
+    def _account(self, metadata: ProgramMetadata) -> CaptureAccount:
+        groups: dict[int, list[str]] = {}
+        for entry in self.inputs:
+            if isinstance(entry.value, torch.Tensor):
+                groups.setdefault(storage_key(entry.value), []).append(entry.name)
+        taken = [metadata.inputs[number] for number in metadata.taken]
+        specs = self.outputs.specs
+        self._historian.detach()
+        shared = [group for group in groups.values() if len(group) > 1]
+        return CaptureAccount(lambda: signature_of(taken, specs), self._historian, self._written, shared)

@@ -1,4 +1,4 @@
-"""The state that an optimizer would make in its first step, made before it.
+"""Training steps: one made of a module and an optimizer, and the state that an optimizer makes in its first step.
 
 Invariant: parameters, gradients and the state that is there stay as they are. Limits: optimizers whose first step needs
 a closure, or is another than the later ones, keep their state for the first step to make.
@@ -7,9 +7,12 @@ a closure, or is another than the later ones, keep their state for the first ste
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from functionalize._torch import pytree
 
 
 class _First(dict[Any, Any]):
@@ -61,3 +64,23 @@ def _twin(parameter: torch.Tensor) -> torch.nn.Parameter:
     twin = torch.nn.Parameter(torch.zeros_like(parameter, requires_grad=False))
     twin.grad = torch.zeros_like(twin)
     return twin
+
+
+def training_step(model: Any, optimizer: Any) -> Callable[..., Any]:
+    """Forward, backward and update of a module that returns a loss: a scalar, or an output that has one."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer.zero_grad()
+        output = model(*args, **kwargs)
+        loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            raise TypeError(
+                f"with an optimizer, {type(model).__name__} must return a loss: a tensor without dimensions, or an "
+                "output with such a `loss`. Else capture a function that computes it, calls backward() and then "
+                "optimizer.step()"
+            )
+        loss.backward()
+        optimizer.step()
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output)
+
+    return step

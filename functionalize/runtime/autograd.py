@@ -1,137 +1,163 @@
-"""Gradients of a captured program: its backward is captured too, together with the forward that it needs.
+"""Gradients of a call: autograd goes through its graph as through one operator.
 
-Autograd goes through a call as through one operator. When its backward is asked for, a second graph, captured from the
-program and the gradients of its results, computes both again from the inputs as they were: what the program computes
-under ``no_grad``, and by functions with a backward of their own, has the gradients that eager gives it.
+Forward and backward were captured together, and a partition function of torch's cut them in two. What the backward
+needs is saved by ``save_for_backward``, so that autograd checks that nobody has written to it since.
 
-Invariant: random numbers are drawn again as in the call. Limits: differentiable once; inputs that the call writes and
-that are results of other operators are refused.
+Invariant: the gradients are those of the captured program, of each input that required one. Limits: differentiable
+once; asked for more, a call raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 
-from functionalize._torch import pytree
+from functionalize._torch.autograd import without_autocast
 from functionalize.aliasing.geometry import Geometry
-from functionalize.errors import UnsupportedMutationError
-from functionalize.graph_capture.finalize import Outcome
-from functionalize.runtime.graph_inputs import Source
+from functionalize.aliasing.strided_layout import has_strides
+from functionalize.runtime.output_aliasing import laid_out
+from functionalize.runtime.symbol_bindings import SymbolSources
 
-TANGENTS = "tangents"
-
-
-def with_gradients(func: Callable[..., Any], leaves: Callable[[], Sequence[torch.Tensor]]) -> Callable[..., Any]:
-    """The gradients of ``leaves()`` as a function of what ``func`` takes, and of tangents by name."""
-
-    def gradients(*args: Any, **kwargs: Any) -> Any:
-        tangents = kwargs.pop(TANGENTS)
-        with torch.enable_grad():
-            results = differentiable(func(*args, **kwargs))
-            found = torch.autograd.grad(results, list(leaves()), tangents, allow_unused=True)
-        return list(found)
-
-    return gradients
+Function = Callable[..., Sequence[Any]]
 
 
-def differentiable(results: Any) -> list[torch.Tensor]:
-    """The distinct tensors among some results that autograd can go back from."""
-    tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    return list({id(tensor): tensor for tensor in tensors}.values())
+@dataclass(frozen=True)
+class SavedInput:
+    """What the backward takes: an input of the graph, by its position."""
+
+    position: int
 
 
-def refuse_written(sources: Sequence[Source], outcome: Outcome, inputs: Sequence[Any]) -> None:
-    """In eager, autograd would go through what a call writes to such an input."""
-    for back in outcome.backs:
-        value = inputs[back.source]
-        if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
-            source = sources[back.source]
-            raise UnsupportedMutationError(
-                f"the captured program writes to `{source.target or source.name}`, through which gradients flow",
-                why="they would have to flow through the write as well, into a tensor that exists already",
-                hint="call it under torch.no_grad(), or pass a copy (`.clone()`) and return the new value",
-            )
+@dataclass(frozen=True)
+class SavedResult:
+    """What the backward takes: a result of the forward, by its position."""
+
+    position: int
 
 
 @dataclass(frozen=True, eq=False)
-class Backward:
-    """A graph that computes gradients from a call's inputs and tangents."""
+class ForwardCall:
+    """The two halves of a joint graph, and how they fit together."""
 
-    graph: GraphModule
-    given: tuple[str, ...]  # the names of its inputs
-    constants: Mapping[str, Any]  # those that it holds itself
-    leaves: tuple[str, ...]  # whose gradients its last outputs are
+    forward: Function
+    backward: Function | None  # None: no input gets a gradient
+    layouts: Sequence[Geometry | None]  # of the forward's results that are no saved ones; None: as they come
+    tangents: Sequence[int]  # results that have one
+    saved: Sequence[SavedInput | SavedResult]  # what the backward takes, before the tangents
+    gradients: Sequence[int | None]  # for each input of the graph the backward's result that is its gradient
+    doubles: Sequence[int]  # results that are inputs, or stand there twice: autograd wants tensors of their own
+    at_risk: frozenset[int]  # inputs in whose storages the call writes
+    symbols: SymbolSources
 
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """The forward's results, and after them what else is to be saved."""
+        results = list(called(self.forward, inputs))
+        for position in self.doubles:
+            if isinstance(results[position], torch.Tensor):
+                results[position] = results[position].detach()
+        count, symbols = len(self.layouts), self.symbols.bind(inputs, results)
+        results[:count] = laid_out(results[:count], self.layouts, symbols)
+        return results
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """What the forward of a call leaves for its backward."""
-
-    graph: GraphModule
-    names: tuple[str, ...]  # of the graph's inputs
-    results: tuple[int, ...]  # of the graph's outputs those that have a tangent
-    random: bool
-    backward: Backward | Exception  # why there is none
-
-
-def backward_of(
-    capture: Callable[..., Any], constants: Sequence[Source], results: Sequence[tuple[Geometry, Any]], *call: Any
-) -> Backward | Exception:
-    """Capture the backward of a call, for tangents of its results' places; or the reason why that cannot be."""
-    try:
-        program = capture(constants, [_like(*result) for result in results], *call)
-    except Exception as error:  # for the backward to raise, if it is asked for
-        return error
-    sources = program.inputs
-    known = {source.name: source.value for source in sources if source.spot is None and source.grad_of is None}
-    leaves = tuple(source.name for source in program.differentiated)
-    return Backward(program.graph_module, tuple(source.name for source in sources), known, leaves)
-
-
-def _like(place: Geometry, device: torch.device) -> torch.Tensor:
-    """A tensor of the size of a place, which holds nothing: for what it looks like."""
-    if not place.static:
-        raise UnsupportedMutationError(
-            "gradients of a result whose size the data decide",
-            why="the backward of a program is captured for the sizes of its results",
-            hint="take the gradients inside of what is captured",
-        )
-    return torch.empty((), dtype=place.dtype, device=device).expand(place.size)
+    def to_save(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        """What the backward will take; inputs that the call is about to write are copied."""
+        values = []
+        for source in self.saved:
+            if isinstance(source, SavedResult):
+                values.append(results[source.position])
+                continue
+            value = inputs[source.position]
+            at_risk = source.position in self.at_risk and isinstance(value, torch.Tensor)
+            values.append(value.clone() if at_risk else value)
+        return values
 
 
-class Replay(torch.autograd.Function):
-    """A call of a graph, whose backward is another graph."""
+class CapturedFunction(torch.autograd.Function):
+    """A call of the forward, whose derivative is the backward."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *inputs: Any) -> Any:
-        ctx.call, ctx.inputs = call, inputs
-        ctx.state = torch.get_rng_state() if call.random else None
-        outputs = call.graph(*(value.detach() if isinstance(value, torch.Tensor) else value for value in inputs))
-        # An output that is an input is another tensor to autograd.
-        outputs = tuple(value.view_as(value) if isinstance(value, torch.Tensor) else value for value in outputs)
-        rest = [v for n, v in enumerate(outputs) if n not in call.results and isinstance(v, torch.Tensor)]
-        ctx.mark_non_differentiable(*rest)
-        ctx.set_materialize_grads(True)
-        return outputs
+    def forward(ctx: Any, call: ForwardCall, *inputs: Any) -> tuple[Any, ...]:
+        results = call.run(inputs)
+        saved = call.to_save(inputs, results)
+        ctx.call, ctx.plain = call, [None if isinstance(value, torch.Tensor) else value for value in saved]
+        ctx.save_for_backward(*[value for value in saved if isinstance(value, torch.Tensor)])
+        outputs = results[: len(call.layouts)]
+        ctx.tangents = [_Tangent.of(outputs[position]) for position in call.tangents]
+        others = [r for n, r in enumerate(outputs) if n not in call.tangents and isinstance(r, torch.Tensor)]
+        ctx.mark_non_differentiable(*others)
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        call: ForwardCall = ctx.call
+        if call.backward is None:
+            return (None,) * (1 + len(call.gradients))
+        saved = iter(ctx.saved_tensors)
+        given = [next(saved) if value is None else value for value in ctx.plain]
+        given += [like.made(tangents[n]) for n, like in zip(call.tangents, ctx.tangents, strict=True)]
+        twice = torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given)
+        with torch.no_grad():
+            results = called(call.backward, given)
+        found = [None if position is None else results[position] for position in call.gradients]
+        if twice:
+            found = _DifferentiableOnce.apply(len(found), *found, *given)  # type: ignore[no-untyped-call]
+        return None, *found
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    """Gradients whose own gradients nobody has captured."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *values: Any) -> tuple[Any, ...]:
+        """The first ``count`` values are gradients, the others what they were computed from."""
+        return tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in values[:count])
+
+    @staticmethod
     def backward(ctx: Any, *tangents: Any) -> Any:
-        call: Call = ctx.call
-        backward = call.backward
-        if isinstance(backward, Exception):
-            raise RuntimeError(f"the backward of a captured program cannot be captured: {backward}") from backward
-        known = dict(backward.constants) | dict(zip(call.names, ctx.inputs, strict=True))
-        known |= {f"{TANGENTS}_{place}": tangents[number] for place, number in enumerate(call.results)}
-        values = [known.get(name) for name in backward.given]
-        with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=call.random):
-            if call.random:
-                torch.set_rng_state(ctx.state)
-            outputs = backward.graph(*(v.detach() if isinstance(v, torch.Tensor) else v for v in values))
-        found = dict(zip(backward.leaves, outputs[len(outputs) - len(backward.leaves) :], strict=True))
-        return None, *(found.get(name) for name in call.names)
+        raise RuntimeError(_ONCE)
+
+
+_ONCE = (
+    "a captured program is differentiable once, and here the gradient of its gradient is asked for\n"
+    "    why  its backward is a graph, captured when the program was; none was captured for that backward\n"
+    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+)
+
+
+@dataclass(frozen=True)
+class _Tangent:
+    """What a tangent looks like in the captured backward: like its result."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, result: torch.Tensor) -> _Tangent:
+        like = torch.empty_like(result, device="meta") if result.layout is torch.strided else result
+        return cls(result.size(), like.stride() if like.layout is torch.strided else (), result.dtype, result.device)
+
+    def made(self, tangent: torch.Tensor | None) -> torch.Tensor:
+        """A tangent in that layout; zeros where there is none."""
+        if tangent is None:
+            return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device).zero_()
+        if tangent.layout is not torch.strided:
+            return tangent
+        if tangent.is_conj() or tangent.is_neg():
+            tangent = tangent.resolve_conj().resolve_neg()
+        if has_strides(tangent, self.stride):
+            return tangent
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device).copy_(tangent)
+
+
+def called(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
+    """A graph's results. Graphs of operators below autocast must not be cast again."""
+    with without_autocast():
+        results = function(*inputs)
+    return results if isinstance(results, (list, tuple)) else (results,)

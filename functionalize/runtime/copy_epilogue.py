@@ -12,64 +12,58 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from functionalize.graph_capture.finalize import Back, Outcome
+from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, OldStorageRef, ProgramMetadata
 
 aten = torch.ops.aten
 
 
-def with_copies(outcome: Outcome, root: torch.nn.Module) -> GraphModule:
-    """The graph of an outcome, with its write-backs as nodes and the caller's outputs alone."""
-    graph = Graph()
+def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:
+    """A program's graph, with its write-backs as nodes and the caller's outputs alone."""
+    new = Graph()
     copies: dict[Node, Node] = {}
-    output: Any = None
-    for node in outcome.tracer.graph.nodes:
-        if node.op == "output":
-            output = node
-        else:
-            copies[node] = graph.node_copy(node, lambda old: copies[old])
-    results = map_arg(output.args[0], lambda old: copies[old])
-    placeholders = iter(graph.find_nodes(op="placeholder"))
-    inputs = [None if n in outcome.unused else next(placeholders) for n in range(len(outcome.sources))]
-    for back in outcome.backs:
-        _emit(graph, outcome, back, inputs, results)
-    first = sum(len(back.pieces) for back in outcome.backs)
-    graph.output(tuple(results[first:]))
-    return GraphModule(root, graph, "CapturedWithCopies")
+    for node in graph.nodes:
+        if node.op != "output":
+            copies[node] = new.node_copy(node, lambda old: copies[old])
+    results: Any = map_arg(graph.output_node().args[0], lambda old: copies[old])
+    inputs = dict(zip(metadata.taken, new.find_nodes(op="placeholder"), strict=True))
+    for mutation in metadata.mutations:
+        _emit(new, mutation, inputs, results)
+    first = sum(len(mutation.writes) for mutation in metadata.mutations)
+    new.output(tuple(results[first:]))
+    return GraphModule(root, new, "CapturedWithCopies")
 
 
-def _emit(graph: Graph, outcome: Outcome, back: Back, inputs: list[Any], results: Any) -> None:
-    target = inputs[back.source]
-    for op, args in back.metadata:
-        graph.call_function(op, (target, *(_argument(graph, outcome, arg, inputs) for arg in args)))
-    for piece in back.pieces:
+def _emit(graph: Graph, mutation: InputMutation, inputs: dict[int, Node], results: Any) -> None:
+    target = inputs[mutation.input]
+    for op, args in mutation.metadata:
+        graph.call_function(op, (target, *(_argument(graph, arg, inputs) for arg in args)))
+    for write in mutation.writes:
         part = target
-        if back.place is not None:
-            place = [list(back.place.size), list(back.place.stride), back.place.offset]
-            part = graph.call_function(aten.as_strided.default, (target, *_plain(place)))
-        for op, args in piece.path:
-            part = graph.call_function(op, (part, *args))
-        graph.call_function(aten.copy_.default, (part, results[piece.output]))
-    for op, args in back.after:
-        graph.call_function(op, (target, *_plain(args)))
+        if mutation.layout is not None:
+            where = [list(mutation.layout.size), list(mutation.layout.stride), mutation.layout.offset]
+            part = graph.call_function(aten.as_strided.default, (target, *map(_numbers, where)))
+        for op, args in write.path:
+            part = graph.call_function(op, (part, *map(_numbers, args)))
+        graph.call_function(aten.copy_.default, (part, results[write.result]))
+    for op, args in mutation.after:
+        graph.call_function(op, (target, *map(_numbers, args)))
 
 
-def _argument(graph: Graph, outcome: Outcome, argument: Any, inputs: list[Any]) -> Node | Any:
-    if not isinstance(argument, torch.Tensor):
-        return _plain([argument])[0]
-    source = outcome.source_of(argument)
-    if source is not None:
-        return inputs[source]
-    size = _plain(list(argument.size()))
-    options: dict[str, Any] = {"dtype": argument.dtype, "device": argument.device}
-    return graph.call_function(aten.empty.memory_format, (size,), options)
+def _argument(graph: Graph, argument: Any, inputs: dict[int, Node]) -> Any:
+    if isinstance(argument, (InputRef, OldStorageRef)):
+        return inputs[argument.number]
+    if isinstance(argument, NewStorage):
+        options: dict[str, Any] = {"dtype": argument.dtype, "device": argument.device}
+        return graph.call_function(aten.empty.memory_format, (_numbers(list(argument.size)),), options)
+    return _numbers(argument)
 
 
-def _plain(values: Any) -> list[Any]:
+def _numbers(argument: Any) -> Any:
     """Sizes as numbers: a node cannot hold a symbol."""
-    for value in values:
-        if any(isinstance(item, torch.SymInt) for item in (value if isinstance(value, list) else [value])):
+    for item in argument if isinstance(argument, (list, tuple)) else [argument]:
+        if hasattr(item, "free_symbols"):
             raise NotImplementedError(
                 "this program changes the size of an input to one that differs from call to call, which no node can "
                 "name; call the program itself, or capture it without dynamic_shapes"
             )
-    return list(values)
+    return argument

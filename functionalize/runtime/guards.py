@@ -11,79 +11,87 @@ from typing import Any
 import torch
 
 from functionalize._torch import storage_key
+from functionalize.aliasing.geometry import hint
 from functionalize.errors import InputMismatchError, StateMismatchError
-from functionalize.graph_capture.dynamic_shapes import SizeGuard
-from functionalize.graph_capture.finalize import Outcome
-from functionalize.runtime.graph_inputs import Lifted, Source, Supposed, is_leaf
-from functionalize.runtime.side_effects import ABSENT, Result
-from functionalize.runtime.state_walk import State, joined
+from functionalize.runtime.metadata import GraphInput, ProgramMetadata
+from functionalize.runtime.side_effects import ABSENT, TensorRef
+from functionalize.runtime.size_guards import SizeGuards
+from functionalize.runtime.state_walk import StateWalk, joined
 
 _COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+Pattern = tuple[Any, ...]
 
 
-class Guard:
-    """What a program expects of its inputs."""
+class Guards:
+    """What a program expects of its inputs, and where it finds them."""
 
-    def __init__(self, lifted: Lifted, outcome: Outcome, *, gradients_matter: bool) -> None:
-        self._source_of, self._unused, self._changes = outcome.source_of_leaf, outcome.unused, outcome.changes
-        self._state, self._sources = lifted.state, lifted.sources
-        numbers = {id(source): number for number, source in enumerate(self._sources)}
-        self._gradient_of = {n: numbers[id(s.grad_of)] for n, s in enumerate(self._sources) if s.grad_of is not None}
-        self._shape = lifted.arguments.shape
-        changed = {(change.state, change.holder) for change in outcome.changes}
-        numbers = {identity: number for number, identity in enumerate(lifted.state.holders)}
+    def __init__(
+        self,
+        metadata: ProgramMetadata,
+        state: StateWalk,
+        arguments: StateWalk,
+        values: Sequence[Any],
+        *,
+        sizes: SizeGuards | None,
+        gradients_matter: bool,
+    ) -> None:
+        """``values``: the inputs of the capture; ``gradients_matter``: whether it matters which of them have one."""
+        self._metadata, self._inputs, self._state, self._sizes = metadata, metadata.inputs, state, sizes
+        self._structure = arguments.shape
+        changed = {(effect.state, effect.container) for effect in metadata.side_effects}
+        numbers = {identity: number for number, identity in enumerate(state.containers)}
         self._settings = [
-            (spot, spot.get())
-            for spot in lifted.state.constants
-            if isinstance(spot.get(), _COMPARED) and (0, numbers[id(spot.holder)]) not in changed
+            (slot, slot.get())
+            for slot in state.constants
+            if isinstance(slot.get(), _COMPARED) and (0, numbers[id(slot.container)]) not in changed
         ]
-        self._constants = [(spot.path, spot.get()) for spot in lifted.arguments.constants]
-        places = {id(spot): place for place, spot in enumerate(lifted.arguments.leaves)}
-        self._leaf = [places.get(id(source.spot)) for source in self._sources]
-        symbolic = {number: place for number, place in outcome.first_places.items() if not place.static}
-        self._dynamic = frozenset(symbolic)
-        labels = {number: _label(self._sources[number]) for number in symbolic}
-        self._sizes = SizeGuard(outcome.environment, symbolic, labels) if symbolic else None
-        self._looks = [self._look(number, source.value) for number, source in enumerate(self._sources)]
+        self._constants = [(slot.path, slot.get()) for slot in arguments.constants]
+        self._dynamic = frozenset() if sizes is None else sizes.inputs
+        self._expected = [self._look(number, value) for number, value in enumerate(values)]
         self._had_gradient = {
-            place: source.value.grad is not None
-            for place, source in enumerate(self._sources)
-            if gradients_matter and is_leaf(source.value)
+            number: value.grad is not None
+            for number, value in enumerate(values)
+            if gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
         }
-        self._pattern = self._aliases([source.value for source in self._sources])
+        differentiable = torch.is_grad_enabled()
+        self._required = [isinstance(v, torch.Tensor) and v.requires_grad and differentiable for v in values]
+        self._aliasing = alias_pattern([None if i.gradient_of is not None else values[n] for n, i in self._numbered()])
+
+    def _numbered(self) -> Sequence[tuple[int, GraphInput]]:
+        return list(enumerate(self._inputs))
 
     @property
-    def apart(self) -> bool:
+    def inputs_are_disjoint(self) -> bool:
         """Whether no two inputs share memory."""
-        return not any(isinstance(entry, tuple) for entry in self._pattern)
+        return not any(isinstance(entry, tuple) for entry in self._aliasing)
 
-    def inputs(self, arguments: State) -> list[Any]:
-        """The graph's inputs for a call.
+    def inputs(self, arguments: StateWalk) -> list[Any]:
+        """The program's inputs for a call, once they have been checked.
 
         Raises:
             InputMismatchError: the call's inputs differ from those that the program was captured for.
         """
-        if arguments.shape != self._shape:
+        if arguments.shape != self._structure:
             raise InputMismatchError(
                 "the arguments are nested otherwise than those that the program was captured with",
                 hint="pass containers of the same types and lengths, or capture again",
             )
         self._check_constants(arguments)
-        values = [self._value(place, source, arguments) for place, source in enumerate(self._sources)]
-        self._add_gradients(values)
-        for number, (source, value, look) in enumerate(zip(self._sources, values, self._looks, strict=True)):
-            if self._look(number, value) != look and (source.grad_of is None or value is not None):
+        values = [self._value(entry, arguments) for entry in self._inputs]
+        self._find_gradients(values)
+        for number, (entry, value, expected) in enumerate(zip(self._inputs, values, self._expected, strict=True)):
+            if self._look(number, value) != expected and (entry.gradient_of is None or value is not None):
                 raise InputMismatchError(
-                    f"{_label(source)} is {_words(_look(value))}, and was {_words(look)} when the program was captured",
+                    f"{entry.label} is {_words(_look(value))}, and was {_words(expected)} when the program was "
+                    "captured",
                     hint="pass inputs of the same shapes, dtypes and devices, or capture again",
                 )
-        self._check_state([self._state, arguments], values)
-        self._fill_gradients(values)
+        self._check_side_effects([self._state, arguments], values)
         if self._sizes is not None:
             self._sizes.check(values)
-        pattern = self._aliases(values)
-        if pattern != self._pattern:
-            self._refuse_aliases(pattern)
+        pattern = alias_pattern([None if i.gradient_of is not None else values[n] for n, i in self._numbered()])
+        if pattern != self._aliasing:
+            self._refuse_aliasing(pattern)
         return values
 
     def _look(self, number: int, value: Any) -> Any:
@@ -91,101 +99,109 @@ class Guard:
         look = _look(value)
         return (*look[:2], len(look[2])) if number in self._dynamic and look is not None else look
 
-    def _add_gradients(self, values: list[Any]) -> None:
-        """Look the gradients up, and that there are as many as there were."""
-        for place, of in self._gradient_of.items():
-            values[place] = values[of].grad
-        for place, had in self._had_gradient.items():
-            if (values[place].grad is not None) != had:
+    def _find_gradients(self, values: list[Any]) -> None:
+        """Look the gradients up, and whether there are as many as there were."""
+        for number, entry in enumerate(self._inputs):
+            if entry.gradient_of is not None:
+                values[number] = values[entry.gradient_of].grad
+        for number, had in self._had_gradient.items():
+            if (values[number].grad is not None) != had:
                 raise InputMismatchError(
-                    f"the gradient of {_label(self._sources[place])} is {'not ' if had else ''}there, and was "
+                    f"the gradient of {self._inputs[number].label} is {'not ' if had else ''}there, and was "
                     f"{'' if had else 'not '}when the program was captured",
                     hint="set gradients to None first, as optimizer.zero_grad() does, or capture again",
                 )
 
-    def _fill_gradients(self, values: list[Any]) -> None:
-        """Gradients that will be added to begin as zeros."""
-        for place, of in self._gradient_of.items():
-            if values[place] is None and place not in self._unused:
-                values[of].grad = values[place] = torch.zeros_like(values[of])
+    def missing_gradients(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Zeros for the gradients that will be added to and are not there, by input."""
+        return {
+            number: torch.zeros_like(values[entry.gradient_of])
+            for number, entry in enumerate(self._inputs)
+            if entry.gradient_of is not None and values[number] is None and number not in self._metadata.unused
+        }
 
-    def _value(self, place: int, source: Source, arguments: State) -> Any:
-        leaf = self._leaf[place]
-        if leaf is not None:
-            return arguments.leaves[leaf].get()
-        return source.value if source.spot is None else source.spot.get()
+    def new_gradients(self, values: Sequence[Any]) -> tuple[bool, ...] | None:
+        """Which inputs require gradients, if one does that did not when the program was captured."""
+        now = tuple(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+        return now if any(new and not old for new, old in zip(now, self._required, strict=True)) else None
 
-    def _check_constants(self, arguments: State) -> None:
-        for spot, wanted in self._settings:
-            if spot.get() != wanted:
+    def _value(self, entry: GraphInput, arguments: StateWalk) -> Any:
+        if entry.argument is not None:
+            return arguments.leaves[entry.argument].get()
+        return entry.constant if entry.slot is None else entry.slot.get()
+
+    def _check_constants(self, arguments: StateWalk) -> None:
+        for slot, wanted in self._settings:
+            if slot.get() != wanted:
                 raise StateMismatchError(
-                    f"`{spot.path}` is {_short(spot.get())}, and was {_short(wanted)} when the program was captured",
+                    f"`{slot.path}` is {_short(slot.get())}, and was {_short(wanted)} when the program was captured",
                     hint="what is no tensor is part of the program: make it a tensor, or capture again",
                 )
-        for spot, (path, wanted) in zip(arguments.constants, self._constants, strict=True):
-            value = spot.get()
+        for slot, (path, wanted) in zip(arguments.constants, self._constants, strict=True):
+            value = slot.get()
             if isinstance(wanted, _COMPARED) and not (value == wanted or (value != value and wanted != wanted)):
                 raise InputMismatchError(
                     f"the argument `{path}` is {value!r}, and was {wanted!r} when the program was captured",
                     hint="what is no tensor is part of the program: pass the same, pass a tensor, or capture again",
                 )
 
-    def _check_state(self, states: Sequence[State], values: Sequence[Any]) -> None:
-        for change in self._changes:
-            holder = list(states[change.state].holders.values())[change.holder][0]
-            for name, before in change.before.items():
-                key = values[self._source_of(name.number)] if isinstance(name, Result) else name
-                now = _entry(holder, key)
+    def _check_side_effects(self, states: Sequence[StateWalk], values: Sequence[Any]) -> None:
+        """What the program changes must be found as the capture found it."""
+        for effect in self._metadata.side_effects:
+            container = list(states[effect.state].containers.values())[effect.container][0]
+            for name, before in effect.before.items():
+                key = values[self._input_of(name)] if isinstance(name, TensorRef) else name
+                now = _entry(container, key)
                 if now is not before and (not isinstance(before, _COMPARED) or now != before):
-                    label = self._label_of(name)
+                    label = self._inputs[self._input_of(name)].target if isinstance(name, TensorRef) else name
                     raise StateMismatchError(
-                        f"`{joined(change.path, label)}` is {_short(now)}, and was {_short(before)} when captured",
+                        f"`{joined(effect.path, label)}` is {_short(now)}, and was {_short(before)} when captured",
                         hint="the program changes it, and is right for that value only: set it back, or capture again",
                     )
 
-    def _label_of(self, name: Any) -> Any:
-        return self._sources[self._source_of(name.number)].target if isinstance(name, Result) else name
+    def _input_of(self, name: TensorRef) -> int:
+        number = self._metadata.outputs[name.number].input
+        assert number is not None
+        return number
 
-    def _aliases(self, values: Sequence[Any]) -> list[Any]:
-        """For each tensor the first that shares its storage, and how it lies to that."""
-        first: dict[int, int] = {}
-        pattern: list[Any] = []
-        for place, value in enumerate(values):
-            if not isinstance(value, torch.Tensor) or self._sources[place].grad_of is not None:
-                pattern.append(None)
-                continue
-            other = first.setdefault(storage_key(value), place)
-            if other == place:
-                pattern.append(place)
-            else:
-                apart = (
-                    value.storage_offset() * value.itemsize - values[other].storage_offset() * values[other].itemsize
-                )
-                pattern.append((other, apart, value.stride(), values[other].stride()))
-        return pattern
-
-    def _refuse_aliases(self, pattern: list[Any]) -> None:
-        for place, (now, before) in enumerate(zip(pattern, self._pattern, strict=True)):
+    def _refuse_aliasing(self, pattern: Pattern) -> None:
+        for number, (now, before) in enumerate(zip(pattern, self._aliasing, strict=True)):
             if now != before:
-                other = self._sources[(now if isinstance(now, tuple) else before)[0]]
+                other = self._inputs[(now if isinstance(now, tuple) else before)[0]]
                 raise InputMismatchError(
-                    f"{_label(self._sources[place])} and {_label(other)} {_relation(now)}, and {_relation(before)} "
+                    f"{self._inputs[number].label} and {other.label} {_relation(now)}, and {_relation(before)} "
                     "when the program was captured",
-                    hint="pass tensors that share memory in the same way, or capture with on_alias_change='recapture'",
+                    hint="pass tensors that share memory in the same way, or capture with on_guard_failure='recapture'",
                 )
 
 
-def _entry(holder: Any, key: Any) -> Any:
-    if isinstance(holder, dict):
-        return holder.get(key, ABSENT)
-    return holder[key] if key < len(holder) else ABSENT
+def alias_pattern(values: Sequence[Any]) -> Pattern:
+    """How tensors share memory: for each its own position, or the first that shares its storage and how they lie."""
+    first: dict[int, int] = {}
+    pattern: list[Any] = []
+    for position, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            pattern.append(None)
+            continue
+        other = first.setdefault(storage_key(value), position)
+        if other == position:
+            pattern.append(position)
+        else:
+            before = values[other]
+            start, first_start = (hint(one.storage_offset()) * one.itemsize for one in (value, before))
+            strides = tuple(tuple(map(hint, one.stride())) for one in (value, before))
+            pattern.append((other, start - first_start, *strides))
+    return tuple(pattern)
+
+
+def _entry(container: Any, key: Any) -> Any:
+    if isinstance(container, dict):
+        return container.get(key, ABSENT)
+    return container[key] if key < len(container) else ABSENT
 
 
 def _look(value: Any) -> Any:
-    value = value.of if isinstance(value, Supposed) else value
-    if isinstance(value, torch.Tensor):
-        return (value.dtype, value.device, tuple(value.size()))
-    return None
+    return (value.dtype, value.device, tuple(value.size())) if isinstance(value, torch.Tensor) else None
 
 
 def _words(look: Any) -> str:
@@ -193,10 +209,6 @@ def _words(look: Any) -> str:
         return "no tensor"
     size = f"of {look[2]} dimensions" if isinstance(look[2], int) else f"of size {list(look[2])}"
     return f"a tensor of {look[0]} on {look[1]} {size}"
-
-
-def _label(source: Source) -> str:
-    return f"the input `{source.name}`" if source.target is None else f"the state `{source.target}`"
 
 
 def _relation(entry: Any) -> str:

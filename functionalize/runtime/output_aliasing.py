@@ -1,262 +1,198 @@
 """What a call does with the results of its graph: write-backs, and outputs that alias as the original's do.
 
 Invariant: an output is the caller's own tensor, or a view of it, exactly where the original returns that.
-Limits: outputs that share a storage which no input has are copied into one.
+Limits: outputs that share a storage which neither an input nor a single output has are copied into one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from functionalize._torch import copy_of_memory, storage_key
 from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.strided_layout import (
+    copy_into,
+    make_room,
+    tensor_at,
+    view_at,
+    with_layout,
+    with_lazy_bits,
+)
 from functionalize.errors import DataDependentError
-from functionalize.graph_capture.finalize import Back, Leaf
+from functionalize.runtime.metadata import (
+    AliasKind,
+    InputMutation,
+    InputRef,
+    NewStorage,
+    OldStorageRef,
+    OutputAlias,
+    ProgramMetadata,
+)
+from functionalize.runtime.symbol_bindings import SymbolBindings
 
 aten = torch.ops.aten
+_OF_INPUTS = frozenset({AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE})
 
 
-class Sizes:
-    """The numbers that a program's symbols stand for in one call."""
+class WriteBack:
+    """Does to the caller's tensors what the program did to its inputs."""
 
-    def __init__(self) -> None:
-        self._known: dict[Any, int] = {}
+    def __init__(self, metadata: ProgramMetadata, inputs: Sequence[Any], symbols: SymbolBindings) -> None:
+        self._metadata, self._inputs, self._symbols = metadata, inputs, symbols
+        moves = any(mutation.metadata or mutation.layout is not None for mutation in metadata.mutations)
+        # Tensors that keep the storages of inputs which are about to leave them, or have writes beyond themselves.
+        self.originals: Mapping[int, torch.Tensor] = (
+            {mutation.input: inputs[mutation.input].detach() for mutation in metadata.mutations} if moves else {}
+        )
 
-    def learn(self, place: Geometry, tensor: torch.Tensor) -> None:
-        """Read symbols off a tensor of a known place."""
-        if place.static:
-            return
-        for symbol, number in zip(place.size, tensor.size(), strict=True):
-            if type(symbol) is not int:
-                self._solve(symbol.node.expr, number)
+    def run(self, results: Sequence[Any]) -> None:
+        """All write-backs, in the order of the inputs."""
+        for mutation in self._metadata.mutations:
+            with torch.set_grad_enabled(mutation.differentiable):
+                self._run(mutation, results)
 
-    def _solve(self, expression: Any, number: int) -> None:
-        """Learn a symbol from what a line in it comes to."""
-        unknown = expression.free_symbols.difference(self._known)
-        if len(unknown) != 1:
-            return
-        (symbol,) = unknown
-        at_zero, at_one, at_two = (expression.xreplace({**self._known, symbol: value}) for value in (0, 1, 2))
-        line = at_one - at_zero == at_two - at_one  # not the smaller of two sizes
-        if line and at_one != at_zero and (number - at_zero) % (at_one - at_zero) == 0:
-            value = int((number - at_zero) / (at_one - at_zero))
-            if expression.xreplace({**self._known, symbol: value}) == number:
-                self._known[symbol] = value
-
-    def number(self, size: Any) -> Any:
-        """A size in this call; itself where it has a symbol that no tensor tells."""
-        if type(size) is int:
-            return size
-        value = size.node.expr.xreplace(self._known)
-        return int(value) if type(value) is int or value.is_number else size
-
-    def place(self, place: Geometry) -> Geometry:
-        """A place in this call."""
-        if place.static:
-            return place
-        size, stride = tuple(map(self.number, place.size)), tuple(map(self.number, place.stride))
-        return replace(place, size=size, stride=stride, offset=self.number(place.offset))
-
-
-def write_back(
-    backs: Sequence[Back],
-    inputs: Sequence[Any],
-    places: Mapping[int, Geometry],
-    results: Sequence[Any],
-    originals: Mapping[int, torch.Tensor],
-    stand_in: Callable[[Any], Any],
-    sizes: Sizes,
-) -> None:
-    """Do to the caller's tensors what the program did to its inputs; ``originals`` keep the storages they came with."""
-    for back in backs:
-        target = inputs[back.source]
-        if back.place is not None:
-            place, target = sizes.place(back.place), originals[back.source]
-            _make_room(target, place)
-            target = view_at(target, sizes.place(places[back.source]), place)
-        for op, args in back.metadata:
-            op(target, *map(stand_in, args))
-        for piece in back.pieces:
+    def _run(self, mutation: InputMutation, results: Sequence[Any]) -> None:
+        target = self._inputs[mutation.input]
+        if mutation.layout is not None:
+            layout, target = self._symbols.layout(mutation.layout), self.originals[mutation.input]
+            make_room(target, layout)
+            target = view_at(target, self._symbols.layout(self._metadata.layouts_before[mutation.input]), layout)
+        for op, args in mutation.metadata:
+            op(target, *map(self._argument, args))
+        for write in mutation.writes:
             part = target
-            for op, args in piece.path:
-                part = op(part, *args)
-            if results[piece.output] is not part:  # else it was written in place
-                aten.copy_.default(part, results[piece.output])
-        for op, args in back.after:
-            op(target, *args)
+            for op, args in write.path:
+                part = op(part, *map(self._argument, args))
+            if results[write.result] is not part:  # else it was written in place
+                aten.copy_.default(part, results[write.result])
+        for op, args in mutation.after:
+            op(target, *map(self._argument, args))
+
+    def _argument(self, argument: Any) -> Any:
+        """What a call has for an argument of an op on an input: tensors, sizes, lists of sizes."""
+        if isinstance(argument, (list, tuple)):
+            return [self._argument(item) for item in argument]
+        if isinstance(argument, InputRef):
+            return self._inputs[argument.number]
+        if isinstance(argument, OldStorageRef):
+            return self.originals[argument.number]
+        if isinstance(argument, NewStorage):
+            size = [self._symbols.number(number) for number in argument.size]
+            return torch.empty(size, dtype=argument.dtype, device=argument.device)
+        return self._symbols.number(argument)
 
 
-def _make_room(tensor: torch.Tensor, place: Geometry) -> None:
-    """Let a storage grow as the program let it grow, through a view."""
-    storage, needed = tensor.untyped_storage(), place.span[1]
-    if storage.nbytes() < needed:
-        storage.resize_(needed)
-
-
-def refuse_other_sizes(leaves: Sequence[Leaf], results: Sequence[Any]) -> None:
+def refuse_other_sizes(metadata: ProgramMetadata, results: Sequence[Any]) -> None:
     """Raise where the data gave a result another size than tracing took for granted (a broadcast asks for one)."""
-    for leaf in leaves:
-        if leaf.output is None or not leaf.place.static or results[leaf.output].layout is not torch.strided:
+    for alias in metadata.outputs:
+        value = None if alias.result is None else results[alias.result]
+        if value is None or not alias.layout.static or value.layout is not torch.strided:
             continue
-        if results[leaf.output].size() != leaf.place.size:
+        size = value.size()
+        if size != alias.layout.size:
             raise DataDependentError(
-                f"the data give a result of size {tuple(results[leaf.output].size())}, not {leaf.place.size}",
+                f"the data give a result of size {tuple(size)}, not {alias.layout.size}",
                 why="a size that only the data tell was met with a number: tracing takes the two for equal, eager may "
                 "broadcast",
                 hint="say what is known of the size before (torch._check), or expand what has one element by itself",
             )
 
 
-class _Copied(torch.autograd.Function):
-    """A tensor in a copy of its storage, of which it may show a part only."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-        return copy_of_memory(value, storage)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return grads[0], None
-
-
-def unwritten(inputs: Sequence[Any], backs: Sequence[Back]) -> list[Any]:
-    """The inputs, with copies for those whose memory will be written: autograd may save what they hold now."""
-    written = {storage_key(inputs[back.source]) for back in backs}
-    copies: dict[int, torch.UntypedStorage] = {}
-
-    def copy(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or storage_key(value) not in written:
-            return value
-        key = storage_key(value)
-        if key < 0:
-            return value.clone()
-        if key not in copies:
-            copies[key] = value.untyped_storage().clone()
-        return _Copied.apply(value, copies[key])  # type: ignore[no-untyped-call]
-
-    return [copy(value) for value in inputs]
-
-
-class Presenter:
-    """Gives the tensors of one call, by their numbers."""
+class OutputReconstructor:
+    """Gives the tensors of one call that the caller gets, by their numbers."""
 
     def __init__(
         self,
-        leaves: Sequence[Leaf],
+        metadata: ProgramMetadata,
         inputs: Sequence[Any],
-        places: Mapping[int, Geometry],
         results: Sequence[Any],
-        sizes: Sizes,
-        originals: Mapping[int, tuple[torch.Tensor, Geometry]],
+        bases: Sequence[Any],
+        symbols: SymbolBindings,
+        originals: Mapping[int, torch.Tensor],
     ) -> None:
-        self._leaves, self._inputs, self._places, self._results, self._sizes = leaves, inputs, places, results, sizes
-        self._originals = originals  # of inputs that left their storages: tensors that keep those
+        """``results``: of the graph; ``bases``: values of ``metadata.bases``; ``originals``: as in ``WriteBack``."""
+        self._metadata, self._inputs, self._results, self._bases = metadata, inputs, results, bases
+        self._symbols, self._originals = symbols, originals
         self._made: dict[int, torch.Tensor] = {}
+        self._based: dict[int, torch.Tensor] = {}  # the bases that were used, laid out
 
     def tensor(self, number: int) -> torch.Tensor:
         """The tensor of a number: one object, however often it is asked for."""
         if number not in self._made:
-            leaf = self._leaves[number]
-            if leaf.group is not None:
-                self._make_group(leaf.group)
-            elif leaf.source is not None:
-                self._made[number] = self._of_input(leaf, leaf.source)
+            alias = self._metadata.outputs[number]
+            unbased = alias.base is not None and self._bases[alias.base] is None
+            if alias.kind is AliasKind.SHARED or unbased:
+                self._make_shared(alias.group)
             else:
-                self._made[number] = laid_out(self._results[leaf.output or 0], self._sizes.place(leaf.place))
+                self._made[number] = self._tensor(alias)
         return self._made[number]
 
-    def _of_input(self, leaf: Leaf, source: int) -> torch.Tensor:
-        tensor: torch.Tensor = self._inputs[source]
-        if leaf.itself:
-            return tensor
-        before = self._places[source]
-        if leaf.left:
-            tensor, before = self._originals[source]
-        place, was = self._sizes.place(leaf.place), self._sizes.place(before)
-        if not (place.static and was.static):
-            return self._results[leaf.output or 0]  # type: ignore[no-any-return]
-        if not leaf.fresh:
-            return view_at(tensor, was, place)
-        _make_room(tensor, place)
-        with torch.no_grad():
-            fill(view_at(tensor, was, place), self._results[leaf.output or 0])
-        return view_at(tensor, was, place)
+    def _tensor(self, alias: OutputAlias) -> torch.Tensor:
+        if alias.kind is AliasKind.INPUT:
+            return self._inputs[alias.input]  # type: ignore[index,no-any-return]
+        if alias.kind in _OF_INPUTS:
+            return self._of_input(alias)
+        if alias.kind is AliasKind.VIEW_OF_BASE:
+            return self._of_base(alias)
+        return with_layout(self._result(alias), self._symbols.layout(alias.layout))
 
-    def _make_group(self, group: int) -> None:
+    def _result(self, alias: OutputAlias) -> torch.Tensor:
+        assert alias.result is not None
+        result: torch.Tensor = self._results[alias.result]
+        return result
+
+    def _of_base(self, alias: OutputAlias) -> torch.Tensor:
+        assert alias.base is not None
+        layout, base_layout = (self._symbols.layout(one.layout) for one in (alias, self._metadata.bases[alias.base]))
+        if not (layout.static and base_layout.static):
+            return self._result(alias)
+        base = self._based.get(alias.base)
+        if base is None:
+            base = self._based[alias.base] = with_layout(self._bases[alias.base], base_layout)
+        if alias.result is not None and alias.result == self._metadata.bases[alias.base].result:
+            return base
+        return view_at(_seen_by_autograd(base, alias), base_layout, layout)
+
+    def _of_input(self, alias: OutputAlias) -> torch.Tensor:
+        assert alias.input is not None
+        tensor, base = self._inputs[alias.input], self._metadata.layouts_after[alias.input]
+        if alias.kind is AliasKind.VIEW_OF_OLD_STORAGE:
+            tensor, base = self._originals[alias.input], self._metadata.layouts_before[alias.input]
+        layout, base = self._symbols.layout(alias.layout), self._symbols.layout(base)
+        if not (layout.static and base.static):
+            return self._result(alias)
+        if alias.kind is AliasKind.VIEW_OF_NEW_STORAGE:
+            make_room(tensor, layout)
+            with torch.no_grad():
+                copy_into(view_at(tensor, base, layout), self._result(alias))
+        return view_at(_seen_by_autograd(tensor, alias), base, layout)
+
+    def _make_shared(self, group: int | None) -> None:
         """Outputs that share a storage: copied to their places in one."""
-        members = [(number, leaf) for number, leaf in enumerate(self._leaves) if leaf.group == group]
-        places = [self._sizes.place(leaf.place) for _, leaf in members]
-        values = [self._results[leaf.output or 0] for _, leaf in members]
-        if not all(place.static for place in places):
+        members = [(number, alias) for number, alias in enumerate(self._metadata.outputs) if alias.group == group]
+        layouts = [self._symbols.layout(alias.layout) for _, alias in members]
+        values = [self._result(alias) for _, alias in members]
+        if not all(layout.static for layout in layouts):
             self._made |= {number: value for (number, _), value in zip(members, values, strict=True)}
             return
-        capacity = self._sizes.number(members[0][1].capacity)
-        room = max(place.span[1] for place in places) if type(capacity) is not int else capacity
-        whole = torch.empty(room, dtype=torch.uint8, device=values[0].device)
-        for (number, _), place, value in zip(members, places, values, strict=True):
-            made = at_place(whole.untyped_storage(), (place.size, place.stride, place.offset), place.dtype)
-            self._made[number] = fill(_with_bits(made, place), value)
+        capacity = self._symbols.number(members[0][1].capacity)
+        room = capacity if type(capacity) is int else max(layout.span[1] for layout in layouts)
+        whole = torch.empty(room, dtype=torch.uint8, device=values[0].device).untyped_storage()
+        for (number, _), layout, value in zip(members, layouts, values, strict=True):
+            made = tensor_at(whole, (layout.size, layout.stride, layout.offset), layout.dtype)
+            self._made[number] = copy_into(with_lazy_bits(made, layout), value)
 
 
-def view_at(tensor: torch.Tensor, was: Geometry, place: Geometry) -> torch.Tensor:
-    """A view of a tensor, where the program had it relative to the tensor's own place."""
-    bits = (place.conj, place.neg) == (was.conj, was.neg)
-    if place.dtype == was.dtype and bits:
-        offset = tensor.storage_offset() + place.offset - was.offset
-        return tensor.as_strided(place.size, place.stride, offset)
-    apart = tensor.storage_offset() * tensor.itemsize - was.offset * was.dtype.itemsize
-    offset = place.offset + apart // place.dtype.itemsize
-    made = at_place(tensor.untyped_storage(), (place.size, place.stride, offset), place.dtype)
-    return _with_bits(made, place)
+def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:
+    """What an output is a view of: detached where the original's output has no gradient."""
+    return tensor if alias.requires_grad or not tensor.requires_grad else tensor.detach()
 
 
-def _with_bits(made: torch.Tensor, place: Geometry) -> torch.Tensor:
-    made = made.conj() if place.conj else made
-    return aten._neg_view.default(made) if place.neg else made
-
-
-def at_place(storage: torch.UntypedStorage, place: tuple[Any, Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor at a place (size, strides, offset) of a storage."""
-    size, stride, offset = place
-    with torch.no_grad():
-        empty = torch.empty(0, dtype=dtype, device=storage.device)
-        return empty.set_(storage, offset, size, stride)
-
-
-def laid_out(value: torch.Tensor, place: Geometry) -> torch.Tensor:
-    """A result with the strides that the original's has."""
-    if value.layout is not torch.strided or not place.static or _alike(value, place):
-        return value
-    made = torch.empty(_extent(place), dtype=value.dtype, device=value.device)
-    made = made.as_strided(place.size, place.stride, 0)
-    return fill(made, value)
-
-
-def _extent(place: Geometry) -> int:
-    return 0 if 0 in place.size else 1 + sum((n - 1) * s for n, s in zip(place.size, place.stride, strict=True))
-
-
-def _alike(value: torch.Tensor, place: Geometry) -> bool:
-    dims = zip(value.size(), value.stride(), place.stride, strict=True)
-    return all(mine == wanted for size, mine, wanted in dims if size > 1)
-
-
-def fill(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Copy a value to a place, also where positions share elements: these have one value."""
-    part, given = target, value
-    for dim, (size, stride) in enumerate(zip(target.size(), target.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            part, given = part.narrow(dim, 0, 1), given.narrow(dim, 0, 1)
-    try:
-        part.copy_(given)
-    except RuntimeError as error:
-        if not str(error).startswith("unsupported operation"):
-            raise
-        # Windows that overlap: one by one.
-        for index in range(part.size(0)):
-            fill(part[index], given[index])
-    return target
+def laid_out(values: Sequence[Any], layouts: Sequence[Geometry | None], symbols: SymbolBindings) -> list[Any]:
+    """Results with the strides that the program gave them; graphs without views, and compilers, choose others."""
+    return [
+        value if layout is None else with_layout(value, symbols.layout(layout))
+        for value, layout in zip(values, layouts, strict=True)
+    ]

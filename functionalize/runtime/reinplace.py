@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import pytree
-from functionalize.graph_capture.finalize import Outcome
+from functionalize.runtime.metadata import ProgramMetadata
 
 aten = torch.ops.aten
 
@@ -38,10 +38,9 @@ _VIEW_OF: dict[Any, Any] = {
 }
 
 
-def runnable(outcome: Outcome, root: torch.nn.Module, *, apart: bool) -> GraphModule | None:
-    """The graph with writes in place where they can be; None where none can. ``apart``: inputs share no memory."""
-    graph = outcome.tracer.graph
-    chains = _chains(outcome) if apart else {}
+def reinplace(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule | None:
+    """The graph with writes in place where they can be; None where none can. The inputs must share no memory."""
+    chains = _chains(graph, metadata)
     if not chains:
         return None
     new = Graph()
@@ -54,23 +53,22 @@ def runnable(outcome: Outcome, root: torch.nn.Module, *, apart: bool) -> GraphMo
     return GraphModule(root, new, "CapturedInPlace")
 
 
-def _chains(outcome: Outcome) -> dict[Node, Node]:
+def _chains(graph: Graph, metadata: ProgramMetadata) -> dict[Node, Node]:
     """Scatters that can write in place, each with the input whose memory it writes."""
-    placeholders = iter(outcome.tracer.graph.find_nodes(op="placeholder"))
-    inputs = [None if n in outcome.unused else next(placeholders) for n in range(len(outcome.sources))]
-    written = {
-        inputs[back.source]
-        for back in outcome.backs
-        if not (back.metadata or back.after or back.place) and not outcome.places[back.source].shares
-    }
-    results = outcome.tracer.graph.output_node().args[0]
-    fresh = {results[leaf.output] for leaf in outcome.leaves if leaf.output is not None and leaf.source is None}
-    order = {node: number for number, node in enumerate(outcome.tracer.graph.nodes)}
-    memory: dict[Node, Node] = {node: node for node in written if node is not None}
+    inputs = dict(zip(metadata.taken, graph.find_nodes(op="placeholder"), strict=True))
+    written = [
+        inputs[mutation.input]
+        for mutation in metadata.mutations
+        if not (mutation.metadata or mutation.after or mutation.layout or mutation.overlaps)
+    ]
+    results: Any = graph.output_node().args[0]
+    own = {results[alias.result] for alias in metadata.outputs if alias.result is not None and alias.input is None}
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    memory: dict[Node, Node] = {node: node for node in written}
     found: dict[Node, Node] = {}
-    for node in outcome.tracer.graph.nodes:
+    for node in graph.nodes:
         base = node.args[0] if node.target in _IN_PLACE or node.target in _VIEW_OF else None
-        if base in memory and node not in fresh and _reads_last(node, base, order):
+        if base in memory and node not in own and _reads_last(node, base, order):
             found[node] = memory[node] = memory[base]
     return found
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-Holder = Any  # a dict or a list: what values sit in
+Container = Any  # a dict or a list: what values sit in
 
 # Never entered: they hold no state of a program's.
 OPAQUE = (
@@ -37,23 +37,23 @@ _STRINGS = frozenset({str})
 
 
 @dataclass(slots=True, eq=False)
-class Spot:
-    """A place where a value sits: an entry of a holder, and the steps into the tuples that it may hold."""
+class Slot:
+    """A place where a value sits: an entry of a container, and the steps into the tuples that it may hold."""
 
-    holder: Holder
+    container: Container
     key: Any
     path: str
     owner: Any = None  # the object whose entry it is
     steps: tuple[int, ...] = ()
 
     def get(self) -> Any:
-        value = self.holder[self.key]
+        value = self.container[self.key]
         for step in self.steps:
             value = value[step]
         return value
 
     def set(self, value: Any) -> None:
-        self.holder[self.key] = _with(self.holder[self.key], self.steps, value)
+        self.container[self.key] = _with(self.container[self.key], self.steps, value)
 
 
 def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:
@@ -66,98 +66,102 @@ def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:
 
 
 @dataclass
-class State:
+class StateWalk:
     """What a walk over objects found, in order."""
 
-    tensors: list[Spot] = field(default_factory=list)
-    constants: list[Spot] = field(default_factory=list)  # values that are neither tensors nor entered
-    leaves: list[Spot] = field(default_factory=list)  # both
-    holders: dict[int, tuple[Holder, str]] = field(default_factory=dict)
-    by_tensor: list[Holder] = field(default_factory=list)  # holders that have tensors for keys
+    tensors: list[Slot] = field(default_factory=list)
+    constants: list[Slot] = field(default_factory=list)  # values that are neither tensors nor entered
+    leaves: list[Slot] = field(default_factory=list)  # both
+    containers: dict[int, tuple[Container, str]] = field(default_factory=dict)
+    keyed_by_tensor: list[Container] = field(default_factory=list)  # containers that have tensors for keys
     modules: dict[int, str] = field(default_factory=dict)  # paths
     shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
     _holding: dict[int, bool] = field(default_factory=dict)  # of objects of modules: whether they hold tensors
-    _lent: list[Any] = field(default_factory=list)  # what the holders held, stand-ins in place
+    _before: list[Any] = field(default_factory=list)  # content of the containers when the program begins
 
-    def walk(self, holder: Holder, key: Any, path: str, owner: Any = None) -> None:
-        """Enter an entry of a holder."""
-        self._enter(holder[key], Spot(holder, key, path, owner))
+    def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
+        """Enter an entry of a container."""
+        self._enter(container[key], Slot(container, key, path, owner))
 
-    def _enter(self, value: Any, spot: Spot) -> None:
+    def _enter(self, value: Any, slot: Slot) -> None:
         kind = type(value)
         if kind in _TENSORS or isinstance(value, torch.Tensor):
             self.shape.append(torch.Tensor)
-            self.tensors.append(spot)
-            self.leaves.append(spot)
+            self.tensors.append(slot)
+            self.leaves.append(slot)
         elif kind in _PLAIN or not (kind is dict or kind is list or is_module(value) or _is_entered(value)):
             self.shape.append(kind)
-            self.constants.append(spot)
-            self.leaves.append(spot)
+            self.constants.append(slot)
+            self.leaves.append(slot)
         elif isinstance(value, tuple):
             self.shape.append((kind, len(value)))
             for place, item in enumerate(value):
-                at = (*spot.steps, place)
-                self._enter(item, Spot(spot.holder, spot.key, joined(spot.path, place), spot.owner, at))
+                at = (*slot.steps, place)
+                self._enter(item, Slot(slot.container, slot.key, joined(slot.path, place), slot.owner, at))
         elif id(value) in self._numbers:
             self.shape.append(self._numbers[id(value)])
         else:
             self._numbers[id(value)] = len(self.seen)
             self.seen.append(value)
             if is_module(value):
-                self.modules[id(value)] = spot.path
-            for holder, keys in holders_of(value, self._holding):
-                self.holders[id(holder)] = holder, spot.path
+                self.modules[id(value)] = slot.path
+            for container, keys in containers_of(value, self._holding):
+                self.containers[id(container)] = container, slot.path
                 if keys:
-                    self._open(value, holder, keys, spot.path)
+                    self._open(value, container, keys, slot.path)
                 else:
                     self.shape.append((kind, ()))
 
-    def _open(self, value: Any, holder: Holder, keys: list[Any], path: str) -> None:
+    def _open(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
         if not _STRINGS.issuperset(map(type, keys)):
-            self._open_by_place(value, holder, keys, path)
+            self._open_by_place(value, container, keys, path)
             return
         self.shape.append((type(value), tuple(keys)))
         prefix = f"{path}." if path else ""
         for key in keys:
-            self._enter(holder[key], Spot(holder, key, prefix + key, value))
+            self._enter(container[key], Slot(container, key, prefix + key, value))
 
-    def _open_by_place(self, value: Any, holder: Holder, keys: list[Any], path: str) -> None:
+    def _open_by_place(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
         """Enter what has no names, or keys of other kinds."""
         self.shape.append((type(value), len(keys)))
         if any(isinstance(key, torch.Tensor) for key in keys):
-            self.by_tensor.append(holder)
+            self.keyed_by_tensor.append(container)
         for place, key in enumerate(keys):
-            self.walk(holder, key, joined(path, key if isinstance(key, (str, int)) else place), value)
+            self.walk(container, key, joined(path, key if isinstance(key, (str, int)) else place), value)
 
     @contextlib.contextmanager
-    def lent(self, stand_ins: Mapping[int, Any]) -> Iterator[None]:
-        """Have other tensors, named by the identities of these, in their places; in the end all is as it was."""
-        entries = [(spot.holder, spot.key, spot.holder[spot.key]) for spot in self.tensors]
-        by_tensor = [(holder, held(holder)) for holder in self.by_tensor]
+    def substituted(self, stand_ins: Mapping[int, Any]) -> Iterator[None]:
+        """Put other tensors, named by the identities of these, in their places; in the end all is as it was."""
+        entries = [(slot.container, slot.key, slot.container[slot.key]) for slot in self.tensors]
+        keyed_by_tensor = [(container, copy_of(container)) for container in self.keyed_by_tensor]
         try:
-            for spot in self.tensors:
-                spot.set(stand_ins[id(spot.get())])
-            for holder, content in by_tensor:
-                assign(holder, {stand_ins.get(id(key), key): holder[key] for key in content})
-            self._lent = [held(holder) for holder, _ in self.holders.values()]
+            for slot in self.tensors:
+                slot.set(stand_ins[id(slot.get())])
+            for container, content in keyed_by_tensor:
+                assign(container, {stand_ins.get(id(key), key): container[key] for key in content})
+            self._before = [copy_of(container) for container, _ in self.containers.values()]
             yield
         finally:
-            for _, holder, _, content in self.changed:
-                assign(holder, content)
-            for holder, content in by_tensor:
-                assign(holder, content)
-            for holder, key, value in entries:
-                holder[key] = value
+            for _, container, _, content in self.changed:
+                assign(container, content)
+            for container, content in keyed_by_tensor:
+                assign(container, content)
+            for container, key, value in entries:
+                container[key] = value
+            self._before = []
+            self.__dict__.pop("changed", None)
 
     @cached_property
-    def changed(self) -> list[tuple[int, Holder, str, Any]]:
-        """The holders that do not hold what they held when lent: number, holder, path, what that was."""
+    def changed(self) -> list[tuple[int, Container, str, Any]]:
+        """The containers whose content the program changed: number, container, path, content before."""
         return [
-            (number, holder, path, content)
-            for number, ((holder, path), content) in enumerate(zip(self.holders.values(), self._lent, strict=False))
-            if (holder or content) and not unchanged(holder, content)
+            (number, container, path, content)
+            for number, ((container, path), content) in enumerate(
+                zip(self.containers.values(), self._before, strict=False)
+            )
+            if (container or content) and not unchanged(container, content)
         ]
 
 
@@ -176,34 +180,34 @@ def joined(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def held(holder: Holder) -> Any:
-    """A copy of what a holder holds."""
-    if type(holder) is dict:
-        return holder.copy()
-    return dict(holder.items()) if isinstance(holder, dict) else list(holder)
+def copy_of(container: Container) -> Any:
+    """A copy of what a container holds."""
+    if type(container) is dict:
+        return container.copy()
+    return dict(container.items()) if isinstance(container, dict) else list(container)
 
 
-def unchanged(holder: Holder, content: Any) -> bool:
-    """Whether a holder holds the very objects of a copy that was made of it, in the same order."""
-    if len(holder) != len(content):
+def unchanged(container: Container, content: Any) -> bool:
+    """Whether a container holds the very objects of a copy that was made of it, in the same order."""
+    if len(container) != len(content):
         return False
-    if isinstance(holder, dict):
-        return all(map(is_, holder, content)) and all(map(is_, dict.values(holder), content.values()))
-    return all(map(is_, holder, content))
+    if isinstance(container, dict):
+        return all(map(is_, container, content)) and all(map(is_, dict.values(container), content.values()))
+    return all(map(is_, container, content))
 
 
-def assign(holder: Holder, content: Any) -> None:
-    """Give a holder other content, in the order of that."""
-    if isinstance(holder, dict):
-        dict.clear(holder)
+def assign(container: Container, content: Any) -> None:
+    """Give a container other content, in the order of that."""
+    if isinstance(container, dict):
+        dict.clear(container)
         for key, value in content.items():
-            dict.__setitem__(holder, key, value)
+            dict.__setitem__(container, key, value)
     else:
-        holder[:] = content
+        container[:] = content
 
 
-def holders_of(value: Any, holding: dict[int, bool]) -> Iterator[tuple[Holder, list[Any]]]:
-    """The holders that an object consists of, and which of their entries are state."""
+def containers_of(value: Any, holding: dict[int, bool]) -> Iterator[tuple[Container, list[Any]]]:
+    """The containers that an object consists of, and which of their entries are state."""
     if is_module(value):
         yield value._parameters, list(value._parameters)
         yield value._buffers, list(value._buffers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,15 @@ class WriteBack:
 class Epilogue:
     """Ends one call: reads what escapes, then writes back."""
 
-    def __init__(self, program: Program, inputs: Sequence[Input], outputs: Sequence[torch.Tensor]) -> None:
-        self.program, self.outputs = program, outputs
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sequence[Input],
+        outputs: Sequence[torch.Tensor],
+        whole: Collection[int] = (),
+    ) -> None:
+        """``whole``: handles, by identity, of inputs that are written back whole where parts would do."""
+        self.program, self.outputs, self._whole = program, outputs, whole
         self.inputs = [*inputs, *_outside(program, inputs)]
         self._returned = {id(handle) for handle in outputs}
         self.moved = [entry for entry in self.inputs if moved(entry)]
@@ -171,7 +178,13 @@ class Epilogue:
         """What was written, where the base remembers that, and it is less than all of the input."""
         base = view.base
         alone = sum(other.storage == entry.storage for other in self.inputs) == 1
-        if not base.kept or not alone or entry in self.moved or view is not base.root:
+        if (
+            not base.kept
+            or not alone
+            or entry in self.moved
+            or view is not base.root
+            or id(entry.handle) in self._whole
+        ):
             return ()
         if not all(_is_part(written, view) for written in base.kept):
             return ()

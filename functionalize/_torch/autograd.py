@@ -1,0 +1,81 @@
+"""What torch's autograd and its partitioners keep private.
+
+Invariant: the partitioners are imported by those who ask for gradients of a captured program: they load sympy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+__all__ = ["GradientEdge", "get_gradient_edge"]
+
+# Graphs of operators below autocast must not be cast again.
+without_autocast: Callable[[], Any] = torch._C._DisableAutocast
+
+in_backward_pass: Callable[[], int] = torch._C._current_graph_task_id  # -1 where no backward pass runs
+
+
+def saved_tensors_hook() -> Any:
+    """The innermost pack hook of ``saved_tensors_hooks`` that is active; None where there is none."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks[0] if hooks else None
+
+
+def checkpoint_frame(hook: Any) -> tuple[Any, bool] | None:
+    """Which checkpointed region a pack hook belongs to, and whether that is computed again; None for other hooks."""
+    name = getattr(hook, "__qualname__", "")
+    if not name.startswith(("_checkpoint_hook.", "_recomputation_hook.")):
+        return None
+    function = inspect.unwrap(hook)
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    if "frame" in cells:
+        return cells["frame"].cell_contents, False
+    if "target_frame_ref" in cells:
+        return cells["target_frame_ref"].cell_contents(), True
+    return None
+
+
+def in_reentrant_checkpoint() -> bool:
+    """Whether ``checkpoint(use_reentrant=True)`` computes a region again."""
+    import sys
+
+    from torch.utils.checkpoint import CheckpointFunction
+
+    code = CheckpointFunction.backward.__code__
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def default_partition_fn() -> Callable[..., Any]:
+    """The partition function that AOTAutograd's backends use: saves as few bytes as it can."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition
+
+
+def must_recompute() -> Any:
+    """What the partitioners look for in ``meta["recompute"]`` of a node that is to be computed again."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return CheckpointPolicy.MUST_RECOMPUTE
+
+
+@contextlib.contextmanager
+def partitioning(joint: torch.fx.GraphModule) -> Iterator[None]:
+    """What partition functions find around them in AOTAutograd; random states are saved as tensors on every device."""
+    from torch._functorch import config
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+
+    values = [node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder")]
+    with tracing(TracingContext(detect_fake_mode(values))), config.patch(graphsafe_rng_functionalization=False):
+        yield

@@ -1,0 +1,85 @@
+"""Tensors at a layout of a storage: views of it, copies that are laid out so, room for it.
+
+Invariant: what is made here has just the sizes, strides, offset and lazy bits of the layout. Limits: sizes known as
+integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from functionalize.aliasing.geometry import Geometry
+
+aten = torch.ops.aten
+
+
+def view_at(tensor: torch.Tensor, base: Geometry, layout: Geometry) -> torch.Tensor:
+    """The view of ``tensor`` that lies to it as ``layout`` lies to ``base``. Differentiable, unless the bits differ."""
+    if same_reading(base, layout):
+        offset = tensor.storage_offset() + layout.offset - base.offset
+        return tensor.as_strided(layout.size, layout.stride, offset)
+    distance = tensor.storage_offset() * tensor.itemsize - base.offset * base.dtype.itemsize
+    offset = layout.offset + distance // layout.dtype.itemsize
+    made = tensor_at(tensor.untyped_storage(), (layout.size, layout.stride, offset), layout.dtype)
+    return with_lazy_bits(made, layout)
+
+
+def same_reading(one: Geometry, two: Geometry) -> bool:
+    """Whether two layouts read a storage alike: dtype, conjugate bit, negative bit."""
+    return (one.dtype, one.conj, one.neg) == (two.dtype, two.conj, two.neg)
+
+
+def with_lazy_bits(tensor: torch.Tensor, layout: Geometry) -> torch.Tensor:
+    """A tensor with the conjugate and negative bits of a layout."""
+    tensor = tensor.conj() if layout.conj else tensor
+    return aten._neg_view.default(tensor) if layout.neg else tensor
+
+
+def tensor_at(storage: torch.UntypedStorage, where: tuple[Any, Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor at a size, strides and offset of a storage."""
+    size, stride, offset = where
+    with torch.no_grad():
+        empty = torch.empty(0, dtype=dtype, device=storage.device)
+        return empty.set_(storage, offset, size, stride)
+
+
+def with_layout(value: torch.Tensor, layout: Geometry) -> torch.Tensor:
+    """The value itself if it has the strides of a layout, else a copy that has them."""
+    if value.layout is not torch.strided or not layout.static or has_strides(value, layout.stride):
+        return value
+    extent = 0 if 0 in layout.size else 1 + sum((n - 1) * s for n, s in zip(layout.size, layout.stride, strict=True))
+    made = torch.empty(extent, dtype=value.dtype, device=value.device)
+    return copy_into(made.as_strided(layout.size, layout.stride, 0), value)
+
+
+def has_strides(value: torch.Tensor, strides: Any) -> bool:
+    """Whether a tensor has some strides along the dimensions where these matter."""
+    actual = value.stride()
+    return actual == strides or all(
+        mine == wanted for size, mine, wanted in zip(value.size(), actual, strides, strict=True) if size > 1
+    )
+
+
+def copy_into(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Copy a value to a target whose positions may share elements: these have one value. Returns the target."""
+    part, given = target, value
+    for dim, (size, stride) in enumerate(zip(target.size(), target.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            part, given = part.narrow(dim, 0, 1), given.narrow(dim, 0, 1)
+    try:
+        part.copy_(given)
+    except RuntimeError as error:
+        if not str(error).startswith("unsupported operation"):
+            raise
+        for index in range(part.size(0)):  # windows that overlap: one by one
+            copy_into(part[index], given[index])
+    return target
+
+
+def make_room(tensor: torch.Tensor, layout: Geometry) -> None:
+    """Let a tensor's storage grow until it holds a layout."""
+    storage, needed = tensor.untyped_storage(), layout.span[1]
+    if storage.nbytes() < needed:
+        storage.resize_(needed)

@@ -1,0 +1,99 @@
+"""Regions of a program that ``torch.utils.checkpoint`` computes again in the backward: which nodes they are.
+
+A region runs twice while a program is captured, once forward and once for the backward. What is recorded the second time
+is what partition functions do by themselves for nodes that are marked: so the second run's nodes stand for the first's.
+
+Invariant: random numbers of the second run are those of the first. Limits: ``use_reentrant=False``; a region of the
+other kind that draws random numbers is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from functionalize._torch.autograd import (
+    checkpoint_frame,
+    in_backward_pass,
+    in_reentrant_checkpoint,
+    saved_tensors_hook,
+)
+from functionalize.errors import UnsupportedMutationError
+
+
+class CheckpointRegions:
+    """Notes, node by node, which region a program is in."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, tuple[Any, int]] = {}  # of torch's, held: their identities are keys
+        self._first: dict[Node, int] = {}  # nodes of the first runs, each with the number of its region
+        self._second: list[tuple[Node, int]] = []
+        self._inside: int | None = None
+
+    def note(self, node: Node) -> None:
+        """A node was added to the graph just now."""
+        if self._inside is not None:
+            self._first[node] = self._inside
+            return
+        hook = saved_tensors_hook()
+        found = None if hook is None else checkpoint_frame(hook)
+        if found is None:
+            if is_random(node) and in_backward_pass() >= 0 and in_reentrant_checkpoint():
+                raise UnsupportedMutationError(
+                    f"{node.target} in a checkpointed region with use_reentrant=True",
+                    why="the region runs again in the backward, and would draw other random numbers than the first time",
+                    hint="pass use_reentrant=False to torch.utils.checkpoint.checkpoint",
+                )
+            return
+        frame, again = found
+        number = self._frames.setdefault(id(frame), (frame, len(self._frames)))[1]
+        if again:
+            self._second.append((node, number))
+        else:
+            self._first[node] = number
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Take what is recorded for a region of its own, which runs once."""
+        before, number = self._inside, len(self._frames)
+        self._frames[-number - 1] = (None, number)
+        self._inside = number
+        try:
+            yield
+        finally:
+            self._inside = before
+
+    def resolve(self) -> dict[Node, int]:
+        """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once."""
+        waiting: dict[tuple[int, str], list[Node]] = defaultdict(list)
+        for node, number in reversed(self._first.items()):
+            waiting[number, _text(node, {})].append(node)
+        twins: dict[Node, Node] = {}
+        for node, number in self._second:
+            candidates = waiting[number, _text(node, twins)]
+            if candidates:
+                twins[node] = candidates.pop()
+        for node, twin in twins.items():
+            if is_random(node):
+                node.replace_all_uses_with(twin)
+                node.graph.erase_node(node)
+        self._second = []
+        once = {number for key, (_, number) in self._frames.items() if key < 0}
+        marked = {twin: self._first[twin] for twin in twins.values()}
+        return marked | {node: number for node, number in self._first.items() if number in once}
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _text(node: Node, twins: dict[Node, Node]) -> str:
+    args, kwargs = map_arg((node.args, node.kwargs), lambda arg: twins.get(arg, arg))
+    return f"{node.target} {args} {kwargs}"

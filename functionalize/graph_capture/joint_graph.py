@@ -1,0 +1,259 @@
+"""Traces the backward of a program into the same graph, right after its forward: a joint graph.
+
+Invariant: the backward goes through what autograd recorded while the program ran, so gradients are those that eager
+gives: of ``no_grad`` regions, of functions with a backward of their own, of writes. Limits: differentiable once; a
+backward that writes to what lives outside of it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from functionalize._torch import is_symbolic, on_handles, storage_key
+from functionalize._torch.autograd import must_recompute
+from functionalize._torch.fakes import FakeTensorMode
+from functionalize._torch.tracing import track, tracked_node
+from functionalize.aliasing.geometry import Geometry
+from functionalize.errors import UnsupportedMutationError
+from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random
+from functionalize.graph_capture.inputs import TracedInput, gradient_edge
+from functionalize.graph_capture.output_analysis import OutputAnalysis
+from functionalize.runtime.metadata import AliasKind, InputMutation, OutputAlias, ProgramMetadata
+from functionalize.runtime.partition import JointGraph
+from functionalize.runtime.symbol_bindings import SymbolSources
+from functionalize.transform.function_mode import Undispatched
+from functionalize.transform.mode import FunctionalizeMode
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """What gradients are traced from: tensors of the program, each with its position among the joint graph's outputs."""
+
+    results: tuple[int, ...]  # outputs of the program's graph that the joint graph gives too
+    bases: tuple[int, ...]  # bases whose values it gives beside them
+    layouts: tuple[Geometry | None, ...]  # of both
+    targets: tuple[tuple[int, torch.Tensor], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TracedJoint:
+    """A joint graph whose inputs are named after all inputs of the program."""
+
+    graph: Graph
+    gradients: dict[int, int | None]  # by identity of inputs: the position among the gradients
+    wanted: Differentiable
+
+
+class JointTracer:
+    """Traces one backward, through the dispatch mode that the forward ran in."""
+
+    def __init__(
+        self, mode: FunctionalizeMode, tracer: Any, fake_mode: FakeTensorMode, regions: CheckpointRegions
+    ) -> None:
+        self._mode, self._tracer, self._fake_mode, self._regions = mode, tracer, fake_mode, regions
+        self._grad_fns: dict[int, Any] = {}
+
+    def begin(self, inputs: Sequence[TracedInput]) -> None:
+        """Remember, before the program runs, where autograd will find the gradients of its inputs."""
+        seen: set[int] = set()
+        for entry in inputs:
+            if entry.fake is not None and entry.gradient_of is None and id(entry.fake) not in seen:
+                seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
+                self._grad_fns[id(entry)] = entry.fake.grad_fn
+                entry.edge = gradient_edge(entry.fake)
+
+    def written_inputs(self, inputs: Sequence[TracedInput]) -> set[int]:
+        """The inputs, by the identities of their fakes, that autograd saw being written."""
+        return {
+            id(entry.fake)
+            for entry in inputs
+            if entry.fake is not None
+            and entry.fake.requires_grad
+            and entry.fake.grad_fn is not self._grad_fns.get(id(entry), entry.fake.grad_fn)
+        }
+
+    def wanted(
+        self,
+        inputs: Sequence[TracedInput],
+        analysis: OutputAnalysis,
+        aliases: Sequence[tuple[OutputAlias, torch.Tensor]],
+        mutations: Sequence[InputMutation],
+        numbers: Sequence[int],
+    ) -> Differentiable:
+        """What the joint graph is to give; ``numbers``: outputs of the program's graph that are no tensors."""
+        layouts: dict[int, Geometry | None] = dict.fromkeys(numbers)
+        targets: dict[int, torch.Tensor] = {}
+        for mutation in mutations:
+            layouts.update(dict.fromkeys(write.result for write in mutation.writes))
+            if mutation.differentiable and mutation.writes:
+                fake = inputs[mutation.input].fake
+                assert fake is not None
+                targets[mutation.writes[-1].result] = fake
+        for alias, handle in aliases:
+            own = alias.kind in (AliasKind.RESULT, AliasKind.SHARED, AliasKind.VIEW_OF_NEW_STORAGE)
+            if alias.result is None or not (own or not alias.layout.static):
+                continue
+            layouts[alias.result] = alias.layout if alias.kind is AliasKind.RESULT else None
+            if alias.kind is AliasKind.RESULT and alias.requires_grad:
+                targets[alias.result] = handle
+        based = list(zip(analysis.bases, analysis.base_handles, strict=True))
+        for base, handle in based:
+            if base.result is not None:
+                layouts[base.result] = base.layout
+                targets |= {base.result: handle} if base.requires_grad else {}
+        bases = [number for number, (base, _) in enumerate(based) if base.result is None]
+        results = sorted(layouts)
+        found = [(results.index(result), handle) for result, handle in targets.items()]
+        found += [(len(results) + n, based[b][1]) for n, b in enumerate(bases) if based[b][0].requires_grad]
+        laid_out = (*(layouts[result] for result in results), *(based[number][0].layout for number in bases))
+        return Differentiable(tuple(results), tuple(bases), laid_out, tuple(sorted(found, key=lambda pair: pair[0])))
+
+    def trace(
+        self, inputs: Sequence[TracedInput], wanted: Differentiable, outputs: Sequence[Any], bases: Sequence[Node]
+    ) -> TracedJoint | Exception:
+        """The joint graph, or why there is none. ``outputs``: of the program's graph; ``bases``: values of bases."""
+        graph = self._tracer.graph
+        placeholders = list(graph.find_nodes(op="placeholder"))
+        forward = set(graph.nodes)
+        tangents: list[Node] = []
+        try:
+            found = self._gradients(inputs, wanted, tangents)
+            marked = self._regions.resolve()
+            results = [outputs[position] for position in wanted.results]
+            copied = _copied(graph, (placeholders, tangents), [*results, *bases, *found.values()], forward, marked)
+            order = {key: position for position, key in enumerate(found)}
+            return TracedJoint(copied, {key: None if found[key] is None else order[key] for key in order}, wanted)
+        except Exception as error:
+            reason = RuntimeError(f"the backward of a captured program cannot be captured: {error}")
+            reason.__cause__ = error
+            return reason
+        finally:
+            for node in reversed(graph.nodes):
+                if node not in forward and node not in tangents and not node.users:
+                    graph.erase_node(node)
+            for node in tangents:
+                graph.erase_node(node)
+
+    def _gradients(
+        self, inputs: Sequence[TracedInput], wanted: Differentiable, tangents: list[Node]
+    ) -> dict[int, Node | None]:
+        """The nodes of the gradients, by the identities of the inputs; adds the placeholders of the tangents."""
+        program = self._mode.program
+        leaves = [entry for entry in inputs if entry.edge is not None]
+        targets = [target for _, target in wanted.targets]
+        given = [self._tangent(target, tangents) for target in targets]
+        writes = {key: len(base.log) for key, base in program.graph.bases.items()}
+        with Undispatched(program), self._mode:
+            edges = [entry.edge for entry in leaves]
+            gradients = torch.autograd.grad(targets, edges, given, allow_unused=True) if leaves else ()
+        for key, base in program.graph.bases.items():
+            if len(base.log) > writes.get(key, len(base.log)):
+                raise UnsupportedMutationError(
+                    "the backward writes to a tensor that was there before it",
+                    why="the backward of a captured program is a graph without effects",
+                    hint="return the new value from the backward, or take the gradients inside of what is captured",
+                )
+        return {
+            id(entry): None if gradient is None else self._node(program.value(gradient))
+            for entry, gradient in zip(leaves, gradients, strict=True)
+        }
+
+    def _tangent(self, target: torch.Tensor, tangents: list[Node]) -> torch.Tensor:
+        """A dense tensor for the gradient of a result, with a placeholder."""
+        graph = self._tracer.graph
+        made: torch.Tensor = on_handles(torch.empty_like, (target.detach(),), {"requires_grad": False})
+        last = tangents[-1] if tangents else next(reversed(list(graph.find_nodes(op="placeholder"))), None)
+        with graph.inserting_after(last) if last is not None else graph.inserting_before():
+            node = graph.placeholder(f"tangents_{len(tangents)}")
+        tangents.append(node)
+        node.meta["val"] = made
+        if is_symbolic(made):
+            from functionalize._torch.symbols import track_input  # here: loads sympy
+
+            with self._fake_mode:
+                track_input(self._tracer, made, node)
+        else:
+            track(self._tracer, made, node)
+        return made
+
+    def _node(self, value: torch.Tensor) -> Node:
+        node = tracked_node(self._tracer, value)
+        if node is None:
+            raise UnsupportedMutationError(
+                "a gradient is a tensor that the backward did not compute",
+                why="a graph cannot tell it from a constant",
+                hint="compute the gradient in the backward, or return a copy (`.clone()`)",
+            )
+        return node
+
+    def end(self) -> None:
+        """No more is traced: what a checkpointed region drew a second time goes."""
+        self._regions.resolve()
+
+    def frozen(self, traced: TracedJoint, inputs: Sequence[TracedInput], metadata: ProgramMetadata) -> JointGraph:
+        """The joint graph of a program whose metadata is known."""
+        graph, wanted = traced.graph, traced.wanted
+        for node in graph.find_nodes(op="placeholder"):
+            if node.name in {f"primals_{number}" for number in metadata.unused}:
+                graph.erase_node(node)
+        taken = metadata.taken
+        written = {storage_key(inputs[m.input].fake) for m in metadata.mutations}  # type: ignore[arg-type]
+        at_risk = [n for n in taken if inputs[n].fake is not None and storage_key(inputs[n].fake) in written]  # type: ignore[arg-type]
+        return JointGraph(
+            GraphModule(self._tracer.root, graph, "Joint"),
+            tuple(taken),
+            tuple(metadata.inputs[number].name for number in taken),
+            wanted.results,
+            wanted.bases,
+            wanted.layouts,
+            tuple(position for position, _ in wanted.targets),
+            tuple(traced.gradients.get(id(inputs[number])) for number in taken),
+            frozenset(map(taken.index, at_risk)),
+            _in_positions(metadata.symbols, taken, wanted.results),
+        )
+
+
+def _copied(
+    graph: Graph,
+    placeholders: tuple[Sequence[Node], Sequence[Node]],
+    outputs: Sequence[Any],
+    forward: set[Node],
+    marked: dict[Node, int],
+) -> Graph:
+    """A copy of a graph, whose nodes tell partition functions what they want to know."""
+    made, new = {}, Graph()
+    for kind, nodes in zip(("primals", "tangents"), placeholders, strict=True):
+        for number, node in enumerate(nodes):
+            made[node] = new.placeholder(f"{kind}_{number}")
+            made[node].meta = dict(node.meta)
+    for node in graph.nodes:
+        if node in made:
+            continue
+        copy = made[node] = new.node_copy(node, made.__getitem__)
+        phase = "forward" if node in forward else "backward"
+        region = marked.get(node, marked.get(node.args[0]) if _is_item(node) else None)
+        if region is not None:
+            copy.meta["recompute"] = must_recompute()
+            if node.all_input_nodes:  # others are equal in all regions: merged, they belong to none
+                copy.meta["ac_graph_id"] = region
+        copy.meta["partitioner_tag"] = f"must_be_in_{phase}" if is_random(node) and region is None else f"is_{phase}"
+    new.output(tuple(made[node] if isinstance(node, Node) else node for node in outputs))
+    return new
+
+
+def _is_item(node: Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], Node)
+
+
+def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequence[int]) -> SymbolSources:
+    """Where the symbols are read among the inputs that a graph takes, and the results that it gives."""
+    return SymbolSources(
+        tuple((taken.index(number), layout) for number, layout in symbols.inputs if number in taken),
+        tuple((taken.index(number), expression) for number, expression in symbols.numbers if number in taken),
+        tuple((results.index(output), layout) for output, layout in symbols.outputs if output in results),
+    )

@@ -1,0 +1,122 @@
+"""What the tensors that a caller gets are to the program's inputs and to one another.
+
+Invariant: an output is described as a view where eager returns a view, and gradients flow through it as in eager.
+Limits: strided tensors.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from functionalize._torch import storage_key
+from functionalize._torch.tensors import autograd_base
+from functionalize.aliasing.geometry import Geometry, hint
+from functionalize.aliasing.strided_layout import same_reading
+from functionalize.graph_capture.inputs import TracedInput
+from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias
+from functionalize.runtime.symbol_bindings import frozen_layout, frozen_number
+
+
+@dataclass
+class InputLayouts:
+    """Where the inputs lay before the program ran and where they lie now, by position; and who has which storage."""
+
+    before: dict[int, Geometry] = field(default_factory=dict)
+    after: dict[int, Geometry] = field(default_factory=dict)
+    old_storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that had it
+    storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that has it
+
+
+class OutputAnalysis:
+    """Finds the kind of each output."""
+
+    def __init__(self, inputs: Sequence[TracedInput], layouts: InputLayouts, differentiable: bool) -> None:
+        self._numbers = {id(entry.fake): number for number, entry in reversed(list(enumerate(inputs)))}
+        self._inputs, self._layouts, self._differentiable = inputs, layouts, differentiable
+        self.bases: list[BaseResult] = []
+        self.base_handles: list[torch.Tensor] = []
+
+    def outputs(self, handles: Sequence[torch.Tensor], results: Mapping[int, int]) -> list[OutputAlias]:
+        """What each of some handles is; ``results`` are the graph's outputs that have their values, by number."""
+        together: dict[int, list[int]] = defaultdict(list)
+        for number, handle in enumerate(handles):
+            key = storage_key(handle)
+            if key not in self._layouts.storages and key not in self._layouts.old_storages:
+                together[key].append(number)
+        groups = {key: group for key, group in together.items() if len(group) > 1}
+        bases = {key: self._base(handles, group, results) for key, group in groups.items()}
+        names = {key: position for position, key in enumerate(groups)}
+        found = []
+        for number, handle in enumerate(handles):
+            key, result = storage_key(handle), results.get(number)
+            if key in groups:
+                found.append(self._in_group(handle, result, bases[key], names[key]))
+            else:
+                found.append(self._alone(handle, result))
+        return found
+
+    def _alone(self, handle: torch.Tensor, result: int | None) -> OutputAlias:
+        """An output that shares its storage with inputs at most."""
+        key, layout, itself = storage_key(handle), Geometry.of(handle), self._numbers.get(id(handle))
+        frozen, requires_grad = frozen_layout(layout), handle.requires_grad
+        if itself is not None:
+            return OutputAlias(AliasKind.INPUT, frozen, requires_grad, result, itself)
+        old, new = self._layouts.old_storages, self._layouts.storages
+        if key in old and key not in new:
+            return OutputAlias(AliasKind.VIEW_OF_OLD_STORAGE, frozen, requires_grad, result, old[key])
+        source = new.get(key)
+        if source is None or self._reads_otherwise(handle, self._layouts.after[source]):
+            return OutputAlias(AliasKind.RESULT, frozen, requires_grad, result)
+        kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
+        return OutputAlias(kind, frozen, requires_grad, result, source)
+
+    def _reads_otherwise(self, handle: torch.Tensor, layout: Geometry) -> bool:
+        """Whether a view of another dtype, which is made outside of autograd's sight, would lose its gradient."""
+        return self._differentiable and handle.requires_grad and not same_reading(Geometry.of(handle), layout)
+
+    def _in_group(self, handle: torch.Tensor, result: int | None, base: int | None, group: int) -> OutputAlias:
+        layout, requires_grad = Geometry.of(handle), handle.requires_grad
+        frozen = frozen_layout(layout)
+        if base is not None and not self._reads_otherwise(handle, Geometry.of(self.base_handles[base])):
+            kind = AliasKind.VIEW_OF_BASE
+        else:
+            kind, base = AliasKind.SHARED, None
+            if self._differentiable and requires_grad:
+                return OutputAlias(AliasKind.RESULT, frozen, requires_grad, result)
+        capacity = frozen_number(handle.untyped_storage().nbytes())
+        return OutputAlias(kind, frozen, requires_grad, result, group=group, capacity=capacity, base=base)
+
+    def _base(self, handles: Sequence[torch.Tensor], group: list[int], results: Mapping[int, int]) -> int | None:
+        """The tensor that outputs of one storage are views of: one of them, or one that autograd knows."""
+        members = [handles[number] for number in group]
+        known = [handle for handle in members if handle.requires_grad and self._differentiable]
+        roots = {id(root): root for root in map(autograd_base, known or members)}
+        root = max(roots.values(), key=lambda tensor: hint(tensor.numel()))
+        if known and len(roots) > 1:
+            return None
+        itself = next((number for number in group if handles[number] is root), None)
+        if itself is None and not known:
+            return None  # without gradients the outputs are copied into one storage
+        if not all(_covers(root, handle) for handle in members):
+            return None
+        result = None if itself is None else results.get(itself)
+        layout = frozen_layout(Geometry.of(root))
+        extra = None if result is not None else len(self.base_handles)
+        self.bases.append(BaseResult(layout, root.requires_grad, result, extra))
+        self.base_handles.append(root)
+        return len(self.bases) - 1
+
+
+def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether a view can be made of a copy of its root: the root has all of its elements, each at its own place."""
+    base, layout = Geometry.of(root), Geometry.of(view)
+    if base.key == layout.key:
+        return True
+    if not (base.static and layout.static):
+        return base.contiguous or view is root
+    (first, last), (start, end) = base.span, layout.span
+    return base.dense and (start == end or (first <= start and end <= last))

@@ -1,0 +1,63 @@
+"""One call of a program: compute by its graph, write back, give the outputs the aliasing of the original.
+
+Captured programs and compiled Dynamo graphs run through here alike.
+
+Invariant: a call computes by the graph alone; whatever is refused is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from functionalize.runtime.autograd import CapturedFunction, ForwardCall, called
+from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.output_aliasing import OutputReconstructor, WriteBack, refuse_other_sizes
+from functionalize.runtime.partition import JointGraph
+from functionalize.runtime.side_effects import GraphNumber, reconstruct
+from functionalize.runtime.state_walk import StateWalk
+
+Computed = tuple[Sequence[Any], Sequence[Any]]  # the results of a program's graph, and the values of its bases
+
+
+def compute(metadata: ProgramMetadata, function: Callable[..., Any], inputs: Sequence[Any]) -> Computed:
+    """What a graph gives, unseen by autograd."""
+    with torch.no_grad():
+        results = called(function, [inputs[number] for number in metadata.taken])
+    return results, [None if base.result is None else results[base.result] for base in metadata.bases]
+
+
+def compute_differentiably(
+    metadata: ProgramMetadata, joint: JointGraph, call: ForwardCall, inputs: Sequence[Any]
+) -> Computed:
+    """What a graph gives, with the captured backward as its derivative."""
+    with torch.enable_grad():
+        outputs = CapturedFunction.apply(call, *(inputs[number] for number in metadata.taken))  # type: ignore[no-untyped-call]
+    results: dict[int, Any] = dict(zip(joint.results, outputs, strict=False))
+    further = dict(zip(joint.bases, outputs[len(joint.results) :], strict=True))
+    bases = [
+        further[number] if base.result is None else results[base.result] for number, base in enumerate(metadata.bases)
+    ]
+    return [results.get(position) for position in range(max(results, default=-1) + 1)], bases
+
+
+def finish(
+    metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[StateWalk], computed: Computed
+) -> list[Any]:
+    """Write back, leave gradients and side effects, and give the leaves that the program returns."""
+    results, bases = computed
+    refuse_other_sizes(metadata, results)
+    symbols = metadata.symbols.bind(inputs, results)
+    write_back = WriteBack(metadata, inputs, symbols)
+    write_back.run(results)
+    outputs = OutputReconstructor(metadata, inputs, results, bases, symbols, write_back.originals)
+    for number, gradient in metadata.gradients.items():
+        inputs[number].grad = None if gradient is None else outputs.tensor(gradient)
+    for effect in metadata.side_effects:
+        effect.apply(states, outputs.tensor)
+    return [
+        results[recipe.position] if isinstance(recipe, GraphNumber) else reconstruct(recipe, states, outputs.tensor)
+        for recipe in metadata.results
+    ]

@@ -1,0 +1,149 @@
+"""What a call needs to know of a captured program: plain data, frozen when the capture ends.
+
+Invariant: nothing here holds a tracer, a fake tensor or an example input; tensors are named by number, inputs by their
+position, results by their position among the graph's outputs, tensors that the caller gets by their position in
+``outputs``. Limits: constants that the program itself holds are tensors.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind
+
+from functionalize._torch import pytree
+from functionalize.aliasing.geometry import Geometry
+from functionalize.runtime.side_effects import SideEffect
+from functionalize.runtime.state_walk import Slot
+from functionalize.runtime.symbol_bindings import SymbolSources
+
+OpCall = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
+
+
+@dataclass(frozen=True, eq=False)
+class GraphInput:
+    """One input of a program: a tensor of its state, a gradient, or a leaf of its arguments."""
+
+    kind: InputKind
+    name: str  # of the placeholder
+    target: str | None  # the path of a state tensor
+    is_tensor: bool
+    slot: Slot | None = None  # where a state tensor is found
+    argument: int | None = None  # its position among the leaves of the arguments
+    constant: Any = None  # what the program holds itself: a tensor, or a plain value
+    persistent: bool | None = None
+    gradient_of: int | None = None  # the input whose gradient it is
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"the input `{self.name}`" if self.target is None else f"the state `{self.target}`"
+
+
+class AliasKind(enum.Enum):
+    """What a tensor that the caller gets is to the program's inputs and results."""
+
+    RESULT = "a tensor of its own"
+    INPUT = "that very input"
+    VIEW_OF_INPUT = "a view of the storage that an input has after the call"
+    VIEW_OF_OLD_STORAGE = "a view of the storage that an input had before the call, and has left"
+    VIEW_OF_NEW_STORAGE = "a view of the storage that the call gives to an input"
+    VIEW_OF_BASE = "a view of a result that is no output itself, or of another output"
+    SHARED = "in one storage with other outputs, none of which has all of it"
+
+
+@dataclass(frozen=True, eq=False)
+class OutputAlias:
+    """A tensor that the caller gets: returned, left in an object, or the new gradient of an input."""
+
+    kind: AliasKind
+    layout: Geometry
+    requires_grad: bool
+    result: int | None = None  # the graph's output that has its value
+    input: int | None = None  # whose storage it lies in
+    group: int | None = None  # which storage it shares with other outputs
+    capacity: Any = 0  # bytes of that storage
+    base: int | None = None  # of VIEW_OF_BASE: the position among the bases
+
+
+@dataclass(frozen=True, eq=False)
+class BaseResult:
+    """A result that other outputs are views of; with gradients, these flow through it."""
+
+    layout: Geometry
+    requires_grad: bool
+    result: int | None  # the graph's output that has its value; None: only the joint graph gives it
+    extra: int | None = None  # the position among the joint graph's further outputs
+
+
+@dataclass(frozen=True)
+class InputRef:
+    """An input, as the argument of an op on another one."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class OldStorageRef:
+    """An input as it was before the call: it shows the storage that the input has left."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class NewStorage:
+    """An empty tensor of a size."""
+
+    size: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class PartialWrite:
+    """A value to copy: the graph's output, and the view ops that lead from the input to where it goes."""
+
+    result: int
+    path: tuple[OpCall, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class InputMutation:
+    """What a call does to one of its inputs: ops on its metadata, copies, ops on its metadata again."""
+
+    input: int
+    metadata: tuple[OpCall, ...]
+    writes: tuple[PartialWrite, ...]
+    after: tuple[OpCall, ...]
+    layout: Geometry | None = None  # if not the input itself is written, but other memory of its storage
+    differentiable: bool = False  # whether autograd is to see the copy
+    overlaps: bool = False  # whether several positions of the input share an element
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramMetadata:
+    """All that stands between a call's inputs and its graph, and between the graph's outputs and what a call does."""
+
+    inputs: tuple[GraphInput, ...]
+    unused: frozenset[int]  # inputs that the graph does not take
+    mutations: tuple[InputMutation, ...]
+    outputs: tuple[OutputAlias, ...]
+    bases: tuple[BaseResult, ...]
+    results: tuple[Any, ...]  # recipes of the leaves that the program returns
+    spec: pytree.TreeSpec
+    gradients: Mapping[int, int | None]  # of inputs: the output that is its new gradient, or that it has none
+    gradients_read: frozenset[int]  # of which inputs
+    only_accumulates: bool  # gradients are only added to: none is as good as zeros
+    side_effects: tuple[SideEffect, ...]
+    layouts_before: Mapping[int, Geometry]
+    layouts_after: Mapping[int, Geometry]
+    symbols: SymbolSources = field(default_factory=SymbolSources)
+
+    @property
+    def taken(self) -> list[int]:
+        """The inputs that the graph takes, in order."""
+        return [number for number in range(len(self.inputs)) if number not in self.unused]
