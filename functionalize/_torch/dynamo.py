@@ -16,12 +16,10 @@ from torch._dynamo.exc import InvalidBackend  # what that raises
 from torch._guards import TracingContext, detect_fake_mode, tracing  # where Dynamo keeps its symbols
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from functionalize._torch.autograd import without_autocast
 from functionalize._torch.fakes import new_fake_mode
 
-__all__ = ["InvalidBackend", "alias_of", "inside", "named_compiler", "run_apart", "to_fakes", "without_autocast"]
-
-# Graphs of operators below autocast must not be cast again.
-without_autocast: Callable[[], contextlib.AbstractContextManager[Any]] = torch._C._DisableAutocast
+__all__ = ["InvalidBackend", "alias_of", "inside", "named_compiler", "note_origin", "run_apart", "to_fakes"]
 
 
 def named_compiler(name: str) -> Callable[..., Any]:
@@ -80,3 +78,11 @@ def run_apart(mode: FakeTensorMode) -> Iterator[None]:
     """Where another compiler runs: what it notes of its graph is not taken for what is noted of Dynamo's."""
     with tracing(TracingContext(mode)), torch.no_grad(), without_autocast():
         yield
+
+
+def note_origin(node: torch.fx.Node) -> None:
+    """Give a node what Dynamo notes of the node that runs: the user's lines, the modules."""
+    meta = torch.fx.traceback.get_current_meta()
+    for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "custom"):
+        if name in meta and name not in node.meta:
+            node.meta[name] = meta[name]

@@ -1,8 +1,7 @@
 """``torch.compile(model, backend="functionalize")``: Dynamo's graphs, without mutation, for any compiler.
 
-The graph that Dynamo found is traced together with its backward (`joint`), taken apart (`partition`), and handed to the
-compiler: a forward graph and, where autograd is to go through it, a backward graph. What the program did to its inputs
-and how its outputs alias is done around them when they are called (`compiled`).
+The graph that Dynamo found is recorded like any other program (`graph_capture`), and called like one (`runtime`); what
+lies between is the compiler's.
 
 Invariant: a graph that a compiler gets writes nothing, not even back to its inputs. Limits: once differentiable;
 no tensor subclasses.
@@ -10,29 +9,39 @@ no tensor subclasses.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, GraphModule, Interpreter
 
-from functionalize._torch import FakeTensorMode, storage_key
-from functionalize._torch.dynamo import named_compiler, run_apart, to_fakes
-from functionalize.aliasing.geometry import hint
-from functionalize.backends.joint_graph import Program, Traced, trace
-from functionalize.backends.partitioner import Extra, Given, Parts, split
-from functionalize.backends.runtime_wrapper import Plan, call
-from functionalize.errors import UnsupportedMutationError
+from functionalize._torch import FakeTensorMode
+from functionalize._torch.dynamo import alias_of, inside, named_compiler, note_origin, run_apart, to_fakes
+from functionalize.call_stack import Scopes
+from functionalize.graph_capture.checkpointing import CheckpointRegions
+from functionalize.graph_capture.finalize import Finalized
+from functionalize.graph_capture.inputs import TracedInput
+from functionalize.graph_capture.session import RecordingSession
+from functionalize.runtime.autograd import ForwardCall
+from functionalize.runtime.execution import compute, compute_differentiably, finish
+from functionalize.runtime.guards import alias_pattern
+from functionalize.runtime.metadata import needed_results
+from functionalize.runtime.partition import JointGraph, PartitionFn, partition
+from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 _REMOVE = ("mutations", "mutations_and_views")
-_OPTIONS = ("compiler", "remove")
+_OPTIONS = ("compiler", "remove", "partition_fn")
 
 
 def dynamo_backend(
-    compiler: Compiler | str = "eager", *, remove: str = "mutations_and_views"
+    compiler: Compiler | str = "eager",
+    *,
+    remove: str = "mutations_and_views",
+    partition_fn: PartitionFn | None = None,
 ) -> Callable[..., Callable[..., Any]]:
     """A backend for ``torch.compile`` that hands a compiler graphs without mutation.
 
@@ -45,6 +54,8 @@ def dynamo_backend(
             that returns a function; or the name of a backend of ``torch.compile``, such as ``"inductor"``. With
             ``"eager"`` the graphs run as they are.
         remove: ``"mutations_and_views"``, or ``"mutations"`` to let view ops stay.
+        partition_fn: as in AOTAutograd: cuts the joint graph of forward and backward in two. Unless given,
+            ``min_cut_rematerialization_partition``.
 
     Returns:
         A function for ``torch.compile(..., backend=...)``.
@@ -71,7 +82,8 @@ def dynamo_backend(
         raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
 
     def functionalized(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        return _compile(_named(compiler), remove, graph, inputs)
+        named = named_compiler(compiler) if isinstance(compiler, str) else compiler
+        return _Backend(graph, named, remove, partition_fn).compile(inputs)
 
     return functionalized
 
@@ -96,136 +108,161 @@ def backend(
     return dynamo_backend(**(options or {}))(graph, inputs)
 
 
-def _named(compiler: Compiler | str) -> Compiler:
-    return named_compiler(compiler) if isinstance(compiler, str) else compiler
+@dataclass(frozen=True, eq=False)
+class _Compiled:
+    """A Dynamo graph for one way in which its inputs share memory."""
+
+    found: Finalized
+    function: Callable[..., Any] | None  # the compiled graph, and which of its program's results it gives
+    positions: Sequence[int]
+    halves: ForwardCall | None  # the same in two, where gradients are wanted
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        metadata, joint = self.found.metadata, self.found.joint
+        if self.halves is not None and isinstance(joint, JointGraph):
+            computed = compute_differentiably(metadata, joint, self.halves, inputs)
+        else:
+            assert self.function is not None
+            computed = compute(metadata, self.function, inputs, self.positions)
+        return finish(metadata, inputs, [], computed)
 
 
-def _compile(compiler: Compiler, remove: str, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """One Dynamo graph, compiled; once more for each other way in which its inputs share memory."""
-    state = {**dict(graph.named_parameters()), **dict(graph.named_buffers())}
-    names = [name.replace(".", "_") for name in state]
-    names += [node.name for node in graph.graph.find_nodes(op="placeholder")]
-    planned = functools.partial(_planned, _program(graph, list(state)), names, compiler, remove)
-    plan, pattern = planned([*state.values(), *inputs])
-    others: dict[Any, Plan] = {}
+@dataclass(frozen=True, eq=False)
+class _Backend:
+    """One Dynamo graph, and what is to be done with it."""
 
-    def compiled(*given: Any) -> Any:
-        flat = [*state.values(), *given]
-        chosen = plan
-        if plan.parts.steps and (now := _pattern(flat)) != pattern:
-            key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
-            if key not in others:
-                others[key], _ = planned(flat)
-            chosen = others[key]
-        return call(chosen, flat)
+    graph: GraphModule
+    compiler: Compiler
+    remove: str
+    partition_fn: PartitionFn | None
+    state: dict[str, torch.Tensor] = field(init=False)
 
-    return compiled
+    def __post_init__(self) -> None:
+        state = {**dict(self.graph.named_parameters()), **dict(self.graph.named_buffers())}
+        object.__setattr__(self, "state", state)
+
+    def compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The graph as a function; compiled once more for each other way in which its inputs share memory."""
+        given = [*self.state.values(), *inputs]
+        first, pattern = self._compiled(given), alias_pattern(given)
+        others: dict[Any, _Compiled] = {}
+
+        def compiled(*args: Any) -> Any:
+            flat = [*self.state.values(), *args]
+            chosen = first
+            if first.found.metadata.mutations and (now := alias_pattern(flat)) != pattern:
+                key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
+                if key not in others:
+                    others[key] = self._compiled(flat)
+                chosen = others[key]
+            return chosen(flat)
+
+        return compiled
+
+    def _compiled(self, inputs: Sequence[Any]) -> _Compiled:
+        mode, fakes = to_fakes(inputs)
+        found = self._recorded(mode, fakes)
+        metadata, joint = found.metadata, found.joint
+        if isinstance(joint, Exception):
+            raise joint
+        known = dict(zip((entry.name for entry in metadata.inputs), fakes, strict=False))
+
+        def handed(graph: GraphModule) -> Callable[..., Any]:
+            return self._handed(mode, known, graph)
+
+        if joint is not None:
+            return _Compiled(found, None, (), partition(joint, self.partition_fn, handed))
+        described = (metadata.mutations, metadata.outputs, metadata.bases, metadata.results)
+        positions = needed_results(*described, further_bases=False)
+        return _Compiled(found, handed(_with_outputs(found, positions)), positions, None)
+
+    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> Finalized:
+        """Run the graph on fake tensors, and record it without mutation."""
+        session = RecordingSession(mode, note_origin, remove_views=self.remove == "mutations_and_views", symbolic=True)
+        names = [name.replace(".", "_") for name in self.state]
+        names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
+        with inside(mode):
+            handles = [_fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
+        inputs = [
+            TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position)
+            for position, (name, handle) in enumerate(zip(names, handles, strict=True))
+        ]
+        for entry in inputs:
+            entry.fake = entry.value if isinstance(entry.value, torch.Tensor) else None
+        session.add_inputs(inputs)
+        run = _Run(self.graph, session.regions)
+
+        def program() -> Any:
+            held = {f"graph.{name}": value for name, value in zip(self.state, handles, strict=False)}
+            given = tuple(handles[len(held) :])
+            results = torch.func.functional_call(run, held, given) if held else run(*given)
+            return list(results) if isinstance(results, (list, tuple)) else [results]
+
+        with torch.fx.traceback.preserve_node_meta(), session.active(), session.recorder:
+            return session.record(program, inputs, lambda number: (), Scopes(run_call.__code__).here)
+
+    def _handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:
+        """What the compiler makes of a graph; inputs that Dynamo knows are its own fake tensors."""
+        assert_functional(graph, self.remove)
+        values = []
+        for node in graph.graph.find_nodes(op="placeholder"):
+            value = known.get(node.name, node.meta.get("val"))
+            values.append(value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value)
+        with run_apart(mode):
+            return self.compiler(graph, values)
+
+
+class _Fresh(torch.autograd.Function):
+    """The same memory, as a tensor that is no leaf and no view, so that it may be written."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def _fresh(leaf: torch.Tensor) -> torch.Tensor:
+    if not (leaf.requires_grad and torch.is_grad_enabled()):
+        return leaf
+    handle: torch.Tensor = _Fresh.apply(leaf)  # type: ignore[no-untyped-call]
+    return handle
 
 
 class _Runner(Interpreter):
-    """Runs a graph node by node, so that what is traced has each node's line of the user's program."""
+    """Runs a graph node by node, so that what is recorded has each node's line of the user's program."""
+
+    def __init__(self, graph: GraphModule, regions: CheckpointRegions) -> None:
+        super().__init__(graph)
+        self._regions = regions
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is torch.ops.higher_order.tag_activation_checkpoint:
-            return _Runner(args[0]).run(*args[1:])  # it recomputes to save memory, which graphs of ours do not
-        return super().call_function(target, args, kwargs)
+        if target is not torch.ops.higher_order.tag_activation_checkpoint:
+            return super().call_function(target, args, kwargs)
+        with self._regions.inside():
+            return _Runner(args[0], self._regions).run(*args[1:])
 
 
 class _Run(torch.nn.Module):
     """A graph and its runner as a module, whose parameters and buffers can be replaced."""
 
-    def __init__(self, graph: GraphModule) -> None:
+    def __init__(self, graph: GraphModule, regions: CheckpointRegions) -> None:
         super().__init__()
-        self.graph = graph
+        self.graph, self._regions = graph, regions
 
     def forward(self, *inputs: Any) -> Any:
-        return _Runner(self.graph).run(*inputs)
+        return _Runner(self.graph, self._regions).run(*inputs)
 
 
-def _program(graph: GraphModule, state: Sequence[str]) -> Program:
-    """The graph as a function of its parameters and buffers, by name, and its inputs."""
-    run = _Run(graph)
-
-    def program(flat: list[Any]) -> Sequence[Any]:
-        held = {f"graph.{name}": value for name, value in zip(state, flat, strict=False)}
-        given = tuple(flat[len(state) :])
-        results = torch.func.functional_call(run, held, given) if held else run(*given)
-        return results if isinstance(results, (list, tuple)) else (results,)
-
-    return program
-
-
-def _planned(
-    program: Program, names: Sequence[str], compiler: Compiler, remove: str, inputs: Sequence[Any]
-) -> tuple[Plan, Any]:
-    """Trace, take apart, and compile; with it the pattern in which the inputs share memory."""
-    mode, fakes = to_fakes(inputs)
-    pattern = _pattern(fakes)
-    traced = trace(program, mode, fakes, remove)
-    parts = split(traced, names)
-    handed = functools.partial(_handed, compiler, mode, remove)
-    forward = handed(parts.forward, [fakes[place] for place in traced.passed])
-    passed = [fakes[one.index] if isinstance(one, Given) else None for one in parts.saved]
-    backward = None if parts.backward is None else handed(parts.backward, passed)
-    outcome, steps = traced.outcome, parts.steps
-    storages = {storage_key(fakes[step.target]) for step in steps}
-    risky = {i for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor) and storage_key(fake) in storages}
-    plan = Plan(
-        parts=parts,
-        inputs=len(fakes),
-        passed=traced.passed,
-        leaves=traced.leaves,
-        items=outcome.items,
-        layouts=outcome.layouts,
-        numbers=len(outcome.numbers),
-        tangents=_tangents(traced, parts),
-        seen=frozenset(outcome.written),
-        risky=frozenset(risky),
-        forward=forward,
-        backward=backward,
-    )
-    return plan, pattern
-
-
-def _handed(
-    compiler: Compiler, mode: FakeTensorMode, remove: str, graph: GraphModule, given: Sequence[Any]
-) -> Callable[..., Any]:
-    """What a compiler makes of a graph, whose first inputs are known to Dynamo but for those that are None."""
-    assert_functional(graph, remove)
-    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    for place, known in enumerate(given):
-        if known is not None:
-            values[place] = known.detach() if isinstance(known, torch.Tensor) and known.requires_grad else known
-    with run_apart(mode):
-        return compiler(graph, values)
-
-
-def _tangents(traced: Traced, parts: Parts) -> list[int]:
-    """Which results of the forward graph have a tangent, in the order of these."""
-    outcome, found = traced.outcome, []
-    extras = len(outcome.values) + len(outcome.numbers)
-    for place in outcome.written:
-        data = [step.args[0] for step in parts.steps if step.target == place and isinstance(step.args[0], Extra)]
-        if not data:
-            raise UnsupportedMutationError(
-                f"input {place} of the compiled graph, which requires gradients, gets new metadata",
-                why="autograd cannot be told of that from outside of the graph",
-                hint="return the new tensor instead",
-            )
-        found.append(extras + data[-1].index)
-    return found + [place for place, value in enumerate(outcome.values) if value.requires_grad]
-
-
-def _pattern(values: Sequence[Any]) -> tuple[Any, ...]:
-    """For each tensor that shares its storage with one before it: which, and how they lie."""
-    first: dict[int, int] = {}
-    pattern = []
-    for place, value in enumerate(values):
-        if not isinstance(value, torch.Tensor):
-            continue
-        other = first.setdefault(storage_key(value), place)
-        if other != place:
-            strides = tuple(map(hint, (*value.stride(), *values[other].stride())))
-            start, begin = (hint(one.storage_offset()) * one.itemsize for one in (value, values[other]))
-            pattern.append((place, other, start - begin, strides))
-    return tuple(pattern)
+def _with_outputs(found: Finalized, positions: Sequence[int]) -> GraphModule:
+    """A graph that gives some of the results alone."""
+    graph, made = Graph(), {}
+    results: Any = found.graph.output_node().args[0]
+    for node in found.graph.nodes:
+        if node.op != "output":
+            made[node] = graph.node_copy(node, made.__getitem__)
+    graph.output(tuple(made.get(results[position], results[position]) for position in positions))
+    graph.eliminate_dead_code()
+    return GraphModule(found.root, graph)

@@ -1,7 +1,7 @@
 """Regions of a program that ``torch.utils.checkpoint`` computes again in the backward: which nodes they are.
 
-A region runs twice while a program is captured, once forward and once for the backward. What is recorded the second time
-is what partition functions do by themselves for nodes that are marked: so the second run's nodes stand for the first's.
+A region runs twice while a program is captured, once forward and once for the backward. What is recorded the second
+time is what partition functions do by themselves for nodes that are marked: it stands for what was recorded first.
 
 Invariant: random numbers of the second run are those of the first. Limits: ``use_reentrant=False``; a region of the
 other kind that draws random numbers is refused.
@@ -47,7 +47,7 @@ class CheckpointRegions:
             if is_random(node) and in_backward_pass() >= 0 and in_reentrant_checkpoint():
                 raise UnsupportedMutationError(
                     f"{node.target} in a checkpointed region with use_reentrant=True",
-                    why="the region runs again in the backward, and would draw other random numbers than the first time",
+                    why="the region runs again in the backward, and would draw other random numbers there",
                     hint="pass use_reentrant=False to torch.utils.checkpoint.checkpoint",
                 )
             return

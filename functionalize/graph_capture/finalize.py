@@ -151,11 +151,9 @@ class GraphFinalizer:
     ) -> TracedJoint | Exception | None:
         """The joint graph; None where autograd knows nothing that the caller gets."""
         handles = self.number.handles
-        numbers = [recipe.position for recipe in results if isinstance(recipe, GraphNumber)]
         pairs = list(zip(aliases, handles, strict=True))
-        wanted = joint.wanted(self.inputs, analysis, pairs, mutations, numbers)
-        known = wanted.targets or any(alias.requires_grad for alias in aliases)
-        if not known or not any(entry.edge is not None for entry in self.inputs):
+        wanted = joint.wanted(self.inputs, analysis, pairs, mutations, results)
+        if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
             return None
         refused = self._refused(mutations)
         if refused is not None:
@@ -173,7 +171,8 @@ class GraphFinalizer:
             key = storage_key(entry.fake)
             if any(o.fake is not None and o.fake is not entry.fake and storage_key(o.fake) == key for o in self.inputs):
                 return UnsupportedMutationError(
-                    f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with another input",
+                    f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with "
+                    "another input",
                     why="the gradient of the one input would have to flow through the other",
                     hint="pass the tensor once and take the views of it inside of the function",
                 )
@@ -227,9 +226,7 @@ class GraphFinalizer:
         if view is not None:
             self._written.append((kind, target, view.base))
         metadata, after = self._frozen_steps(back.metadata, layouts), self._frozen_steps(back.after, layouts)
-        return InputMutation(
-            number, metadata, writes, after, layout, differentiable, layouts.after[number].shares
-        )
+        return InputMutation(number, metadata, writes, after, layout, differentiable, layouts.after[number].shares)
 
     def _frozen_steps(self, steps: Sequence[Any], layouts: InputLayouts) -> tuple[Any, ...]:
         return tuple((op, tuple(self._frozen(arg, layouts) for arg in args)) for op, args in steps)
@@ -320,6 +317,7 @@ class GraphFinalizer:
         return ProgramMetadata(
             tuple(entry.frozen(numbers) for entry in self.inputs),
             unused,
+            len(self.outputs.nodes),
             tuple(mutations),
             *map(tuple, outputs),
             tuple(returned[0]),

@@ -23,7 +23,7 @@ from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge
 from functionalize.graph_capture.output_analysis import OutputAnalysis
-from functionalize.runtime.metadata import AliasKind, InputMutation, OutputAlias, ProgramMetadata
+from functionalize.runtime.metadata import AliasKind, InputMutation, OutputAlias, ProgramMetadata, needed_results
 from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.symbol_bindings import SymbolSources
 from functionalize.transform.function_mode import Undispatched
@@ -32,7 +32,7 @@ from functionalize.transform.mode import FunctionalizeMode
 
 @dataclass(frozen=True)
 class Differentiable:
-    """What gradients are traced from: tensors of the program, each with its position among the joint graph's outputs."""
+    """What gradients are traced from: tensors, each with its position among the joint graph's outputs."""
 
     results: tuple[int, ...]  # outputs of the program's graph that the joint graph gives too
     bases: tuple[int, ...]  # bases whose values it gives beside them
@@ -83,31 +83,25 @@ class JointTracer:
         analysis: OutputAnalysis,
         aliases: Sequence[tuple[OutputAlias, torch.Tensor]],
         mutations: Sequence[InputMutation],
-        numbers: Sequence[int],
+        recipes: Sequence[Any],
     ) -> Differentiable:
-        """What the joint graph is to give; ``numbers``: outputs of the program's graph that are no tensors."""
-        layouts: dict[int, Geometry | None] = dict.fromkeys(numbers)
+        """What the joint graph is to give; ``recipes``: of what the program returns."""
+        outputs = [alias for alias, _ in aliases]
+        results = needed_results(mutations, outputs, analysis.bases, recipes, further_bases=True)
+        layouts: dict[int, Geometry | None] = dict.fromkeys(results)
         targets: dict[int, torch.Tensor] = {}
         for mutation in mutations:
-            layouts.update(dict.fromkeys(write.result for write in mutation.writes))
             if mutation.differentiable and mutation.writes:
                 fake = inputs[mutation.input].fake
                 assert fake is not None
                 targets[mutation.writes[-1].result] = fake
-        for alias, handle in aliases:
-            own = alias.kind in (AliasKind.RESULT, AliasKind.SHARED, AliasKind.VIEW_OF_NEW_STORAGE)
-            if alias.result is None or not (own or not alias.layout.static):
-                continue
-            layouts[alias.result] = alias.layout if alias.kind is AliasKind.RESULT else None
-            if alias.kind is AliasKind.RESULT and alias.requires_grad:
-                targets[alias.result] = handle
         based = list(zip(analysis.bases, analysis.base_handles, strict=True))
-        for base, handle in based:
-            if base.result is not None:
-                layouts[base.result] = base.layout
-                targets |= {base.result: handle} if base.requires_grad else {}
+        own = [(alias, handle) for alias, handle in aliases if alias.kind is AliasKind.RESULT]
+        for described, handle in [*own, *based]:
+            if described.result is not None:
+                layouts[described.result] = described.layout
+                targets |= {described.result: handle} if described.requires_grad else {}
         bases = [number for number, (base, _) in enumerate(based) if base.result is None]
-        results = sorted(layouts)
         found = [(results.index(result), handle) for result, handle in targets.items()]
         found += [(len(results) + n, based[b][1]) for n, b in enumerate(bases) if based[b][0].requires_grad]
         laid_out = (*(layouts[result] for result in results), *(based[number][0].layout for number in bases))

@@ -22,10 +22,18 @@ from functionalize.runtime.state_walk import StateWalk
 Computed = tuple[Sequence[Any], Sequence[Any]]  # the results of a program's graph, and the values of its bases
 
 
-def compute(metadata: ProgramMetadata, function: Callable[..., Any], inputs: Sequence[Any]) -> Computed:
-    """What a graph gives, unseen by autograd."""
+def compute(
+    metadata: ProgramMetadata,
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    positions: Sequence[int] | None = None,
+) -> Computed:
+    """What a graph gives, unseen by autograd. ``positions``: which of the program's results it gives, if not all."""
     with torch.no_grad():
         results = called(function, [inputs[number] for number in metadata.taken])
+    if positions is not None:
+        given = dict(zip(positions, results, strict=True))
+        results = [given.get(position) for position in range(metadata.graph_outputs)]
     return results, [None if base.result is None else results[base.result] for base in metadata.bases]
 
 
@@ -40,7 +48,7 @@ def compute_differentiably(
     bases = [
         further[number] if base.result is None else results[base.result] for number, base in enumerate(metadata.bases)
     ]
-    return [results.get(position) for position in range(max(results, default=-1) + 1)], bases
+    return [results.get(position) for position in range(metadata.graph_outputs)], bases
 
 
 def finish(

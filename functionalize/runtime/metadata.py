@@ -8,7 +8,7 @@ position, results by their position among the graph's outputs, tensors that the 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Geometry
-from functionalize.runtime.side_effects import SideEffect
+from functionalize.runtime.side_effects import GraphNumber, SideEffect
 from functionalize.runtime.state_walk import Slot
 from functionalize.runtime.symbol_bindings import SymbolSources
 
@@ -124,12 +124,36 @@ class InputMutation:
     overlaps: bool = False  # whether several positions of the input share an element
 
 
+def needed_results(
+    mutations: Iterable[InputMutation],
+    outputs: Iterable[OutputAlias],
+    bases: Sequence[BaseResult],
+    results: Iterable[Any],
+    *,
+    further_bases: bool,
+) -> list[int]:
+    """Which of a graph's outputs a call looks at; the others are views that it makes by itself.
+
+    ``further_bases``: whether the graph gives the values of bases that are no outputs.
+    """
+    needed = {write.result for mutation in mutations for write in mutation.writes}
+    needed |= {base.result for base in bases if base.result is not None}
+    needed |= {recipe.position for recipe in results if isinstance(recipe, GraphNumber)}
+    for alias in outputs:
+        own = alias.kind in (AliasKind.RESULT, AliasKind.SHARED, AliasKind.VIEW_OF_NEW_STORAGE)
+        unbased = alias.base is not None and bases[alias.base].result is None and not further_bases
+        if alias.result is not None and (own or unbased or not alias.layout.static):
+            needed.add(alias.result)
+    return sorted(needed)
+
+
 @dataclass(frozen=True, eq=False)
 class ProgramMetadata:
     """All that stands between a call's inputs and its graph, and between the graph's outputs and what a call does."""
 
     inputs: tuple[GraphInput, ...]
     unused: frozenset[int]  # inputs that the graph does not take
+    graph_outputs: int  # how many the graph has
     mutations: tuple[InputMutation, ...]
     outputs: tuple[OutputAlias, ...]
     bases: tuple[BaseResult, ...]
