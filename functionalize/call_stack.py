@@ -58,7 +58,7 @@ def user_location() -> Location:
     return Location("unknown", 0, "")
 
 
-Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, a place in it
+Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, its instruction
 
 
 class Origin:
@@ -150,8 +150,8 @@ _CODES: dict[int, CodeType] = {}
 @cache
 def location_of(position: tuple[int, int]) -> Location:
     """The line of a position."""
-    code, place = _CODES[position[0]], position[1]
-    lines = (line for start, stop, line in code.co_lines() if start <= place < stop and line is not None)
+    code, instruction = _CODES[position[0]], position[1]
+    lines = (line for start, stop, line in code.co_lines() if start <= instruction < stop and line is not None)
     return Location(code.co_filename, next(lines, code.co_firstlineno), code.co_name)
 
 

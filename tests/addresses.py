@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 
 
-def addresses(place: Geometry) -> list[int]:
+def addresses(place: Layout) -> list[int]:
     """The element of its storage that each position of a place is, in the order of positions."""
     ranges = [range(size) for size in place.size]
     return [
@@ -16,7 +16,7 @@ def addresses(place: Geometry) -> list[int]:
     ]
 
 
-def distinct(place: Geometry) -> bool:
+def distinct(place: Layout) -> bool:
     """Whether no two positions are the same element."""
     found = addresses(place)
     return len(set(found)) == len(found)

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from functionalize._torch import storage_key
-from functionalize.aliasing import geometry as regions
-from functionalize.aliasing.geometry import Box, Geometry
+from functionalize.aliasing.geometry import Layout, fits, plain
+from functionalize.aliasing.overlap import Box, box_of, boxes_disjoint, spans_disjoint
 from functionalize.aliasing.view_rules import Call, Value, ViewRule
 from functionalize.aliasing.write_log import WriteLog
 
-_UNKNOWN: Any = object()
+_UNSET: Any = object()
 
 
 class View:
@@ -29,29 +29,29 @@ class View:
 
     __slots__ = (
         "_box",
+        "aliased",
         "base",
-        "borrowed",
         "covers",
         "depth",
-        "geometry",
+        "generation",
         "is_source",
+        "layout",
         "parent",
         "rule",
-        "stamp",
         "value",
     )
 
-    def __init__(self, base: Base, parent: View | None, rule: ViewRule | None, geometry: Geometry) -> None:
+    def __init__(self, base: Base, parent: View | None, rule: ViewRule | None, layout: Layout) -> None:
         self.base = base
-        self.geometry = geometry
+        self.layout = layout
         self.value: Value | None = None
-        self.stamp = 0  # the position in the base's log at which the value was right
-        self.borrowed = False  # the value belongs to another tensor as well
+        self.generation = 0  # the position in the base's log at which the value was right
+        self.aliased = False  # the value belongs to another tensor as well
         self.is_source = False  # whether other views were read from it
-        self._box: Box | None = _UNKNOWN
-        self.hang(parent, rule)
+        self._box: Box | None = _UNSET
+        self.set_parent(parent, rule)
 
-    def hang(self, parent: View | None, rule: ViewRule | None) -> None:
+    def set_parent(self, parent: View | None, rule: ViewRule | None) -> None:
         """Take a place in the tree."""
         self.parent, self.rule = parent, rule
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -59,15 +59,15 @@ class View:
             parent.is_source = True
         self.covers: bool = parent is None or (parent.covers and rule is not None and rule.covers)
 
-    def settle(self, value: Value, stamp: int, *, borrowed: bool = False) -> None:
+    def set_value(self, value: Value, generation: int, *, aliased: bool = False) -> None:
         """Note what the view is worth at a position of the log."""
-        self.value, self.stamp, self.borrowed = value, stamp, borrowed
+        self.value, self.generation, self.aliased = value, generation, aliased
 
     @property
     def box(self) -> Box | None:
         """The place as a box of the root, if it is one."""
-        if self._box is _UNKNOWN:
-            self._box = regions.box(self.base.root.geometry, self.geometry)
+        if self._box is _UNSET:
+            self._box = box_of(self.base.root.layout, self.layout)
         return self._box
 
     def disjoint(self, other: View) -> bool:
@@ -78,10 +78,10 @@ class View:
             a, b = self.rule.part, other.rule.part
             if a is not None and b is not None and a.dim == b.dim:
                 return a.stop <= b.start or b.stop <= a.start
-        if regions.spans_disjoint(self.geometry, other.geometry):
+        if spans_disjoint(self.layout, other.layout):
             return True
         box, other_box = self.box, other.box
-        return box is not None and other_box is not None and regions.boxes_disjoint(box, other_box)
+        return box is not None and other_box is not None and boxes_disjoint(box, other_box)
 
     def lineage(self) -> Iterator[View]:
         """The view, its source, its source's source, up to the top."""
@@ -126,7 +126,7 @@ class Base:
         # Held, so that its identity is not used again.
         self.storage: Any = handle.untyped_storage() if self.key > 0 else handle
         self.capacity: Any = None  # in bytes, before the program resized the storage
-        self.root = self.top = View(self, None, None, Geometry.of(handle))
+        self.root = self.top = View(self, None, None, Layout.of(handle))
         self.root.value = value
         # The handle addresses all of its storage, also what lies between and around its elements.
         self.original = weakref.ref(handle) if value is handle else None
@@ -137,59 +137,59 @@ class Base:
         self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
         self.kept: dict[View, Value] | None = None  # every write that no later one covers, where that is asked for
         self.handles: dict[int, HandleRef] = {}
-        self._views: dict[tuple[Any, ...], View] = {self.root.geometry.key: self.root}
+        self._views: dict[tuple[Any, ...], View] = {self.root.layout.key: self.root}
         self._renamed: View | None = None
 
-    def at(self, place: Geometry) -> View | None:
+    def at(self, layout: Layout) -> View | None:
         """The view of a place, if there is one."""
-        return self._views.get(place.key)
+        return self._views.get(layout.key)
 
-    def add(self, parent: View, rule: ViewRule, place: Geometry) -> View:
+    def add(self, parent: View, rule: ViewRule, layout: Layout) -> View:
         """A new view of a place."""
-        return self._views.setdefault(place.key, View(self, parent, rule, place))
+        return self._views.setdefault(layout.key, View(self, parent, rule, layout))
 
     def renamed(self, rule: ViewRule) -> View:
         """The view which the program made of the root by a reshape to the root's own size."""
         if self._renamed is None:
-            self._renamed = View(self, self.root, rule, self.root.geometry)
+            self._renamed = View(self, self.root, rule, self.root.layout)
         return self._renamed
 
-    def crown(self, image: View, rule: ViewRule) -> None:
+    def set_top(self, image: View, rule: ViewRule) -> None:
         """Put a new top above the old one."""
         old, self.top = self.top, image
-        self._views.setdefault(image.geometry.key, image)
+        self._views.setdefault(image.layout.key, image)
         self.move(old, image, rule)
 
     def move(self, view: View, parent: View, rule: ViewRule) -> None:
         """Hang a view elsewhere; what hangs below it goes along."""
-        view.hang(parent, rule)
+        view.set_parent(parent, rule)
         views = [*self._views.values()] + ([self._renamed] if self._renamed else [])
         for view in sorted(views, key=lambda view: view.depth):
-            view.hang(view.parent, view.rule)
+            view.set_parent(view.parent, view.rule)
 
-    def grows(self) -> None:
+    def note_resize(self) -> None:
         """Note that the program is about to resize the storage: what it gains holds nothing yet."""
-        self.capacity = regions.plain(self.storage.nbytes())
+        self.capacity = plain(self.storage.nbytes())
 
-    def holds(self, place: Geometry) -> bool:
+    def holds(self, layout: Layout) -> bool:
         """Whether the storage held a place from the start. What views lead to it did, whatever a fake storage says."""
-        return self.capacity is None or regions.fits(place, self.capacity)
+        return self.capacity is None or fits(layout, self.capacity)
 
     def simplify(self) -> None:
         """Write the views' places in the symbols that are left: guards pin some while the program runs."""
-        if all(view.geometry.static for view in self._views.values()):
+        if all(view.layout.static for view in self._views.values()):
             return
         for view in self._views.values():
-            view.geometry = view.geometry.simplified()
-        self._views = {view.geometry.key: view for view in reversed(self._views.values())}
+            view.layout = view.layout.simplified()
+        self._views = {view.layout.key: view for view in reversed(self._views.values())}
 
     def drop_stale(self) -> None:
         """Forget values that no read would use."""
         for view in self._views.values():
-            if view is not self.top and not self.untouched(view, since=view.stamp):
+            if view is not self.top and not self.untouched(view, since=view.generation):
                 view.value = None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drop all tensors: base and views refer to one another, and would hold them until garbage is collected."""
         for view in self._views.values():
             view.value = None

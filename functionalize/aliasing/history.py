@@ -12,25 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from functionalize.aliasing.bases import Base, View
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.call_stack import Location, Origin
-
-
-@dataclass(frozen=True)
-class Region:
-    """A place in a storage. Sizes, strides and offset count elements of ``dtype``."""
-
-    size: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any
-    dtype: Any
-
-    @property
-    def numel(self) -> Any:
-        count = 1
-        for size in self.size:
-            count *= size
-        return count
 
 
 @dataclass(eq=False)
@@ -41,7 +24,7 @@ class ViewRecord:
     base: BaseRecord
     parent: ViewRecord | None
     op: str  # the op that made it; of a base's first tensor empty
-    region: Region
+    region: Layout
     origin: Origin
     time: int  # position among all events of the program
 
@@ -123,11 +106,11 @@ class AliasHistory:
         """The graph as a Mermaid flowchart."""
         lines = ["flowchart LR"]
         for view in self.views:
-            lines.append(f'  v{view.index}["{_plain(_label(view))}"]')
+            lines.append(f'  v{view.index}["{_safe(_label(view))}"]')
             if view.parent is not None:
-                lines.append(f'  v{view.parent.index} -->|"{_plain(view.op)}"| v{view.index}')
+                lines.append(f'  v{view.parent.index} -->|"{_safe(view.op)}"| v{view.index}')
         for write in self.writes:
-            lines.append(f'  w{write.index}(["{_plain(f"{write.op} at {write.location}")}"]) -.-> v{write.view.index}')
+            lines.append(f'  w{write.index}(["{_safe(f"{write.op} at {write.location}")}"]) -.-> v{write.view.index}')
         return "\n".join(lines)
 
 
@@ -139,7 +122,7 @@ class Historian:
         self._names: dict[Base, str] = {}
         self._numbers: dict[Base, int] = {}  # of the bases in the history
         self._seen: set[View] = set()
-        self._events: list[tuple[View, View | None, Geometry, Any, Origin, bool]] = []  # the last: whether a write
+        self._events: list[tuple[View, View | None, Layout, Any, Origin, bool]] = []  # the last: whether a write
 
     def viewed(self, view: View, op: Any) -> None:
         """The program made a view."""
@@ -150,12 +133,12 @@ class Historian:
             self.viewed(view.parent, op)
         elif view.base not in self._names:
             self._names[view.base] = self._name_of(view.base)
-        self._events.append((view, view.parent, view.geometry, op, self._here(), False))
+        self._events.append((view, view.parent, view.layout, op, self._here(), False))
 
     def wrote(self, view: View, op: Any) -> None:
         """The program wrote to a view."""
         self.viewed(view, op)
-        self._events.append((view, view.parent, view.geometry, op, self._here(), True))
+        self._events.append((view, view.parent, view.layout, op, self._here(), True))
 
     @cached_property
     def history(self) -> AliasHistory:
@@ -163,7 +146,7 @@ class Historian:
         history = AliasHistory()
         views: dict[View, ViewRecord] = {}
         writes = 0
-        for time, (view, parent, geometry, op, origin, is_write) in enumerate(self._events):
+        for time, (view, parent, layout, op, origin, is_write) in enumerate(self._events):
             number = self._numbers.setdefault(view.base, len(history.bases))
             if number == len(history.bases):
                 history.bases.append(BaseRecord(number, self._names[view.base]))
@@ -173,9 +156,8 @@ class Historian:
                 writes += 1
             else:
                 name = "" if parent is None else str(op)
-                region = Region(tuple(geometry.size), tuple(geometry.stride), geometry.offset, geometry.dtype)
                 source = None if parent is None else views[parent]
-                views[view] = ViewRecord(len(views), base, source, name, region, origin, time)
+                views[view] = ViewRecord(len(views), base, source, name, layout, origin, time)
                 base.views.append(views[view])
         return history
 
@@ -196,5 +178,5 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _plain(text: str) -> str:
+def _safe(text: str) -> str:
     return text.replace('"', "'").replace("\\n", " ")

@@ -28,10 +28,10 @@ def repeated(tensor: torch.Tensor) -> list[int]:
     """The dimensions along which all positions share one element."""
     if tensor.layout is not torch.strided:
         return []
-    places = enumerate(zip(tensor.size(), tensor.stride(), strict=True))
+    dims = enumerate(zip(tensor.size(), tensor.stride(), strict=True))
     return [
         dim
-        for dim, (size, stride) in places
+        for dim, (size, stride) in dims
         if type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
     ]
 
@@ -56,7 +56,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
 
 
-def placed(tensor: torch.Tensor) -> bool:
+def is_plain_strided(tensor: torch.Tensor) -> bool:
     """Whether a tensor is what the functional variants are written for: plain numbers at a place of a storage."""
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize._torch import FakeTensorMode, storage_key
 from functionalize._torch.dynamo import alias_of, inside
-from functionalize.aliasing.geometry import Geometry, hint, plain, same
+from functionalize.aliasing.geometry import Layout, hint, plain, same
 from functionalize.errors import UnsupportedMutationError
 from functionalize.transform.api import functionalize
 
@@ -43,8 +43,8 @@ class Item:
     number: int | None = None
     given: int | None = None  # an input
     value: int | None = None  # a result of the program
-    was: Geometry | None = None  # where that tensor lay
-    place: Geometry | None = None  # where the view lay; None: the tensor itself
+    was: Layout | None = None  # where that tensor lay
+    place: Layout | None = None  # where the view lay; None: the tensor itself
     differentiable: bool = True
 
 
@@ -53,7 +53,7 @@ class Outcome:
     """What a run of the graph left."""
 
     values: list[torch.Tensor] = field(default_factory=list)  # results of the program
-    layouts: list[Geometry | None] = field(default_factory=list)  # of these; None where it is contiguous
+    layouts: list[Layout | None] = field(default_factory=list)  # of these; None where it is contiguous
     numbers: list[Any] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
     written: list[int] = field(default_factory=list)  # inputs that autograd saw being written
@@ -121,7 +121,7 @@ def _traced(program: Program, mode: FakeTensorMode, given: Sequence[Any], remove
 
 def _alike(one: Outcome, two: Outcome) -> bool:
     """Whether two runs have tangents of the same shapes."""
-    shapes = [[Geometry.of(target).size for target in outcome.targets] for outcome in (one, two)]
+    shapes = [[Layout.of(target).size for target in outcome.targets] for outcome in (one, two)]
     return len(shapes[0]) == len(shapes[1]) and all(map(same, *shapes))
 
 
@@ -226,13 +226,13 @@ def _value(tensor: torch.Tensor, outcome: Outcome) -> int:
         if value is tensor:
             return index
     outcome.values.append(tensor)
-    place = Geometry.of(tensor)
+    place = Layout.of(tensor)
     outcome.layouts.append(None if place.contiguous or place.conj or place.neg else _place(tensor, outcome))
     return len(outcome.values) - 1
 
 
-def _place(tensor: torch.Tensor, outcome: Outcome) -> Geometry:
-    place = Geometry.of(tensor)
+def _place(tensor: torch.Tensor, outcome: Outcome) -> Layout:
+    place = Layout.of(tensor)
     size, stride = (tuple(_plain(n, outcome) for n in numbers) for numbers in (place.size, place.stride))
     return replace(place, size=size, stride=stride, offset=_plain(place.offset, outcome))
 

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from functionalize._torch.dynamo import without_autocast
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.backends.joint_graph import Item, Number
 from functionalize.backends.partitioner import Extra, Given, Parts, Step
 from functionalize.runtime.output_aliasing import laid_out, view_at
@@ -31,7 +31,7 @@ class Plan:
     passed: list[int]  # which inputs the graphs take
     leaves: list[int]  # which may have gradients
     items: list[Item]
-    layouts: list[Geometry | None]  # of the values
+    layouts: list[Layout | None]  # of the values
     numbers: int
     tangents: list[int]  # results that have a gradient
     seen: frozenset[int]  # inputs whose writes autograd sees
@@ -139,7 +139,7 @@ def _output(item: Item, given: Sequence[Any], values: Sequence[Any], numbers: Se
     return view_at(tensor, _actual(item.was, numbers), _actual(item.place, numbers))
 
 
-def _laid_out(value: torch.Tensor, layout: Geometry | None, numbers: Sequence[Any]) -> torch.Tensor:
+def _laid_out(value: torch.Tensor, layout: Layout | None, numbers: Sequence[Any]) -> torch.Tensor:
     """A value with the strides that the program gave it; compilers, and graphs without views, choose others."""
     if layout is not None:
         return laid_out(value, _actual(layout, numbers))
@@ -148,7 +148,7 @@ def _laid_out(value: torch.Tensor, layout: Geometry | None, numbers: Sequence[An
     return value.contiguous()
 
 
-def _actual(place: Geometry, numbers: Sequence[Any]) -> Geometry:
+def _actual(place: Layout, numbers: Sequence[Any]) -> Layout:
     """A place with the sizes of this call."""
 
     def actual(number: Any) -> Any:

@@ -36,7 +36,7 @@ from functionalize.runtime.side_effects import Aftermath
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.recording_mode import RecordingMode
-from functionalize.transform.api import new_program, run_call, unheard
+from functionalize.transform.api import new_mode, run_call, tracing_disabled
 
 _REMOVE = ("mutations", "mutations_and_views")
 
@@ -248,17 +248,17 @@ class _Capture:
                 self._fakes[id(source.grad_of.value)].grad = self._fakes[id(source.value)]
 
     def _recorded(self, aftermath: Aftermath) -> Outcome:
-        mode = new_program(self._remove == "mutations_and_views")
-        outcome = Outcome(mode.program, self._recorder.tracer, self._lifted.sources, self._fakes, self._provenance.here)
+        mode = new_mode(self._remove == "mutations_and_views")
+        outcome = Outcome(mode.context, self._recorder.tracer, self._lifted.sources, self._fakes, self._provenance.here)
         outcome.snapshot = self._factory.like
 
-        self._provenance.follow(mode.program)
+        self._provenance.follow(mode.context)
 
         def end(program: Any, inputs: Any, outputs: Any) -> None:
             program.origin = None
             changes = aftermath.changes(outcome.number)
             outcome.find_gradients()
-            with unheard():
+            with tracing_disabled():
                 outcome.settle(inputs, outputs, changes)
 
         args, kwargs = self._lifted.args, self._lifted.kwargs

@@ -30,13 +30,14 @@ from torch.fx import Node
 from functionalize._torch import pytree, storage_key, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, symbol_node, tracked_node
 from functionalize.aliasing.bases import Base
-from functionalize.aliasing.geometry import Geometry
-from functionalize.aliasing.history import Historian, Region
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.history import Historian
+from functionalize.aliasing.view_rules import OpCall
 from functionalize.call_stack import Origin
 from functionalize.runtime.graph_inputs import Source, Supposed, fresh, is_leaf
 from functionalize.runtime.side_effects import Change, Output, Result
-from functionalize.transform.context import Program
-from functionalize.transform.epilogue import Epilogue, Input, Step, WriteBack
+from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.epilogue import Epilogue, Input, WriteBack
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Mutation:
 
     kind: OutputKind
     target: str
-    region: Region
+    region: Layout
     op: str
     location: str
 
@@ -59,7 +60,7 @@ class Piece:
     """A value to copy: the graph's output, and the view ops that lead to where it goes."""
 
     output: int
-    path: tuple[Step, ...] = ()
+    path: tuple[OpCall, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,17 +68,17 @@ class Back:
     """What a call does to one of its tensors."""
 
     source: int
-    metadata: tuple[Step, ...]
+    metadata: tuple[OpCall, ...]
     pieces: tuple[Piece, ...]
-    after: tuple[Step, ...]
-    place: Geometry | None = None  # if not the tensor itself is written, but another place of its storage
+    after: tuple[OpCall, ...]
+    place: Layout | None = None  # if not the tensor itself is written, but another place of its storage
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
     """A tensor that the caller gets, as it lies in its storage."""
 
-    place: Geometry
+    place: Layout
     source: int | None = None  # of which input it is the storage
     itself: bool = False  # whether it is that very input
     output: int | None = None  # else the graph's output
@@ -92,7 +93,7 @@ class Leaf:
 class Outcome:
     """Turns what a program left into outputs of its graph."""
 
-    program: Program
+    program: FunctionalizationContext
     tracer: Any
     sources: list[Source]
     fakes: Mapping[int, torch.Tensor]
@@ -108,13 +109,13 @@ class Outcome:
     constants: list[torch.Tensor] = field(default_factory=list)
     snapshot: Callable[[torch.Tensor], Any] = lambda value: value
     _nodes: list[Any] = field(default_factory=list)
-    places: dict[int, Geometry] = field(default_factory=dict)  # of the inputs, when the program had run
+    places: dict[int, Layout] = field(default_factory=dict)  # of the inputs, when the program had run
     gradients_read: set[int] = field(default_factory=set)  # of which inputs
     only_accumulates: bool = True  # whether gradients are read to be added to: none is as good as zeros
     environment: Any = None  # of the symbols, where sizes are such
     unused: set[int] = field(default_factory=set)  # inputs that the graph does not take
     storages: dict[int, int] = field(default_factory=dict)  # whose they were, before it ran
-    first_places: dict[int, Geometry] = field(default_factory=dict)  # before it ran
+    first_places: dict[int, Layout] = field(default_factory=dict)  # before it ran
     _numbers: dict[int, int] = field(default_factory=dict)  # of the inputs, by handle
     _number_of: dict[int, int] = field(default_factory=dict)  # of `handles`, by identity
     _begun: dict[int, Input] = field(default_factory=dict)  # the inputs, by handle
@@ -159,7 +160,7 @@ class Outcome:
         self.changes = changes
         self.outputs = [Result(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         epilogue = Epilogue(self.program, inputs, self.handles)
-        backs = epilogue.settle()
+        backs = epilogue.prepare()
         self._lift_constants([back.input.handle for back in backs])
         values: dict[int, Node] = {}
         for back in backs:
@@ -258,7 +259,7 @@ class Outcome:
             nodes.append((values[id(handle)], ()))
         source = self.source_of(handle)
         if source is None:  # a write beyond what an input shows of its storage
-            source, place = self._first_storages()[storage_key(handle)], Geometry.of(handle)
+            source, place = self._first_storages()[storage_key(handle)], Layout.of(handle)
         kind, target = self._mutation_of(source)
         pieces = tuple(Piece(self._output(node, kind, target), path) for node, path in nodes)
         self.backs.append(Back(source, back.metadata, pieces, back.after, place))
@@ -334,19 +335,19 @@ class Outcome:
             lying = self.fakes.get(id(entry.value), entry.value)
             begun = self._begun.get(id(lying))
             if begun is not None:
-                self.first_places[number] = begun.place
+                self.first_places[number] = begun.layout
             if begun is not None and id(lying) not in moved:
-                self.places[number] = begun.place
+                self.places[number] = begun.layout
                 storages.setdefault(begun.storage, number)
             elif isinstance(lying, torch.Tensor):
-                self.places[number] = Geometry.of(lying)
+                self.places[number] = Layout.of(lying)
                 storages.setdefault(storage_key(lying), number)
         first = self.storages
         shared = Counter(storage_key(handle) for handle in self.handles)
         groups: dict[int, int] = {}
         source: int | None
         for number, handle in enumerate(self.handles):
-            key, place = storage_key(handle), Geometry.of(handle)
+            key, place = storage_key(handle), Layout.of(handle)
             source, itself = self.source_of(handle), True
             left = source is None and key in first and key not in storages
             if source is None:
@@ -366,7 +367,7 @@ class Outcome:
         return found
 
     @cached_property
-    def symbolic(self) -> tuple[list[tuple[int, Geometry]], list[tuple[int, Geometry]]]:
+    def symbolic(self) -> tuple[list[tuple[int, Layout]], list[tuple[int, Layout]]]:
         """The inputs, and the outputs of the graph, whose places are written in symbols."""
         inputs = [(number, place) for number, place in self.first_places.items() if not place.static]
         outputs = [(leaf.output, leaf.place) for leaf in self.leaves if leaf.output is not None]

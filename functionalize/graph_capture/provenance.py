@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.nn.modules import module as hooks
 
 from functionalize.call_stack import Origin, Scopes
-from functionalize.transform.context import Program
+from functionalize.transform.context import FunctionalizationContext
 
 
 class Provenance:
@@ -26,11 +26,11 @@ class Provenance:
 
     def __init__(self, modules: Mapping[int, str], until: CodeType) -> None:
         self._scopes = Scopes(until)
-        self._program: Program | None = None
+        self._program: FunctionalizationContext | None = None
         self._paths = modules
         self._running: list[dict[str, tuple[str, str]]] = [{}]
 
-    def follow(self, program: Program) -> None:
+    def follow(self, program: FunctionalizationContext) -> None:
         """From now on all nodes of one op of a program have one origin."""
         self._program = program
 

@@ -18,7 +18,7 @@ import torch
 from torch.fx import GraphModule
 
 from functionalize._torch import pytree
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.finalize import Outcome
 from functionalize.runtime.graph_inputs import Source
@@ -80,7 +80,7 @@ class Call:
 
 
 def backward_of(
-    capture: Callable[..., Any], constants: Sequence[Source], results: Sequence[tuple[Geometry, Any]], *call: Any
+    capture: Callable[..., Any], constants: Sequence[Source], results: Sequence[tuple[Layout, Any]], *call: Any
 ) -> Backward | Exception:
     """Capture the backward of a call, for tangents of its results' places; or the reason why that cannot be."""
     try:
@@ -93,7 +93,7 @@ def backward_of(
     return Backward(program.graph_module, tuple(source.name for source in sources), known, leaves)
 
 
-def _like(place: Geometry, device: torch.device) -> torch.Tensor:
+def _like(place: Layout, device: torch.device) -> torch.Tensor:
     """A tensor of the size of a place, which holds nothing: for what it looks like."""
     if not place.static:
         raise UnsupportedMutationError(

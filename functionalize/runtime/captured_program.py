@@ -17,7 +17,7 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule
 
 from functionalize._torch import pytree, storage_key
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
 from functionalize.errors import InputMismatchError, StateMismatchError
 from functionalize.graph_capture.finalize import Mutation, Outcome
@@ -193,7 +193,7 @@ class CapturedProgram:
             sizes.learn(place, results[output])
         return sizes
 
-    def _left(self, originals: Mapping[int, torch.Tensor]) -> dict[int, tuple[torch.Tensor, Geometry]]:
+    def _left(self, originals: Mapping[int, torch.Tensor]) -> dict[int, tuple[torch.Tensor, Layout]]:
         places = self._outcome.first_places
         return {source: (tensor, places[source]) for source, tensor in originals.items()}
 

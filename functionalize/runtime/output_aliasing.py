@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import copy_of_memory, storage_key
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.errors import DataDependentError
 from functionalize.graph_capture.finalize import Back, Leaf
 
@@ -26,7 +26,7 @@ class Sizes:
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
-    def learn(self, place: Geometry, tensor: torch.Tensor) -> None:
+    def learn(self, place: Layout, tensor: torch.Tensor) -> None:
         """Read symbols off a tensor of a known place."""
         if place.static:
             return
@@ -54,7 +54,7 @@ class Sizes:
         value = size.node.expr.xreplace(self._known)
         return int(value) if type(value) is int or value.is_number else size
 
-    def place(self, place: Geometry) -> Geometry:
+    def place(self, place: Layout) -> Layout:
         """A place in this call."""
         if place.static:
             return place
@@ -65,7 +65,7 @@ class Sizes:
 def write_back(
     backs: Sequence[Back],
     inputs: Sequence[Any],
-    places: Mapping[int, Geometry],
+    places: Mapping[int, Layout],
     results: Sequence[Any],
     originals: Mapping[int, torch.Tensor],
     stand_in: Callable[[Any], Any],
@@ -90,7 +90,7 @@ def write_back(
             op(target, *args)
 
 
-def _make_room(tensor: torch.Tensor, place: Geometry) -> None:
+def _make_room(tensor: torch.Tensor, place: Layout) -> None:
     """Let a storage grow as the program let it grow, through a view."""
     storage, needed = tensor.untyped_storage(), place.span[1]
     if storage.nbytes() < needed:
@@ -148,10 +148,10 @@ class Presenter:
         self,
         leaves: Sequence[Leaf],
         inputs: Sequence[Any],
-        places: Mapping[int, Geometry],
+        places: Mapping[int, Layout],
         results: Sequence[Any],
         sizes: Sizes,
-        originals: Mapping[int, tuple[torch.Tensor, Geometry]],
+        originals: Mapping[int, tuple[torch.Tensor, Layout]],
     ) -> None:
         self._leaves, self._inputs, self._places, self._results, self._sizes = leaves, inputs, places, results, sizes
         self._originals = originals  # of inputs that left their storages: tensors that keep those
@@ -202,7 +202,7 @@ class Presenter:
             self._made[number] = fill(_with_bits(made, place), value)
 
 
-def view_at(tensor: torch.Tensor, was: Geometry, place: Geometry) -> torch.Tensor:
+def view_at(tensor: torch.Tensor, was: Layout, place: Layout) -> torch.Tensor:
     """A view of a tensor, where the program had it relative to the tensor's own place."""
     bits = (place.conj, place.neg) == (was.conj, was.neg)
     if place.dtype == was.dtype and bits:
@@ -214,7 +214,7 @@ def view_at(tensor: torch.Tensor, was: Geometry, place: Geometry) -> torch.Tenso
     return _with_bits(made, place)
 
 
-def _with_bits(made: torch.Tensor, place: Geometry) -> torch.Tensor:
+def _with_bits(made: torch.Tensor, place: Layout) -> torch.Tensor:
     made = made.conj() if place.conj else made
     return aten._neg_view.default(made) if place.neg else made
 
@@ -227,7 +227,7 @@ def at_place(storage: torch.UntypedStorage, place: tuple[Any, Any, Any], dtype: 
         return empty.set_(storage, offset, size, stride)
 
 
-def laid_out(value: torch.Tensor, place: Geometry) -> torch.Tensor:
+def laid_out(value: torch.Tensor, place: Layout) -> torch.Tensor:
     """A result with the strides that the original's has."""
     if value.layout is not torch.strided or not place.static or _alike(value, place):
         return value
@@ -236,11 +236,11 @@ def laid_out(value: torch.Tensor, place: Geometry) -> torch.Tensor:
     return fill(made, value)
 
 
-def _extent(place: Geometry) -> int:
+def _extent(place: Layout) -> int:
     return 0 if 0 in place.size else 1 + sum((n - 1) * s for n, s in zip(place.size, place.stride, strict=True))
 
 
-def _alike(value: torch.Tensor, place: Geometry) -> bool:
+def _alike(value: torch.Tensor, place: Layout) -> bool:
     dims = zip(value.size(), value.stride(), place.stride, strict=True)
     return all(mine == wanted for size, mine, wanted in dims if size > 1)
 

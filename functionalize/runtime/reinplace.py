@@ -61,7 +61,7 @@ def _chains(outcome: Outcome) -> dict[Node, Node]:
     written = {
         inputs[back.source]
         for back in outcome.backs
-        if not (back.metadata or back.after or back.place) and not outcome.places[back.source].shares
+        if not (back.metadata or back.after or back.place) and not outcome.places[back.source].has_internal_overlap
     }
     results = outcome.tracer.graph.output_node().args[0]
     fresh = {results[leaf.output] for leaf in outcome.leaves if leaf.output is not None and leaf.source is None}

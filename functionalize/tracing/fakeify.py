@@ -73,8 +73,8 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
             return
     storage = torch.UntypedStorage(size, device="meta")
     for key, tensor in group.items():
-        place = tensor.size(), tensor.stride(), int(tensor.storage_offset())
-        yield key, factory.at(storage, *place, tensor.dtype, tensor.device)
+        layout = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        yield key, factory.at(storage, *layout, tensor.dtype, tensor.device)
 
 
 def _marked(fake: Any, tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic
 from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
 
@@ -27,50 +27,50 @@ _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ResultMeta:
     """What a result looks like: its place, in a storage of its own or in that of the argument at ``source``."""
 
-    place: Geometry
+    layout: Layout
     device: torch.device
     source: int | None
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> FakeTensor:
         """The result, as a tensor of the factory's mode."""
-        place = self.place
+        layout = self.layout
         if self.source is None:
-            return factory.fresh(place.size, place.stride, place.dtype, self.device)
-        return factory.view(args[self.source], place.size, place.stride, place.offset)
+            return factory.fresh(layout.size, layout.stride, layout.dtype, self.device)
+        return factory.view(args[self.source], layout.size, layout.stride, layout.offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """What one op gives for arguments of one look."""
 
-    looks: tuple[Look | None, ...]  # None for a result that is None
+    results: tuple[ResultMeta | None, ...]  # None for a result that is None
     container: type | None  # of the results, if they are several
-    places: tuple[Geometry, ...]  # where the results lie
+    layouts: tuple[Layout, ...]  # where the results lie
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
         """The results, as tensors of the factory's mode; unknown for views of a storage whose size data decide."""
         try:
             if self.container is not None:
-                return self.container([None if look is None else look.make(factory, args) for look in self.looks])
-            look = self.looks[0]
-            return None if look is None else look.make(factory, args)
+                return self.container([None if meta is None else meta.make(factory, args) for meta in self.results])
+            meta = self.results[0]
+            return None if meta is None else meta.make(factory, args)
         except Exception as error:
             if is_data_dependent(error):
-                return UNKNOWN
+                return MISS
             raise
 
 
-UNKNOWN: Any = object()  # no call like this was seen before
-_known: dict[Any, Entry | None] = {}
+MISS: Any = object()  # no call like this was seen before
+_cache: dict[Any, CacheEntry | None] = {}
 _usable: dict[int, tuple[Any, bool]] = {}  # by identity, as in the keys: the hash of an op is a method in Python
 
 
 def clear() -> None:
     """Forget all that is known."""
-    _known.clear()
+    _cache.clear()
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory) -> Any:
@@ -90,16 +90,16 @@ def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: Fake
     return tuple(parts)
 
 
-def known(key: Any) -> Entry | None:
-    """What is known of a call: ``UNKNOWN`` if nothing is, None if its results cannot be made without running it."""
-    return _known.get(key, UNKNOWN)
+def lookup(key: Any) -> CacheEntry | None:
+    """What is known of a call: ``MISS`` if nothing is, None if its results cannot be made without running it."""
+    return _cache.get(key, MISS)
 
 
-def learn(key: Any, func: Any, args: Sequence[Any], out: Any) -> Entry | None:
+def insert(key: Any, func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
     """Remember what a call gave, if it can be made again."""
-    if len(_known) >= _ENTRIES:
-        _known.clear()
-    entry = _known[key] = _entry(func, args, out)
+    if len(_cache) >= _ENTRIES:
+        _cache.clear()
+    entry = _cache[key] = _entry(func, args, out)
     return entry
 
 
@@ -135,35 +135,35 @@ def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> 
     return True
 
 
-def _entry(func: Any, args: Sequence[Any], out: Any) -> Entry | None:
+def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
     several = type(out) in (list, tuple)
     results = tuple(out) if several else (out,)
     if not all(leaf is None or type(leaf) is FakeTensor for leaf in results):
         return None
-    storages = {int(arg.untyped_storage()._cdata): place for place, arg in enumerate(args) if type(arg) is FakeTensor}
-    looks = [None if leaf is None else _look(leaf, storages, args) for leaf in results]
-    if any(look is None and leaf is not None for look, leaf in zip(looks, results, strict=True)):
+    storages = {int(arg.untyped_storage()._cdata): index for index, arg in enumerate(args) if type(arg) is FakeTensor}
+    metas = [None if leaf is None else _meta_of(leaf, storages, args) for leaf in results]
+    if any(meta is None and leaf is not None for meta, leaf in zip(metas, results, strict=True)):
         return None
     own = [int(leaf.untyped_storage()._cdata) for leaf in results if leaf is not None]
     views = tables.row(func).view is not ViewKind.NONE
     if any(key in storages for key in own) != views or (not views and len(set(own)) < len(own)):
         return None  # a result that is an argument, or shares its memory with another
-    places = tuple(look.place for look in looks if look is not None)
-    return Entry(tuple(looks), type(out) if several else None, places)
+    layouts = tuple(meta.layout for meta in metas if meta is not None)
+    return CacheEntry(tuple(metas), type(out) if several else None, layouts)
 
 
-def _look(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> Look | None:
+def _meta_of(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> ResultMeta | None:
     if is_symbolic(leaf) or leaf.layout is not torch.strided or leaf.is_quantized or leaf.constant is not None:
         return None
     if leaf.is_conj() or leaf.is_neg() or leaf.is_nested:
         return None
     source = storages.get(int(leaf.untyped_storage()._cdata))
-    place = Geometry.of(leaf)
+    layout = Layout.of(leaf)
     if source is None:
         with below_dispatch():
-            like = torch.empty_strided(place.size, place.stride, dtype=leaf.dtype, device="meta")
-        if place.offset or like.untyped_storage().nbytes() != leaf.untyped_storage().nbytes():
+            like = torch.empty_strided(layout.size, layout.stride, dtype=leaf.dtype, device="meta")
+        if layout.offset or like.untyped_storage().nbytes() != leaf.untyped_storage().nbytes():
             return None
     elif leaf.dtype != args[source].dtype or args[source].is_conj() or args[source].is_neg():
         return None
-    return Look(place, leaf.fake_device, source)
+    return ResultMeta(layout, leaf.fake_device, source)

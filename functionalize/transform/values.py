@@ -42,11 +42,11 @@ from functionalize._torch import (
     unbacked,
     uncached_fakes,
 )
-from functionalize.aliasing.geometry import Geometry, hint, plain
+from functionalize.aliasing.geometry import Layout, hint, plain
 from functionalize.aliasing.tensor_queries import (
     counts_elements,
     is_fake,
-    placed,
+    is_plain_strided,
     repeated,
     same_strides,
     tensor_leaves,
@@ -54,7 +54,7 @@ from functionalize.aliasing.tensor_queries import (
 from functionalize.ops import tables
 from functionalize.tracing.recording_mode import RecordingMode
 from functionalize.transform import dry_run as stand_ins
-from functionalize.transform import stride_legalization as strides
+from functionalize.transform import stride_legalization
 
 aten = torch.ops.aten
 Value = torch.Tensor
@@ -75,7 +75,7 @@ def _copy_op(op: Any) -> Any:
     return op if copy is None else tables.overload(copy)
 
 
-class TensorsDomain:
+class ValueExecutor:
     """Executes ops on values through the modes that run below ours."""
 
     def __init__(self, *, remove_views: bool) -> None:
@@ -93,13 +93,13 @@ class TensorsDomain:
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Execute one op on values; of a view op its ``*_copy`` where views are to be removed."""
-        args = strides.prepared(op, args, copies=self.remove_views)
+        args = stride_legalization.prepared(op, args, copies=self.remove_views)
         if self.remove_views:
             copied = self._copy_of_unbacked(op, args)
             if copied is not None:
                 return copied
             op = _copy_op(op)
-        if op in strides.KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
+        if op in stride_legalization.KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
             with uncached_fakes(args[:1]):  # from the cache they come with offset zero
                 return op(*args, **kwargs)
         return self.run(op, args, kwargs)
@@ -111,17 +111,17 @@ class TensorsDomain:
             return None
         return self.record_unbacked(op, args[0], args[1:], on_handles(op, args, {}))
 
-    def freeze(self, value: Value) -> Value:
+    def snapshot(self, value: Value) -> Value:
         """The value as a tensor object which no later write to a handle can change, for the same graph node."""
-        if self.constant(value):
+        if self.is_constant(value):
             twin: Value = aten.clone.default(value)
             return twin  # a node: what the constant holds is known when the graph runs
         copied = copy_of_memory if type(value) in PLAIN_TYPES else torch.clone
         frozen = self.alias(value, aten.alias.default if is_fake(value) else copied)
-        self._frozen[storage_key(frozen)] = self.memory(value)
+        self._frozen[storage_key(frozen)] = self.storage_of(value)
         return frozen
 
-    def memory(self, value: Value) -> int:
+    def storage_of(self, value: Value) -> int:
         """The storage in which a value lies when the graph is run."""
         key = storage_key(value)
         return self._frozen.get(key, key)
@@ -129,7 +129,7 @@ class TensorsDomain:
     def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
         """Another tensor object for the same graph node."""
         twin: Value = on_handles(op, (value,), {})
-        self.point(twin, value)
+        self.retarget_proxy(twin, value)
         return twin
 
     @property
@@ -158,7 +158,7 @@ class TensorsDomain:
 
     # Handles
 
-    def show(self, handle: torch.Tensor, value: Value) -> None:
+    def sync_memory(self, handle: torch.Tensor, value: Value) -> None:
         """Bring a real handle's memory up to date, so that whatever reads memory directly sees current data."""
         if not is_fake(handle) and not is_fake(value):
             if counts_elements(handle):
@@ -178,7 +178,7 @@ class TensorsDomain:
         value: Value = on_handles(op.default, (self.physical(on_handles(view.default, (handle,), {})),), {})
         return value
 
-    def point(self, handle: torch.Tensor, value: Value) -> None:
+    def retarget_proxy(self, handle: torch.Tensor, value: Value) -> None:
         """Let a handle that leaves the function stand for ``value`` in the modes below."""
         if self.proxies is not None:
             point_proxy(self.proxies, handle, value)
@@ -187,23 +187,21 @@ class TensorsDomain:
         """Run an op on the program's own tensors, seen by no tracer."""
         return self.propagate(func, args, kwargs)[0]
 
-    def propagate(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, Sequence[Geometry] | None]:
+    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Sequence[Layout] | None]:
         """What an op gives of the program's own tensors, seen by no tracer, and where that lies, if it is known."""
         if self._recorder is not None:
             out, entry = self._recorder.propagate(func, args, kwargs)
             if entry is not None:
-                return out, entry.places
+                return out, entry.layouts
         else:
             out = on_handles(func, args, kwargs)
         if self.symbolic:
             if func is aten.diagonal.default and not unbacked(out.size()) and 0 in map(hint, out.size()):
                 # Of symbolic sizes it starts where one with elements would, in eager where its source does.
-                place = (out.size(), out.stride(), args[0].storage_offset())
-                on_handles(aten.as_strided_.default, (out, *place), {})
+                layout = (out.size(), out.stride(), args[0].storage_offset())
+                on_handles(aten.as_strided_.default, (out, *layout), {})
             for handle in tensor_leaves([out], {}):
-                self.know_symbols(handle)
+                self.track_sizes(handle)
         return out, None
 
     def resize_handle(self, handle: torch.Tensor, size: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -218,37 +216,37 @@ class TensorsDomain:
         if open_ended or hint(bytes_needed) > hint(handle.untyped_storage().nbytes()):
             on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, bytes_needed), {})
         on_handles(aten.as_strided_.default, (handle, like.size(), like.stride(), handle.storage_offset()), {})
-        self.know_symbols(handle)
+        self.track_sizes(handle)
 
-    def know_storage(self, handle: torch.Tensor) -> None:
+    def extend_fake_storage(self, handle: torch.Tensor) -> None:
         """Give a fake input all of the storage that the original has, before the program looks beyond the input."""
         original, known = bytes_of_original(handle), plain(handle.untyped_storage().nbytes())
         if original is not None and original > hint(known):
             whole = on_handles(lambda: known + (original - hint(known)), (), {})
             on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, whole), {})
 
-    def write_metadata(self, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
+    def record_metadata_write(self, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
         """Have an op that gives an input its metadata recorded; a fake input shows it already."""
         if self.proxies is not None and is_fake(handle):
             record_effect(self.proxies, op, handle, args)
         else:
             op(handle, *args)
 
-    def fix_symbols(self, arguments: Any) -> None:
+    def record_sizes(self, arguments: Any) -> None:
         """Have a graph read symbols now, before the tensor that they are sizes of gets others."""
         if self.proxies is not None:
             record_symbols(self.proxies, arguments)
 
-    def know_symbols(self, handle: torch.Tensor) -> None:
+    def track_sizes(self, handle: torch.Tensor) -> None:
         """Let the tracer find the sizes of a handle that was made behind its back."""
         if self.proxies is not None and handle.layout is torch.strided:
             track_symbols(self.proxies, handle)
 
-    def constant(self, handle: torch.Tensor) -> bool:
+    def is_constant(self, handle: torch.Tensor) -> bool:
         """Whether a tracer below takes a handle for a constant: neither an input nor an op gave it to the program."""
         return self.proxies is not None and node_of(self.proxies, handle) is None
 
-    def older(self, handle: torch.Tensor) -> bool:
+    def predates_call(self, handle: torch.Tensor) -> bool:
         """Whether a handle of the graph that is traced was there before the function was called."""
         if self.proxies is None:
             return False
@@ -259,7 +257,7 @@ class TensorsDomain:
         """Whether two tensors stand for the same node of the graph that is traced."""
         return self.proxies is not None and same_node(self.proxies, one, two)
 
-    def holder(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
+    def tensor_with_storage(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
         """A tensor that tells the tracer what a storage holds."""
         return None if self.proxies is None else next(holders(self.proxies, int(storage._cdata)), None)
 
@@ -306,7 +304,7 @@ class TensorsDomain:
         with _same_random_numbers(func), uncached_fakes(originals):
             self.on_handles(func, args, kwargs)
         for twin in twins if self.symbolic else ():
-            self.know_symbols(twin)
+            self.track_sizes(twin)
         return [by_id[id(handle)] for handle in originals]
 
     def rehearse_on_copies(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -355,6 +353,6 @@ def _rehandled(result: Any, want: Any) -> Any:
 
 
 def _uninitialized_like(tensor: torch.Tensor, size: Callable[[Any], Any]) -> torch.Tensor:
-    if not placed(tensor):
+    if not is_plain_strided(tensor):
         return tensor.clone()
     return tensor.new_empty_strided(list(map(size, tensor.size())), list(map(size, tensor.stride())))
