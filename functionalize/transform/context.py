@@ -31,7 +31,8 @@ from functionalize.aliasing.tensor_queries import same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.ops import tables
-from functionalize.transform.by_storage import BY_STORAGE
+from functionalize.transform import dry_run
+from functionalize.transform.decompositions import DECOMPOSITIONS
 from functionalize.transform.values import ValueExecutor
 
 aten = torch.ops.aten
@@ -226,7 +227,7 @@ class FunctionalizationContext:
 
     def compute_comparing_strides(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """The same, and whether the value of some handle has other strides."""
-        if tables.row(op).composite or op in BY_STORAGE:  # they decompose above the modes below us, into views for one
+        if tables.row(op).composite or op in DECOMPOSITIONS:  # decomposed above the modes below us
             with self.enter():
                 out = op(*args, **kwargs)
             return pytree.tree_map_only(torch.Tensor, self.value, out), self.values_of(args, kwargs)[2]
@@ -252,7 +253,7 @@ class FunctionalizationContext:
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """Give results of an op on skewed values the strides that eager gives them: they are handles from now on."""
-        handles = self.executor.expected(func, args, kwargs, out)
+        handles = dry_run.with_eager_strides(self.executor, func, args, kwargs, out)
         for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):
             if handle is value:
                 continue

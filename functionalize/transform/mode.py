@@ -33,10 +33,9 @@ from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
 from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
-from functionalize.transform.by_storage import BY_STORAGE
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.decompositions import DECOMPOSITIONS, Decomposition
 from functionalize.transform.handlers import higher_order, random_ops
-from functionalize.transform.random_writes import SPELT_OUT
 from functionalize.transform.values import ValueExecutor
 
 aten = torch.ops.aten
@@ -111,18 +110,6 @@ class FunctionalizeMode(TorchDispatchMode):
     def _composite(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         with self:
             return func.decompose(*args, **kwargs)
-
-    def _by_storage(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        if self.context.graph.find(args[0]) is None:
-            return self._functional(func, args, kwargs)
-        with self:
-            return BY_STORAGE[func](*args, **kwargs)
-
-    def _spelt_out(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        if not self.context.executor.observed:
-            return self._mutation(func, args, kwargs)
-        with self:
-            return SPELT_OUT[func](*args, **kwargs)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if not self.context.executor.observed:
@@ -289,9 +276,14 @@ def _choose(func: Any) -> Handler:
         return FunctionalizeMode._of_parts
     if func in _QUANTIZES:
         return FunctionalizeMode._quantized
-    if func in SPELT_OUT or func in BY_STORAGE:
-        return FunctionalizeMode._spelt_out if func in SPELT_OUT else FunctionalizeMode._by_storage
     row: OpRow = tables.row(func)
+    if func in DECOMPOSITIONS:
+        own = FunctionalizeMode._functional if row.kind is Kind.FUNCTIONAL else FunctionalizeMode._mutation
+        return _decomposed(DECOMPOSITIONS[func], otherwise=own)
+    return _by_row(row)
+
+
+def _by_row(row: OpRow) -> Handler:
     if row.composite:
         return FunctionalizeMode._composite
     if row.view is ViewKind.INPLACE_VIEW:
@@ -301,3 +293,15 @@ def _choose(func: Any) -> Handler:
     if row.view in (ViewKind.SINGLE, ViewKind.MULTI):
         return FunctionalizeMode._view
     return FunctionalizeMode._replaced if row.functional else FunctionalizeMode._functional
+
+
+def _decomposed(decomposition: Decomposition, otherwise: Handler) -> Handler:
+    """A handler that runs an op's decomposition where that applies."""
+
+    def handler(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if not decomposition.applies(mode.context, args):
+            return otherwise(mode, func, args, kwargs)
+        with mode:
+            return decomposition.run(*args, **kwargs)
+
+    return handler

@@ -7,35 +7,33 @@ Limits: an op whose row names no functional variant is the matter of :mod:`funct
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from functionalize._torch import (
     FakeTensor,
-    pytree,
     sized_by_data,
     storage_key,
     unbacked,
 )
-from functionalize.aliasing.geometry import Layout, differ, hinted_span, same
+from functionalize.aliasing.geometry import Layout, differ, same
 from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import (
     counts_elements,
-    is_fake,
     is_plain_strided,
     repeats,
-    same_strides,
     tensor_leaves,
 )
-from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.tables import OpRow, Written
+from functionalize.transform import dry_run
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers import custom_ops, overlapping_writes, random_ops
+from functionalize.transform.write_legality import WriteLegalizer
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]
@@ -100,7 +98,7 @@ def _computed(
         if not (sized and isinstance(error, RuntimeError)):
             raise
         written = [w.given(args, kwargs) for w in row.written if _writes(func, w, args, kwargs)]
-        context.executor.rehearse(func, args, kwargs, written)
+        dry_run.on_twins(context.executor, func, args, kwargs, written)
         raise UnsupportedMutationError(
             f"{func} on tensors whose sizes only the data tell",
             why=f"{variant}, which computes what it writes, cannot be traced with such sizes",
@@ -207,7 +205,7 @@ def _variant_arguments(
     if _names_no_dtype(variant, call_args, call_kwargs) and isinstance(first, torch.Tensor):
         with_dtype = {**call_kwargs, "dtype": first.dtype}
         # Sums and products compute in the dtype of what they write, where the caller names none: `sum.out`, `cumsum_`.
-        if context.executor.dtype_of(variant, call_args, call_kwargs) != first.dtype:
+        if dry_run.result_dtype(variant, call_args, call_kwargs) != first.dtype:
             call_kwargs = with_dtype
     return call_args, call_kwargs
 
@@ -216,120 +214,6 @@ def _names_no_dtype(variant: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether an op takes a dtype for its result, and this call leaves it out."""
     _, kwarg_only, _ = _declared(variant).get("dtype", (0, False, None))
     return kwarg_only and kwargs.get("dtype") is None
-
-
-class WriteLegalizer:
-    """Settles the results of one op on the arguments that it writes, as eager would, or raises what eager raises."""
-
-    def __init__(self, context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
-        self.context, self.func, self.args, self.kwargs = context, func, args, kwargs
-        self._is_out = tables.row(func).kind is tables.Kind.OUT
-        self._targets: list[Any] = []
-        self._origin: tuple[tuple[Any, Any, Any], Any] | None = None
-        self._twins: dict[int, torch.Tensor] | None = None
-
-    def commit_all(
-        self, written: Sequence[Written], results: Sequence[Any], variant: tuple[Any, Any, Any] | None = None
-    ) -> None:
-        """Commit each result to its argument; all are admitted before the first is committed.
-
-        ``variant`` is the call, on handles, whose results these are.
-        """
-        self._origin = None if variant is None else (variant, results)
-        self._targets = [w.given(self.args, self.kwargs) for w in written]
-        pairs = [
-            (handle, value)
-            for w, target in zip(written, self._targets, strict=True)
-            for handle, value in _pairs(w, target, results[w.result or 0])
-        ]
-        values = [self._legalized(handle, value) for handle, value in pairs]
-        for (handle, _), value in zip(pairs, values, strict=True):
-            self.context.write(handle, value)
-
-    def _legalized(self, handle: torch.Tensor, value: Value) -> Value:
-        if differ(value.size(), handle.size()) or value.dtype != handle.dtype:
-            twin = self._twin(handle, value)
-            if self._is_out and differ(twin.size(), value.size()):
-                twin = value  # fake tensors that run the kernel for real do not see that it resized its `out=`
-            if differ(twin.size(), handle.size()):
-                # A fake twin is resized to contiguous strides, a real one to those of the result.
-                by_value = is_fake(twin) and not differ(value.size(), twin.size())
-                resize(self.context, handle, self._as_in_eager(value) if by_value else twin)
-                self._refuse_overlap(handle)
-            if value.dtype != handle.dtype:
-                value = self.context.executor.call(aten._to_copy.default, value, dtype=handle.dtype)
-        if value.device != handle.device:
-            value = self.context.executor.call(aten._to_copy.default, value, device=handle.device)
-        return value
-
-    def _as_in_eager(self, value: Value) -> Value:
-        """A result with the strides that eager gives it, which its value may not have."""
-        if self._origin is None or not self.context.values_of(*self._origin[0][1:])[2]:
-            return value
-        (func, args, kwargs), results = self._origin
-        likes = pytree.tree_leaves(self.context.executor.expected(func, args, kwargs, results))
-        found = (like for like, leaf in zip(likes, pytree.tree_leaves(results), strict=True) if leaf is value)
-        return next(found)
-
-    def _twin(self, handle: torch.Tensor, value: Value) -> torch.Tensor:
-        """What becomes of a written handle's metadata, tried on a twin."""
-        if torch.Tag.dynamic_output_shape in self.func.tags:
-            return cast("torch.Tensor", value)
-        if self._twins is None:
-            twins = self._dry_run()
-            self._twins = {id(h): twin for h, twin in zip(tensor_leaves(self._targets, {}), twins, strict=True)}
-        return self._twins[id(handle)]
-
-    def _refuse_overlap(self, resized: torch.Tensor) -> None:
-        """Eager does not notice that an `out=` which it resized lies where it reads, and gives what comes of it."""
-        key, (start, stop) = storage_key(resized), hinted_span(Layout.of(resized))
-        for other in tensor_leaves(self.args, self.kwargs):
-            if other is resized or storage_key(other) != key:
-                continue
-            first, end = hinted_span(Layout.of(other))
-            if start < end and first < stop:
-                raise UnsupportedMutationError(
-                    f"{self.func} resizes its out= to {tuple(resized.size())}, into memory that it reads or writes",
-                    why="what eager gives then depends on the order in which its kernel goes through the elements",
-                    hint="pass an out= of the right size, or a tensor that shares no memory with the arguments",
-                )
-
-    def _dry_run(self) -> list[torch.Tensor]:
-        executor = self.context.executor
-        try:
-            return executor.rehearse(self.func, self.args, self.kwargs, self._targets)
-        except Exception:
-            if not executor.observed:  # what eager does to its arguments before it raises: `out=` may have another size
-                executor.on_handles(self.func, self.args, self.kwargs)
-            raise
-
-
-def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.Tensor, Value]]:
-    """Each tensor that an argument holds, with its new value."""
-    for handle, value in zip(*((target, result) if written.is_list else ([target], [result])), strict=True):
-        if handle is not None:
-            yield handle, value
-
-
-def resize(context: FunctionalizationContext, handle: torch.Tensor, like: torch.Tensor) -> None:
-    """Give an ``out=`` handle the geometry that eager gives it; all of its elements are about to be written."""
-    if not is_plain_strided(handle):
-        raise UnsupportedMutationError(
-            f"a resize of a tensor of layout {handle.layout}",
-            why="in a graph only strided tensors can be given another size",
-            hint="build a new tensor of that size",
-        )
-    if context.executor.observed:
-        context.refuse_constant(handle)
-        context.unshare(handle)
-        context.prepare_resize(handle)
-    context.executor.resize_handle(handle, like.size(), {})
-    if not same_strides(handle, like):
-        layout = (list(like.size()), list(like.stride()))
-        context.executor.on_handles(aten.as_strided_.default, (handle, *layout), {})
-    if context.executor.observed:
-        context.executor.track_sizes(handle)
-        context.graph.relocate(handle)
 
 
 # Writes with a way of their own: the value does not depend on what was there, or on one position alone
@@ -344,7 +228,7 @@ def _copy(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwa
     call, value = context.executor.call, context.value(source)
     other = differ(source.size(), target.size())
     if other:
-        context.executor.rehearse(func, args, kwargs, [target])
+        dry_run.on_twins(context.executor, func, args, kwargs, [target])
     elif context.graph.find(target) is not None and context.graph.find(source) is context.graph.find(target):
         return True
     options = {o: getattr(target, o) for o in ("dtype", "device") if getattr(target, o) != getattr(source, o)}

@@ -6,9 +6,8 @@ Limits: one domain serves one call of a functionalized function, in one thread.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from functionalize._torch import (
     FakeTensor,
     FakeTensorMode,
     ProxyTorchDispatchMode,
-    below_all_modes,
     bytes_of_original,
     copy_of_memory,
     current_proxy_mode,
@@ -46,20 +44,15 @@ from functionalize.aliasing.geometry import Layout, hint, plain
 from functionalize.aliasing.tensor_queries import (
     counts_elements,
     is_fake,
-    is_plain_strided,
     repeated,
-    same_strides,
     tensor_leaves,
 )
 from functionalize.ops import tables
 from functionalize.tracing.recording_mode import RecordingMode
-from functionalize.transform import dry_run as stand_ins
 from functionalize.transform import stride_legalization
 
 aten = torch.ops.aten
 Value = torch.Tensor
-
-_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
 Run = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
@@ -261,98 +254,7 @@ class ValueExecutor:
         """A tensor that tells the tracer what a storage holds."""
         return None if self.proxies is None else next(holders(self.proxies, int(storage._cdata)), None)
 
-    def expected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
-        """``out``, or fresh handles where eager, from the handles ``args``, would have given other strides."""
-        if not _DATA_DEPENDENT.isdisjoint(func.tags):
-            return out  # shapes that only the data tell, and tensors whose strides are their own
-        flat, spec = pytree.tree_flatten(out)
-        with _same_random_numbers(func):
-            wanted = pytree.tree_leaves(self.on_handles(func, args, kwargs))
-        handles = [_rehandled(leaf, want) for leaf, want in zip(flat, wanted, strict=True)]
-        return pytree.tree_unflatten(handles, spec)
-
-    def dtype_of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
-        """The dtype of an op's first result."""
-        with _same_random_numbers(func):
-            results = tensor_leaves([on_handles(func, args, kwargs)], {})
-        return next((result.dtype for result in results), None)
-
-    def rehearse(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], written: Sequence[Any]
-    ) -> list[torch.Tensor]:
-        """Run a mutating op on twins of the handles that it writes: raises what eager raises, else returns the twins.
-
-        ``written`` holds tensors and lists of tensors; the result holds their twins, flat.
-        """
-        originals = list(tensor_leaves(written, {}))
-        try:
-            return self._rehearsed(func, args, kwargs, originals, lambda number: number)
-        except RuntimeError as error:
-            if not (self.symbolic and "tried to directly modify sizes" in str(error)):
-                raise
-            # Fake tensors of symbolic sizes cannot be resized: the sizes are those of this trace, from here on.
-            return self._rehearsed(func, args, kwargs, originals, int)
-
-    def _rehearsed(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], originals: list[torch.Tensor], size: Any
-    ) -> list[torch.Tensor]:
-        twins = [on_handles(_uninitialized_like, (handle, size), {}) for handle in originals]
-        by_id = {id(handle): twin for handle, twin in zip(originals, twins, strict=True)}
-        args, kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda handle: by_id.get(id(handle), handle), (tuple(args), kwargs)
-        )
-        with _same_random_numbers(func), uncached_fakes(originals):
-            self.on_handles(func, args, kwargs)
-        for twin in twins if self.symbolic else ():
-            self.track_sizes(twin)
-        return [by_id[id(handle)] for handle in originals]
-
-    def rehearse_on_copies(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Run an op on copies of its arguments, which share memory as the originals do: raises what eager raises.
-
-        Fake kernels do not look at what shares memory, so fake arguments get real stand-ins, of zeros.
-        """
-        handles = list(tensor_leaves(args, kwargs))
-        if any(handle.layout is not torch.strided for handle in handles):
-            return
-        fake = any(map(is_fake, handles))
-        if fake and sum(hint(handle.untyped_storage().nbytes()) for handle in handles) > stand_ins.AT_MOST:
-            return
-
-        def run() -> None:
-            copies = stand_ins.copies(
-                handles, partial(stand_ins.zeros, symbolic=self.symbolic) if fake else copy_of_memory
-            )
-            new = pytree.tree_map_only(torch.Tensor, lambda handle: copies[id(handle)], (tuple(args), kwargs))
-            func(*new[0], **new[1])
-
-        try:
-            with _same_random_numbers(func):
-                below_all_modes(run, (), {})
-        except Exception as error:  # what else zeros cannot do says nothing of the program
-            if not fake or str(error).startswith("unsupported operation:"):
-                raise
-
 
 def _starts_storage(value: Value) -> bool:
     offset = value.storage_offset()
     return type(offset) is int and offset == 0
-
-
-@contextlib.contextmanager
-def _same_random_numbers(func: Any) -> Iterator[None]:
-    """A second run of an op must not draw from the program's random numbers."""
-    with torch.random.fork_rng(enabled=torch.Tag.nondeterministic_seeded in func.tags):
-        yield
-
-
-def _rehandled(result: Any, want: Any) -> Any:
-    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or same_strides(result, want):
-        return result
-    return want
-
-
-def _uninitialized_like(tensor: torch.Tensor, size: Callable[[Any], Any]) -> torch.Tensor:
-    if not is_plain_strided(tensor):
-        return tensor.clone()
-    return tensor.new_empty_strided(list(map(size, tensor.size())), list(map(size, tensor.stride())))

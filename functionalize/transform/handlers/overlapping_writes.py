@@ -23,6 +23,7 @@ from functionalize.aliasing.tensor_queries import repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.tables import OpRow, Written
+from functionalize.transform import dry_run
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers import custom_ops
 
@@ -53,7 +54,7 @@ def run(
         return NotImplemented
     if not context.executor.observed:
         return custom_ops.on_memory(context, func, args, kwargs)
-    context.executor.rehearse_on_copies(func, args, kwargs)
+    dry_run.on_copies(context.executor, func, args, kwargs)
     if in_order:
         return _by_slices(context, func, row, args, kwargs)
     expanded = next(filter(repeats, targets), None)
