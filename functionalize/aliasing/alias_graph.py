@@ -1,10 +1,10 @@
-"""Who shares a storage with whom: the records, found from any tensor.
+"""Which tensors share a storage: one base for each storage, and the view that each handle has of it.
 
-Which view a handle has is derived from the handle's storage and geometry, so that metadata mutation, ``.data`` and
+Which view a handle has is derived from the handle's storage and layout, so that metadata mutation, ``.data`` and
 copies of a tensor object that are made behind the dispatcher need no bookkeeping.
 
-Invariant: replaying the rules from the top of a base's tree down to a view gives the view's geometry.
-Limits: strided layout. What the views are worth is the matter of :mod:`functionalize.aliasing.regenerate`.
+Invariant: replaying the rules from the top of a base's tree down to a view gives the view's layout.
+Limits: strided layout. Their values are the matter of :mod:`functionalize.aliasing.regenerate`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AliasGraph:
         self._together: dict[int, list[torch.Tensor]] = {}
 
     def expect_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Learn the inputs of the call. Those that share a storage get one base as soon as one of them needs it."""
+        """Note the inputs of the call. Those that share a storage get one base as soon as one of them needs it."""
         for handle in inputs:
             self._together.setdefault(storage_key(handle), []).append(handle)
         self._together = {key: group for key, group in self._together.items() if len(group) > 1}
@@ -71,7 +71,7 @@ class AliasGraph:
         return self.find(handle) or self.create_base(handle, handle)
 
     def create_base(self, handle: torch.Tensor, value: Value) -> View:
-        """Make a base for the handle's storage whose root is worth ``value``."""
+        """A base for the handle's storage, with ``value`` as the value of its root; returns the handle's view."""
         group = self._together.pop(storage_key(handle), ()) if self._together else ()
         first = max(group, key=lambda member: Layout.of(member).reach) if group else handle
         base = Base(first, value if first is handle else first)
@@ -87,7 +87,7 @@ class AliasGraph:
         return base.root if first is handle else self.locate(base, Layout.of(handle))
 
     def relocate(self, handle: torch.Tensor) -> None:
-        """A handle's metadata was changed by an op that no rule describes."""
+        """Track a handle by its layout, after an op that no rule describes changed its metadata."""
         base = self.bases.get(storage_key(handle))
         if base is None:
             self.create_base(handle, handle)
@@ -95,7 +95,7 @@ class AliasGraph:
             self.track(handle, self.locate(base, Layout.of(handle)))
 
     def track(self, handle: torch.Tensor, view: View) -> None:
-        """Remember which view a handle has. A base is forgotten with the last handle that depends on it."""
+        """Record which view a handle has. A base is dropped with the last handle that depends on it."""
         known = HandleRef(handle, self._forget)
         known.key, known.view = id(handle), view
         view.base.handles[known.key] = known
@@ -109,7 +109,7 @@ class AliasGraph:
                 base.release()
 
     def derive(self, source: View, op: Any, args: tuple[Any, ...], layout: Layout) -> View:
-        """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same place."""
+        """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same layout."""
         base, build = source.base, view_rules.VIEW_RULES.get(op)
         if source is base.root and op in _RENAMINGS and layout.key == source.layout.key:
             return base.renamed(view_rules.VIEW_RULES[op](source.layout, layout, *args))
@@ -127,7 +127,7 @@ class AliasGraph:
         return base.add(source, build(source.layout, layout, *args), layout)
 
     def _shortcut(self, source: View, layout: Layout) -> View | None:
-        """Reach a place at the end of a long chain from the root by fewer steps, if that can be."""
+        """The view of a layout at the end of a long chain, by fewer steps from the root; None if there are none."""
         base, root = source.base, source.base.root
         length = source.depth - root.depth
         steps = _route(root, layout)
@@ -147,7 +147,7 @@ class AliasGraph:
         return parent, _rule(op, parent, reached, args)
 
     def prepare_write(self, view: View) -> None:
-        """Hang a view that is about to be written below sources that hold each element once.
+        """Move a view that is about to be written below sources that hold each element once.
 
         A source whose positions share elements (`unfold`, `expand`) would keep the old one at the other positions.
         """
@@ -165,14 +165,14 @@ class AliasGraph:
         base.move(view, parent, rule)
 
     def locate(self, base: Base, layout: Layout) -> View:
-        """A view by its place alone, addressed through the elements of its storage in order."""
+        """The view with a layout; a new one is addressed through the elements of its storage in order."""
         known = base.at(layout)
         if known is not None:
             return known
         return base.add(*self._address(base, layout), layout)
 
     def _address(self, base: Base, layout: Layout) -> tuple[View, ViewRule]:
-        """A source whose elements lie in order of the storage, and the rule that reads a place from it."""
+        """A source whose elements are in order of the storage, and the rule that reads a layout from it."""
         if layout.conj or layout.neg:
             op = aten._conj.default if layout.conj else aten._neg_view.default
             neg = layout.neg if layout.conj else False
@@ -207,19 +207,19 @@ class AliasGraph:
                 why="where the two meet depends on sizes that are not known while tracing",
                 hint="trace with static shapes (tracing_mode='fake'), or pass tensors that do not share a storage",
             )
-        image = View(base, None, None, around)
+        flat_base = View(base, None, None, around)
         if old.layout.order is not None and old.layout.elements == around.elements:
             rule = view_rules.permuted_dense(old.layout)
         else:
-            rule = view_rules.strided(image.layout, old.layout)
-        image.generation = old.generation
-        base.seed = _seed(base, image.layout, rule, old)
-        base.set_top(image, rule)
-        return image
+            rule = view_rules.strided(flat_base.layout, old.layout)
+        flat_base.generation = old.generation
+        base.seed = _seed(base, flat_base.layout, rule, old)
+        base.set_top(flat_base, rule)
+        return flat_base
 
 
 def _route(root: View, layout: Layout) -> list[view_composition.RouteStep] | None:
-    """Plain views that lead from a root to a place, if the place is a box of it."""
+    """Plain views that lead from a root to a layout; None where that is no box of the root."""
     box = box_of(root.layout, layout)
     if box is None or (layout.conj, layout.neg) != (root.layout.conj, root.layout.neg):
         return None
@@ -231,7 +231,7 @@ def _rule(op: Any, source: View, layout: Layout, args: tuple[Any, ...]) -> ViewR
 
 
 def _seed(base: Base, layout: Layout, rule: ViewRule, old: View) -> Callable[[Call], Value]:
-    """How to compute an image from the old top's value, and around it from what the storage holds."""
+    """A function that computes a flat base from the old top's value, and around it from what the storage holds."""
     original, old_seed, value, empty = base.original, base.seed, old.value, is_empty(old.layout)
 
     def seed(call: Call) -> Value:
@@ -255,7 +255,7 @@ def _seed(base: Base, layout: Layout, rule: ViewRule, old: View) -> Callable[[Ca
 
 
 def _held(base: Base, layout: Layout, old: Layout) -> int:
-    """How many elements of a place the storage had before it grew; none, where it had those of the old top alone."""
+    """How many elements of a layout the storage had before it grew; 0 where it had those of the old top alone."""
     if type(base.capacity) is int:
         return int(base.capacity // layout.dtype.itemsize - layout.offset)
     if hinted_span(old) == (0, hint(base.capacity)):

@@ -1,10 +1,10 @@
-"""What is known of one storage: its views as a tree, its handles, its writes.
+"""One storage: its views as a tree, its handles, its writes.
 
 A `Base` stands for one storage. Its `View`s form a tree: the root is the first handle that was seen on the storage,
-each other view says by a rule how it is read from its source. Above the root there may be an image: the elements of the
-storage in order, for views that the root does not reach.
+each other view says by a rule how it is read from its source. Above the root there may be a flat base: the elements of
+the storage in order, for views that the root does not reach.
 
-Invariant: a view's geometry never changes, but for symbols that a guard has pinned. Limits: strided layout.
+Invariant: a view's layout never changes, but for symbols that a guard has pinned. Limits: strided layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNSET: Any = object()
 
 
 class View:
-    """One place in a storage, as read from its source by a rule (the top of the tree has neither)."""
+    """A layout in a storage, and the rule that reads it from its source; the top of the tree has neither."""
 
     __slots__ = (
         "_box",
@@ -45,14 +45,14 @@ class View:
         self.base = base
         self.layout = layout
         self.value: Value | None = None
-        self.generation = 0  # the position in the base's log at which the value was right
+        self.generation = 0  # how many writes of the base's log the value has
         self.aliased = False  # the value belongs to another tensor as well
         self.is_source = False  # whether other views were read from it
         self._box: Box | None = _UNSET
         self.set_parent(parent, rule)
 
     def set_parent(self, parent: View | None, rule: ViewRule | None) -> None:
-        """Take a place in the tree."""
+        """Set the source and the rule; ``covers`` and ``depth`` follow from them."""
         self.parent, self.rule = parent, rule
         self.depth: int = 0 if parent is None else parent.depth + 1
         if parent is not None:
@@ -60,18 +60,18 @@ class View:
         self.covers: bool = parent is None or (parent.covers and rule is not None and rule.covers)
 
     def set_value(self, value: Value, generation: int, *, aliased: bool = False) -> None:
-        """Note what the view is worth at a position of the log."""
+        """Set the value, and the generation at which it is right; ``aliased``: it belongs to another tensor too."""
         self.value, self.generation, self.aliased = value, generation, aliased
 
     @property
     def box(self) -> Box | None:
-        """The place as a box of the root, if it is one."""
+        """The layout as a box of the root; None where it is none."""
         if self._box is _UNSET:
             self._box = box_of(self.base.root.layout, self.layout)
         return self._box
 
     def disjoint(self, other: View) -> bool:
-        """Whether the two, of one base, are known to share no element."""
+        """Whether two views of one base provably share no element."""
         if self is other:
             return False
         if self.parent is other.parent and self.rule is not None and other.rule is not None:
@@ -141,11 +141,11 @@ class Base:
         self._renamed: View | None = None
 
     def at(self, layout: Layout) -> View | None:
-        """The view of a place, if there is one."""
+        """The view with a layout, or None."""
         return self._views.get(layout.key)
 
     def add(self, parent: View, rule: ViewRule, layout: Layout) -> View:
-        """A new view of a place."""
+        """The view with a layout, made by a rule if there is none yet."""
         return self._views.setdefault(layout.key, View(self, parent, rule, layout))
 
     def renamed(self, rule: ViewRule) -> View:
@@ -154,29 +154,29 @@ class Base:
             self._renamed = View(self, self.root, rule, self.root.layout)
         return self._renamed
 
-    def set_top(self, image: View, rule: ViewRule) -> None:
+    def set_top(self, flat_base: View, rule: ViewRule) -> None:
         """Put a new top above the old one."""
-        old, self.top = self.top, image
-        self._views.setdefault(image.layout.key, image)
-        self.move(old, image, rule)
+        old, self.top = self.top, flat_base
+        self._views.setdefault(flat_base.layout.key, flat_base)
+        self.move(old, flat_base, rule)
 
     def move(self, view: View, parent: View, rule: ViewRule) -> None:
-        """Hang a view elsewhere; what hangs below it goes along."""
+        """Give a view another source; the views below it move along."""
         view.set_parent(parent, rule)
         views = [*self._views.values()] + ([self._renamed] if self._renamed else [])
         for view in sorted(views, key=lambda view: view.depth):
             view.set_parent(view.parent, view.rule)
 
     def note_resize(self) -> None:
-        """Note that the program is about to resize the storage: what it gains holds nothing yet."""
+        """Note the size of the storage, which the program is about to resize: what it gains holds nothing yet."""
         self.capacity = plain(self.storage.nbytes())
 
     def holds(self, layout: Layout) -> bool:
-        """Whether the storage held a place from the start. What views lead to it did, whatever a fake storage says."""
+        """Whether the storage held a layout from the start; always, where the program has not resized it."""
         return self.capacity is None or fits(layout, self.capacity)
 
     def simplify(self) -> None:
-        """Write the views' places in the symbols that are left: guards pin some while the program runs."""
+        """Replace symbols that guards have pinned by integers in the layouts of all views."""
         if all(view.layout.static for view in self._views.values()):
             return
         for view in self._views.values():
@@ -190,7 +190,7 @@ class Base:
                 view.value = None
 
     def release(self) -> None:
-        """Drop all tensors: base and views refer to one another, and would hold them until garbage is collected."""
+        """Drop all tensors, which the reference cycle of base and views would hold until garbage is collected."""
         for view in self._views.values():
             view.value = None
         if self._renamed is not None:
@@ -204,5 +204,5 @@ class Base:
         return self.original is not None and self.original() is handle
 
     def untouched(self, view: View, since: int) -> bool:
-        """Whether each write since that position lies apart from the view."""
+        """Whether no write after generation ``since`` shares an element with the view."""
         return len(self.log) <= since or next(self.log.touching(view, since), None) is None

@@ -1,7 +1,8 @@
-"""Where a tensor lies in its storage, and whether two such places meet.
+"""How a tensor addresses its storage, and arithmetic on sizes that may be symbols.
 
-Invariant: answers are exact or conservative: "disjoint" and "covers" are only said when proved.
-Limits: proofs need sizes known as plain integers; symbolic places compare equal by expression, nothing more.
+Invariant: equal layouts have equal keys; nothing here guards a symbol, but for `differ`.
+Limits: symbolic layouts compare equal by expression, nothing more. `Layout` is a strided layout; a tensor's ``layout``
+attribute is torch's, which tells strided from sparse.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def differ(one: Sequence[Any], two: Sequence[Any]) -> bool:
 
 
 def hint(number: Any) -> int:
-    """A number's size for ordering: of a symbol the one that it has in this trace, without a guard."""
+    """The value of a number in this trace; does not guard a symbol."""
     return number if type(number) is int else hint_of(number) or 0
 
 
@@ -43,12 +44,12 @@ _MANY = 61  # elements supposed where only the data tell: a prime, so that they 
 
 
 def supposed(number: Any) -> int:
-    """A number's size in this trace, or what it would be if each size that comes from data were a large one."""
+    """The value of a number in this trace, with 61 for each size that only the data tell."""
     return number if type(number) is int else hint_of(number, _MANY)
 
 
 def plain(number: Any) -> Any:
-    """An integer as int, also where it is a symbol that a guard has pinned."""
+    """The number as an int where it is one or a guard has pinned it; otherwise unchanged."""
     if type(number) is int or not number.node.expr.is_number:
         return number
     return int(number.node.expr)
@@ -78,7 +79,7 @@ class Layout:
 
     @classmethod
     def _known(cls, key: tuple[Any, ...]) -> Layout:
-        """A place of plain sizes: one object for each, so that what was worked out for it stays known."""
+        """The layout of plain sizes: one object for each, so that its cached properties are computed once."""
         if len(_LAYOUTS) >= _LAYOUTS_KEPT:
             _LAYOUTS.clear()
         key = (tuple(key[0]), *key[1:])
@@ -88,7 +89,7 @@ class Layout:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """Equal for geometries that are the same place read the same way."""
+        """Hashable; equal for layouts that address the same elements in the same way."""
         if self.static:
             return (self.size, self.stride, self.offset, self.dtype, self.conj, self.neg)
         size, stride = tuple(map(_hashable, self.size)), tuple(map(_hashable, self.stride))
@@ -100,17 +101,17 @@ class Layout:
 
     @property
     def symbols(self) -> list[torch.SymInt]:
-        """The numbers of the place that are not plain."""
+        """The sizes, strides and offset that are not plain integers."""
         return [n for n in (*self.size, *self.stride, self.offset) if type(n) is not int]
 
     def simplified(self) -> Layout:
-        """The same place, written in the symbols that guards have left."""
+        """The same layout, with symbols that guards have pinned as integers."""
         size, stride = tuple(map(plain, self.size)), tuple(map(plain, self.stride))
         return replace(self, size=size, stride=stride, offset=plain(self.offset))
 
     @cached_property
     def reach(self) -> tuple[bool, int, int]:
-        """Sorts the place that others are addressed through last: contiguous, starting early, reaching far."""
+        """Sort key: largest for the layout to address others through (contiguous, starting early, reaching far)."""
         low, high = hinted_span(self)
         return (self.contiguous, -low, high)
 
@@ -229,17 +230,17 @@ def hinted_span(layout: Layout) -> tuple[int, int]:
 
 
 def is_empty(layout: Layout) -> bool:
-    """Whether a place has no elements, for the sizes of this trace; sizes that data decide count as some."""
+    """Whether there are no elements, for the sizes of this trace; sizes that data decide count as some."""
     return not unbacked(layout.size) and 0 in map(hint, layout.size)
 
 
 def fits(layout: Layout, capacity: Any) -> bool:
-    """Whether a storage of so many bytes holds a place, for the sizes of this trace."""
+    """Whether a storage of ``capacity`` bytes holds a layout, for the sizes of this trace."""
     return hinted_span(layout)[1] <= hint(capacity)
 
 
 def stop(layout: Layout) -> Any:
-    """One past the last element of a place; where it starts if it is empty."""
+    """The index of one past the last element; of an empty layout its offset."""
     if 0 in map(hint, layout.size):
         return layout.offset
     if layout.order is not None:

@@ -1,7 +1,7 @@
 """What happened to each storage while a program ran: its views, its writes, in order, and the lines that did it.
 
-Invariant: records outlive the program and hold no tensor. Limits: one record per place of a storage: views that reach
-the same place are one.
+Invariant: records outlive the program and hold no tensor. Limits: one record per layout in a storage: views with
+the same layout are one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functionalize.call_stack import Location, Origin
 
 @dataclass(eq=False)
 class ViewRecord:
-    """One place of a storage that the program had a tensor for."""
+    """One layout in a storage that the program had a tensor for."""
 
     index: int
     base: BaseRecord
@@ -125,7 +125,7 @@ class Historian:
         self._events: list[tuple[View, View | None, Layout, Any, Origin, bool]] = []  # the last: whether a write
 
     def viewed(self, view: View, op: Any) -> None:
-        """The program made a view."""
+        """Note that the program made a view."""
         if view in self._seen:
             return
         self._seen.add(view)
@@ -136,13 +136,13 @@ class Historian:
         self._events.append((view, view.parent, view.layout, op, self._here(), False))
 
     def wrote(self, view: View, op: Any) -> None:
-        """The program wrote to a view."""
+        """Note that the program wrote to a view."""
         self.viewed(view, op)
         self._events.append((view, view.parent, view.layout, op, self._here(), True))
 
     @cached_property
     def history(self) -> AliasHistory:
-        """All that happened."""
+        """The history of all noted events."""
         history = AliasHistory()
         views: dict[View, ViewRecord] = {}
         writes = 0
@@ -162,7 +162,7 @@ class Historian:
         return history
 
     def writes_of(self, base: Base) -> Sequence[WriteRecord]:
-        """The writes that a base got."""
+        """The writes to a base, in order."""
         bases, number = self.history.bases, self._numbers.get(base)
         return () if number is None else bases[number].writes
 

@@ -75,7 +75,7 @@ def _axis(root: Layout, axes: list[tuple[int, int, int]], size: int, stride: int
 
 
 def boxes_disjoint(one: Box, two: Box) -> bool:
-    """Whether some root dimension keeps the two apart."""
+    """Whether two boxes of one root share no element: some root dimension keeps them apart."""
     return any(_progressions_disjoint(a, b) for a, b in zip(one.axes, two.axes, strict=True))
 
 
@@ -104,7 +104,7 @@ def spans_disjoint(one: Layout, two: Layout) -> bool:
 
 
 def reaches(source: Layout, layout: Layout) -> bool:
-    """Whether a place can be addressed as ``as_strided`` of a contiguous source."""
+    """Whether ``as_strided`` of a contiguous source can address a layout."""
     if not source.contiguous:
         return False
     if unbacked(source.size):
@@ -127,10 +127,10 @@ def _in_units(count: Any, have: int, want: int) -> Any:
 
 
 def flat_base_layout(old: Layout, layout: Layout) -> Layout | None:
-    """The elements of a storage in order, of the old top's dtype, from the first to the last that either addresses.
+    """The flat base below two layouts: all elements from the first to the last that either addresses, in order.
 
-    Of symbolic places those are the ends that are it for the sizes of this trace; the ops check their bounds. None
-    where symbols would have to be rounded.
+    Its dtype is the old top's. Of symbolic layouts the ends are those for the sizes of this trace; the ops check their
+    bounds. None where symbols would have to be rounded.
     """
     if unbacked(old.size):  # all that is old: it cannot be told what lies beyond
         whole = old.order is not None and old.dtype == layout.dtype

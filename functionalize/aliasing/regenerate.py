@@ -1,8 +1,8 @@
-"""What each view is worth now: reading what was written, writing without mutation.
+"""The values of views: reading what was written, writing without mutation.
 
-A view's ``value`` was right at its ``stamp``, a position in its base's log of writes. It still is, as long as each
-later write lies elsewhere. A write only notes the written view and its value. When someone reads a place that pending
-writes meet in part, they are folded into the top of the tree: deepest first, siblings that lie apart together.
+A view's ``value`` was right at its ``generation``, a position in its base's log of writes. It still is, as long as each
+later write touches other elements. A write only notes the written view and its value. When someone reads a view that
+pending writes overlap in part, they are folded into the top of the tree: deepest first, disjoint siblings together.
 
 Invariant: a value is only used at a position where it is right. Limits: nothing here dispatches; ops run through
 ``call``.
@@ -32,7 +32,7 @@ class Execution(Protocol):
         """Execute one op on values."""
 
     def recorded_view(self, view: View, source_value: Value) -> Value | None:
-        """A view's value, given its source's, where it is known without executing an op."""
+        """A view's value, given its source's, where no op has to run for it; else None."""
 
     @property
     def views_alias(self) -> bool:
@@ -99,7 +99,7 @@ def _fold_pending(run: Execution, base: Base) -> None:
 
 
 def _still_aliased(run: Execution, entries: list[PendingWrite]) -> bool:
-    """Whether folding may have carried a borrowed value along by views alone: a scatter makes a value of its own."""
+    """Whether a folded value may still be an aliased one: views carry it along, a scatter makes a new value."""
     return run.views_alias and any(view.aliased and view.covers for view, _, _ in entries)
 
 
@@ -114,7 +114,7 @@ def top_value(run: Execution, base: Base) -> Value:
 def _fold(run: Execution, node: View, entries: list[PendingWrite], before: LazyValue) -> Value:
     """The value of ``node`` after writes at or below it, in order; ``before`` computes the one before them."""
     batch: dict[View, Value] = {}  # new values of children that lie apart, not part of `before` yet
-    lying = WriteLog()  # where those lie
+    lying = WriteLog()  # the same children, to ask which overlap
     for child, group in _by_child(node, entries):
         if child is None:
             batch, lying, before = {}, WriteLog(), _constant(group[-1][1])
@@ -164,7 +164,7 @@ def _prior(run: Execution, child: View, group: list[PendingWrite], before: LazyV
 
 
 def _scatter(run: Execution, batch: dict[View, Value], before: LazyValue) -> Value:
-    """Carry the values of children that lie apart back to their common source."""
+    """The value of a source, given the values of disjoint children."""
     for tiles in tile_runs([(child, child.rule.part) for child in batch if child.rule is not None]):
         before = _constant(_tile(run, tiles, batch, before))
         batch = {child: value for child, value in batch.items() if child not in tiles}
@@ -175,7 +175,7 @@ def _scatter(run: Execution, batch: dict[View, Value], before: LazyValue) -> Val
 
 
 def _owned(run: Execution, view: View, value: Value) -> Value:
-    """The value of a view's source, for the view's rule: what is borrowed may start elsewhere when a graph is run."""
+    """The value of a view's source, for the view's rule: a clone where an aliased one may start elsewhere."""
     assert view.rule is not None and view.parent is not None
     return run.call(aten.clone.default, value) if view.rule.addresses_storage and view.parent.aliased else value
 
@@ -185,7 +185,7 @@ def _source(run: Execution, view: View, before: LazyValue) -> LazyValue:
 
 
 def _tile(run: Execution, tiles: list[View], batch: dict[View, Value], before: LazyValue) -> Value:
-    """Adjacent parts of one source as a single piece: one write in place of one for each part."""
+    """The source's value after writes to adjacent parts, joined into one write."""
     first, last = tiles[0].rule, tiles[-1].rule
     assert first is not None and last is not None and tiles[0].parent is not None
     assert first.part is not None and last.part is not None

@@ -2,7 +2,7 @@
 
 Invariant: ``inverse(base, replay(base))`` is ``base``; where the view is injective, ``replay(inverse(base, v))`` is
 ``v``.
-Rules name view ops; the domain that executes them calls the ``*_copy`` op instead where views are to be removed.
+Rules name view ops; the executor calls the ``*_copy`` op instead where views are to be removed.
 Limits: strided layout. A strided view without a rule of its own is addressed by :func:`strided`.
 """
 
@@ -22,7 +22,7 @@ LazyValue = Callable[[], Value]  # computes the source's value only for those in
 
 
 class Call(Protocol):
-    """Executes one op on values in the current domain."""
+    """Executes one op on values."""
 
     def __call__(self, op: Any, *args: Any) -> Value: ...
 
@@ -57,11 +57,11 @@ class ViewRule:
 
     @property
     def addresses_storage(self) -> bool:
-        """Whether the path addresses the storage of the source's value, which must not be another tensor's."""
+        """Whether the path reads the storage of the source's value, which must not be another tensor's."""
         return any(op is aten.as_strided.default for op, _ in self.path)
 
     def replay(self, call: Call, base: Value) -> Value:
-        """The view's value, of the source's."""
+        """The view's value, computed from its source's."""
         for op, args in self.path:
             base = call(op, base, *args)
         return base
@@ -104,7 +104,7 @@ BY_LAYOUT = frozenset(
         aten.slice_inverse.default,
     }
 )
-"""Views that keep the geometry of their source, or are known by their geometry alone (:func:`strided`)."""
+"""Views that keep the layout of their source, or are found by their layout alone (:func:`strided`)."""
 
 
 def view_rule(*ops: Any) -> Callable[[Builder], Builder]:

@@ -1,10 +1,10 @@
-"""What an op's results look like, remembered by the op and the look of its arguments.
+"""A cache of the metadata of ops' results, by the op and the metadata of its arguments.
 
 FakeTensorMode works out the shapes, strides and dtypes of an op's results; here they are looked up where the same op
-was seen on arguments that look the same. All captures of a process share what is known.
+was seen on arguments of the same metadata. All captures of a process share the cache.
 
 Invariant: a result that is found here is what FakeTensorMode would have made. Limits: sizes known as integers, strided
-tensors, ops of torch's own; what depends on data, or is anything but tensors, is not remembered.
+tensors, ops of torch's own; what depends on data, or is anything but tensors, is not cached.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic
 
 @dataclass(frozen=True, slots=True)
 class ResultMeta:
-    """What a result looks like: its place, in a storage of its own or in that of the argument at ``source``."""
+    """One result: its layout, in a storage of its own or in that of the argument at index ``aliased_arg``."""
 
     layout: Layout
     device: torch.device
-    source: int | None
+    aliased_arg: int | None
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> FakeTensor:
         """The result, as a tensor of the factory's mode."""
         layout = self.layout
-        if self.source is None:
+        if self.aliased_arg is None:
             return factory.fresh(layout.size, layout.stride, layout.dtype, self.device)
-        return factory.view(args[self.source], layout.size, layout.stride, layout.offset)
+        return factory.view(args[self.aliased_arg], layout.size, layout.stride, layout.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """What one op gives for arguments of one look."""
+    """The results of one op, for arguments of one metadata."""
 
     results: tuple[ResultMeta | None, ...]  # None for a result that is None
     container: type | None  # of the results, if they are several
     layouts: tuple[Layout, ...]  # where the results lie
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
-        """The results, as tensors of the factory's mode; unknown for views of a storage whose size data decide."""
+        """The results, as tensors of the factory's mode; ``MISS`` for views of a storage whose size data decide."""
         try:
             if self.container is not None:
                 return self.container([None if meta is None else meta.make(factory, args) for meta in self.results])
@@ -63,18 +63,18 @@ class CacheEntry:
             raise
 
 
-MISS: Any = object()  # no call like this was seen before
+MISS: Any = object()  # what a lookup gives for a call that was not seen before
 _cache: dict[Any, CacheEntry | None] = {}
 _usable: dict[int, tuple[Any, bool]] = {}  # by identity, as in the keys: the hash of an op is a method in Python
 
 
 def clear() -> None:
-    """Forget all that is known."""
+    """Empty the cache."""
     _cache.clear()
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory) -> Any:
-    """What a call is known by; None for calls that are not to be remembered."""
+    """The cache key of a call; None for calls that are not cached."""
     usable = _usable.get(id(func))
     if usable is None:
         usable = _usable[id(func)] = func, _is_usable(func)
@@ -91,12 +91,12 @@ def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: Fake
 
 
 def lookup(key: Any) -> CacheEntry | None:
-    """What is known of a call: ``MISS`` if nothing is, None if its results cannot be made without running it."""
+    """The entry of a call: ``MISS`` if it was not seen, None if its results cannot be made without running it."""
     return _cache.get(key, MISS)
 
 
 def insert(key: Any, func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
-    """Remember what a call gave, if it can be made again."""
+    """Add a call with its results; returns its entry, None if they cannot be made from metadata."""
     if len(_cache) >= _ENTRIES:
         _cache.clear()
     entry = _cache[key] = _entry(func, args, out)
@@ -104,7 +104,7 @@ def insert(key: Any, func: Any, args: Sequence[Any], out: Any) -> CacheEntry | N
 
 
 def _is_usable(func: Any) -> bool:
-    """Whether what an op gives depends on the look of its arguments alone."""
+    """Whether an op's results depend on the metadata of its arguments alone."""
     if not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
         return False
     row = tables.row(func)

@@ -1,7 +1,7 @@
-"""``make_fx``'s tracing mode with a short way: ops whose results are known become nodes without a second dispatch.
+"""``make_fx``'s tracing mode with a fast path: ops whose results are cached become nodes without a second dispatch.
 
-The long way is torch's own: higher-order ops, symbolic sizes, constants, ops never seen before. Both fill one tracer,
-so that whatever looks at it (our domain of values, torch's higher-order ops) sees one graph.
+The slow path is torch's own: higher-order ops, symbolic sizes, constants, ops never seen before. Both fill one tracer,
+so that whatever looks at it (our executor of values, torch's higher-order ops) sees one graph.
 
 Invariant: an op's node is the one that ``make_fx`` would have added. Limits: one thread, one graph.
 """
@@ -57,7 +57,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return func(*args, **kwargs) if out is meta_cache.MISS else out
 
     def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Results of an op, recorded; unknown if it has to go torch's way."""
+        """Results of an op, recorded; ``MISS`` if it has to take torch's path."""
         key = meta_cache.key_of(func, args, kwargs, self.factory)
         given = None if key is None else self._given(args, kwargs)
         entry = None if given is None else meta_cache.lookup(key)
@@ -75,7 +75,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return out
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CacheEntry | None]:
-        """An op's results, seen by no tracer, and what is known of them: nothing where sizes may be symbols."""
+        """An op's results, seen by no tracer, and their cache entry: None where sizes may be symbols."""
         key = meta_cache.key_of(func, args, kwargs, self.factory)
         entry = None if key is None else meta_cache.lookup(key)
         if entry is None or entry is meta_cache.MISS:
@@ -88,7 +88,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, entry)
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What a view op gives of a fake tensor of plain sizes: the kernel tells. Unknown where there is more to it."""
+        """What a view op gives of a fake tensor of plain sizes: the kernel tells. ``MISS`` where it does not."""
         if tables.row(func).view is not ViewKind.SINGLE:
             return meta_cache.MISS
         source = args[0]
@@ -103,7 +103,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return meta_cache.MISS
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
-        """Add the node ``op(value, *args)``, whose result is known already. False: sizes or data are in the way."""
+        """Add the node ``op(value, *args)`` for a result that exists. False if sizes or data prevent it."""
         source = node_of_constant_free(self.tracer.tensor_tracker, value)
         if source is None or is_symbolic(result) or is_symbolic(value):
             return record_view(self, op, value, args, result)
@@ -112,7 +112,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return True
 
     def _record(self, func: Any, given: tuple[tuple[Any, ...], dict[str, Any]], out: Any, entry: CacheEntry) -> None:
-        """Add the node of an op, given nodes, whose results are known."""
+        """Add the node of an op whose results exist, given its arguments in nodes."""
         node = self._node(func, *given)
         if entry.container is None:
             self._result(node, out)
@@ -179,6 +179,6 @@ class RecordingMode(ProxyTorchDispatchMode):
 
 
 def _result_index(item: Node, node: Node) -> int:
-    """Which result of a node an item is; none, it comes after all."""
+    """The index of the result that an item takes of a node; any other node sorts last."""
     args: Any = item.args
     return args[1] if item.target is operator.getitem and args[0] is node else sys.maxsize

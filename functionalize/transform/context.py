@@ -1,4 +1,4 @@
-"""The program being functionalized: its alias graph and the domain of its values, seen through handles.
+"""One functionalized call: its alias graph and the executor of its values, addressed by handles.
 
 Invariant: between two ops every handle has one current value, and a real handle's memory holds it.
 """
@@ -39,7 +39,7 @@ aten = torch.ops.aten
 
 
 class FunctionalizationContext:
-    """What the ops of one call act on."""
+    """The state of one call: ops read and write the values of handles through it."""
 
     def __init__(self, executor: ValueExecutor, enter: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
         self.executor = executor
@@ -59,14 +59,14 @@ class FunctionalizationContext:
         )
 
     def value(self, handle: torch.Tensor) -> Value:
-        """What a handle is worth now."""
+        """The current value of a handle."""
         if not self.executor.observed:
             return self.executor.physical(handle)  # its memory is current, also where a NumPy array was written
         view = self.graph.find(handle)
         return handle if view is None else self.read(view)
 
     def read(self, view: View) -> Value:
-        """What a view is worth now."""
+        """The current value of a view."""
         return regenerate(self, view)
 
     def call(self, op: Any, *args: Any) -> Value:
@@ -96,7 +96,7 @@ class FunctionalizationContext:
         return handle if self.executor.record(op, source_value, args, handle) else None
 
     def view_made(self, handle: torch.Tensor, view: View) -> None:
-        """The program got a handle from a view op."""
+        """Note that the program got a handle from a view op."""
         self.graph.track(handle, view)
         if self.historian is not None:
             self.historian.viewed(view, self.op)
@@ -113,7 +113,7 @@ class FunctionalizationContext:
             self._carriers[view] = handle  # tells sizes that an op may not know of the part that it takes
 
     def drop_unread_handles(self) -> None:
-        """Let go of handles that only we hold, so that those which live on are those that others hold."""
+        """Drop handles that only we hold: those that live on are held by others."""
         self._carriers.clear()
         for base in list(self.graph.bases.values()):
             base.drop_stale()
@@ -125,7 +125,7 @@ class FunctionalizationContext:
         self.graph.close()
 
     def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:
-        """The program wrote ``value``, of the handle's shape and dtype, to a handle."""
+        """Commit a write of ``value``, of the handle's shape and dtype; ``aliased``: another tensor has it too."""
         protected = self._protected.get(storage_key(handle)) if self._protected else None
         if protected is not None:
             raise UnsupportedMutationError(
@@ -149,7 +149,7 @@ class FunctionalizationContext:
         self.executor.sync_memory(handle, value)
 
     def set_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
-        """The program says ``handle.data = source``: one more handle of the source's storage, at the source's place."""
+        """Run ``handle.data = source``: the handle becomes one more of the source's storage, with its layout."""
         self.origin = None
         if self.executor.observed:
             with below_mode(self.enter()), below_autograd():
@@ -165,7 +165,7 @@ class FunctionalizationContext:
             handle.data = source
 
     def prepare_resize(self, handle: torch.Tensor) -> View:
-        """The program is about to resize a handle: its view. What its storage gains holds nothing yet."""
+        """The view of a handle that the program is about to resize. What its storage gains holds nothing yet."""
         view = self.graph.ensure(handle)
         if view.base.capacity is None and view.base.key > 0:
             self.executor.extend_fake_storage(handle)
@@ -180,7 +180,7 @@ class FunctionalizationContext:
             return backward(*args, **kwargs)
 
     def find_storage(self, storage: torch.UntypedStorage) -> None:
-        """The program is about to set a tensor to a storage, of which the graph may not know yet."""
+        """Make a base for a storage that the program is about to set a tensor to, if there is none."""
         if int(storage._cdata) in self.graph.bases:
             return
         holding = self.executor.tensor_with_storage(storage)
@@ -209,7 +209,7 @@ class FunctionalizationContext:
             )
 
     def unshare(self, handle: torch.Tensor) -> None:
-        """Part a handle whose metadata is about to change from the value that it may be."""
+        """Replace a handle whose metadata is about to change wherever it stands as a value."""
         view = self.graph.ensure(handle)
         self._carriers.pop(view, None)
         if view.base.seed is not None:
@@ -226,7 +226,7 @@ class FunctionalizationContext:
         return self.compute_comparing_strides(op, args, kwargs)[0]
 
     def compute_comparing_strides(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-        """The same, and whether the value of some handle has other strides."""
+        """The results, as values, and whether the value of some handle has other strides than the handle."""
         if tables.row(op).composite or op in DECOMPOSITIONS:  # decomposed above the modes below us
             with self.enter():
                 out = op(*args, **kwargs)
@@ -252,7 +252,7 @@ class FunctionalizationContext:
         return [to_value(arg) for arg in args], new_kwargs, strides_differ
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
-        """Give results of an op on skewed values the strides that eager gives them: they are handles from now on."""
+        """The results of an op on values as handles: with eager's strides, where the values' strides differ."""
         handles = dry_run.with_eager_strides(self.executor, func, args, kwargs, out)
         for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):
             if handle is value:

@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 @dataclass(slots=True, eq=False)
 class Input:
-    """An input tensor, and where it lay when the call began."""
+    """An input tensor, and its layout and storage when the call began."""
 
     handle: torch.Tensor
     layout: Layout

@@ -133,7 +133,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return out
 
     def _run_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Sequence[Layout] | None]:
-        """What a view op gives of handles, and where that lies, if it is known."""
+        """The results of a view op on handles, and their layouts where these are cached."""
         kind = type(args[0])
         if self._mixes and kind is not FakeTensor and kind in PLAIN_TYPES:
             # FakeTensorMode would give a view of a constant other memory.
@@ -243,7 +243,7 @@ def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> 
     return tuple(handle.size()) == size
 
 
-# Questions that a handle answers, whatever it is worth.
+# Questions that a handle answers, whatever its value.
 _DEVICE = torch.ops.prim.device.default
 _METADATA = frozenset(
     {

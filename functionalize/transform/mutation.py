@@ -1,6 +1,6 @@
 """Run an op that writes without writing: its functional variant, then a commit of each written argument.
 
-Invariant: a write is admitted exactly where eager admits it, and raises eager's own error elsewhere.
+Invariant: a write is legal exactly where eager takes it, and raises eager's own error elsewhere.
 Limits: an op whose row names no functional variant is the matter of :mod:`functionalize.transform.handlers.custom_ops`.
 """
 
@@ -107,9 +107,9 @@ def _computed(
 
 
 def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
-    """Whether an entry that a foreach op writes lies where it reads or writes another entry.
+    """Whether an entry that a foreach op writes overlaps another entry.
 
-    What one entry reads may lie where that entry writes, as `x` in `_foreach_mul_([x], [x])`: it is read before.
+    What one entry reads may overlap what that entry writes, as `x` in `_foreach_mul_([x], [x])`: it is read before.
     """
     targets = [w.given(args, kwargs) for w in written]
     of_all = 0 if len(targets[0]) == 1 else -1  # the index of a tensor that each entry reads

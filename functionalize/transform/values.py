@@ -1,7 +1,7 @@
 """Values as ordinary tensors: what eager use computes, and what ``make_fx`` tracks by proxies.
 
 Invariant: a value never changes, neither its data nor its metadata; a *real* handle's memory is always current.
-Limits: one domain serves one call of a functionalized function, in one thread.
+Limits: one executor serves one call of a functionalized function, in one thread.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ValueExecutor:
         return frozen
 
     def storage_of(self, value: Value) -> int:
-        """The storage in which a value lies when the graph is run."""
+        """The key of the storage that holds a value when the graph is run."""
         key = storage_key(value)
         return self._frozen.get(key, key)
 
@@ -172,7 +172,7 @@ class ValueExecutor:
         return value
 
     def retarget_proxy(self, handle: torch.Tensor, value: Value) -> None:
-        """Let a handle that leaves the function stand for ``value`` in the modes below."""
+        """Let a handle that leaves the function stand for the node of ``value``."""
         if self.proxies is not None:
             point_proxy(self.proxies, handle, value)
 
@@ -181,7 +181,7 @@ class ValueExecutor:
         return self.propagate(func, args, kwargs)[0]
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Sequence[Layout] | None]:
-        """What an op gives of the program's own tensors, seen by no tracer, and where that lies, if it is known."""
+        """Run an op on the program's own tensors, seen by no tracer: results, and their layouts if cached."""
         if self._recorder is not None:
             out, entry = self._recorder.propagate(func, args, kwargs)
             if entry is not None:
@@ -231,7 +231,7 @@ class ValueExecutor:
             record_symbols(self.proxies, arguments)
 
     def track_sizes(self, handle: torch.Tensor) -> None:
-        """Let the tracer find the sizes of a handle that was made behind its back."""
+        """Tell the tracer the symbols in the sizes of a handle that it did not see made."""
         if self.proxies is not None and handle.layout is torch.strided:
             track_symbols(self.proxies, handle)
 
@@ -251,7 +251,7 @@ class ValueExecutor:
         return self.proxies is not None and same_node(self.proxies, one, two)
 
     def tensor_with_storage(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
-        """A tensor that tells the tracer what a storage holds."""
+        """A tensor that the tracer knows, with this storage; None if there is none."""
         return None if self.proxies is None else next(holders(self.proxies, int(storage._cdata)), None)
 
 

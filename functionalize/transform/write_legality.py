@@ -25,7 +25,7 @@ Kwargs = dict[str, Any]
 
 
 class WriteLegalizer:
-    """Settles the results of one op on the arguments that it writes, as eager would, or raises what eager raises."""
+    """Turns the results of one op into legal values of the arguments that it writes, or raises what eager raises."""
 
     def __init__(self, context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
         self.context, self.func, self.args, self.kwargs = context, func, args, kwargs
@@ -37,7 +37,7 @@ class WriteLegalizer:
     def commit_all(
         self, written: Sequence[Written], results: Sequence[Any], variant: tuple[Any, Any, Any] | None = None
     ) -> None:
-        """Commit each result to its argument; all are admitted before the first is committed.
+        """Commit each result to its argument; all are legal before the first is committed.
 
         ``variant`` is the call, on handles, whose results these are.
         """
@@ -87,7 +87,7 @@ class WriteLegalizer:
         return self._twins[id(handle)]
 
     def _refuse_overlap(self, resized: torch.Tensor) -> None:
-        """Eager does not notice that an `out=` which it resized lies where it reads, and gives what comes of it."""
+        """Eager does not notice that an `out=` which it resized overlaps what it reads, and gives what comes of it."""
         key, (start, stop) = storage_key(resized), hinted_span(Layout.of(resized))
         for other in tensor_leaves(self.args, self.kwargs):
             if other is resized or storage_key(other) != key:
@@ -118,7 +118,7 @@ def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.T
 
 
 def resize(context: FunctionalizationContext, handle: torch.Tensor, like: torch.Tensor) -> None:
-    """Give an ``out=`` handle the geometry that eager gives it; all of its elements are about to be written."""
+    """Give an ``out=`` handle the layout that eager gives it; all of its elements are about to be written."""
     if not is_plain_strided(handle):
         raise UnsupportedMutationError(
             f"a resize of a tensor of layout {handle.layout}",

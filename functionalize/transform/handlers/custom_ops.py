@@ -86,7 +86,7 @@ def _targets(name: str, given: Any) -> Iterator[_Target]:
 
 
 def _values(context: FunctionalizationContext, arg: Any) -> Any:
-    """An argument in values that are laid out as the program's tensors are, since the op may look at it."""
+    """An argument as values with the strides of the program's tensors, since the op may ask for them."""
     if isinstance(arg, (list, tuple)):
         return [_values(context, item) for item in arg]
     if not isinstance(arg, torch.Tensor):

@@ -265,7 +265,7 @@ def _strides(leaf: Any) -> tuple[int, ...] | None:
 
 
 def _with_strides(context: FunctionalizationContext, value: Any, strides: Any) -> Any:
-    """A handle that lies so, since bodies may look; see Note [Values may have other strides than their handles]."""
+    """A handle with strides that bodies may ask for; see Note [Values may have other strides than their handles]."""
     if strides is None or not isinstance(value, torch.Tensor) or same(value.stride(), strides):
         return value
     handle: torch.Tensor = context.executor.on_handles(value.new_empty_strided, (value.size(), strides), {})

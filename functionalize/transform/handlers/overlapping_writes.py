@@ -73,7 +73,7 @@ def _refusal(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
 
 
 def _strided(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that lie at a place of a storage: sparse tensors and their like have none."""
+    """The strided ones among tensors."""
     return [tensor for tensor in tensors if tensor.layout is torch.strided]
 
 

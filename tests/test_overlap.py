@@ -70,16 +70,16 @@ def one_step(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
 
 
 @st.composite
-def places(draw: Draw) -> Layout:
-    """Any place, with overlaps and empty ones among them."""
+def layouts(draw: Draw) -> Layout:
+    """Any layout, with overlaps and empty ones among them."""
     size = draw(st.lists(st.integers(0, 3), max_size=3))
     stride = [draw(st.integers(0, 6)) for _ in size]
     return Layout(tuple(size), tuple(stride), draw(st.integers(0, 8)), torch.float32)
 
 
-def tensor_at(place: Layout) -> torch.Tensor:
-    """A tensor at a place, whose elements say their addresses."""
-    return torch.arange(600).to(place.dtype).as_strided(place.size, place.stride, place.offset)
+def tensor_at(layout: Layout) -> torch.Tensor:
+    """A tensor with a layout, whose elements say their addresses."""
+    return torch.arange(600).to(layout.dtype).as_strided(layout.size, layout.stride, layout.offset)
 
 
 def elements_of(root: Layout, found: Box) -> list[int]:
@@ -89,36 +89,36 @@ def elements_of(root: Layout, found: Box) -> list[int]:
 
 
 @thorough
-@given(places())
-def test_span_and_extent(place: Layout) -> None:
-    found = addresses(place)
-    item = place.dtype.itemsize
+@given(layouts())
+def test_span_and_extent(layout: Layout) -> None:
+    found = addresses(layout)
+    item = layout.dtype.itemsize
     expected = (min(found) * item, (max(found) + 1) * item) if found else (0, 0)
-    assert place.span == expected
-    assert place.extent == (expected[1] - expected[0]) // item
-    assert place.elements == len(found)
+    assert layout.span == expected
+    assert layout.extent == (expected[1] - expected[0]) // item
+    assert layout.elements == len(found)
 
 
 @thorough
-@given(places() | roots())
-def test_dense_is_each_element_once(place: Layout) -> None:
-    found = addresses(place)
-    if place.dense:
-        assert sorted(found) == list(range(place.offset, place.offset + len(found)))
+@given(layouts() | roots())
+def test_dense_is_each_element_once(layout: Layout) -> None:
+    found = addresses(layout)
+    if layout.dense:
+        assert sorted(found) == list(range(layout.offset, layout.offset + len(found)))
 
 
 @thorough
-@given(places() | roots())
-def test_contiguous_is_what_torch_says(place: Layout) -> None:
-    assume(0 not in place.size)  # torch calls every empty tensor contiguous
-    assert place.contiguous == tensor_at(place).is_contiguous()
+@given(layouts() | roots())
+def test_contiguous_is_what_torch_says(layout: Layout) -> None:
+    assume(0 not in layout.size)  # torch calls every empty tensor contiguous
+    assert layout.contiguous == tensor_at(layout).is_contiguous()
 
 
 @thorough
 @given(st.data())
 def test_a_box_has_the_elements_of_its_view(data: st.DataObject) -> None:
     root = data.draw(roots())
-    view = data.draw(views(root) | places())
+    view = data.draw(views(root) | layouts())
     found = box_of(root, view)
     if found is not None:
         assert sorted(elements_of(root, found)) == sorted(set(addresses(view)))
@@ -126,7 +126,7 @@ def test_a_box_has_the_elements_of_its_view(data: st.DataObject) -> None:
 
 @thorough
 @given(st.data())
-def test_disjoint_places_share_no_element(data: st.DataObject) -> None:
+def test_disjoint_layouts_share_no_element(data: st.DataObject) -> None:
     root = data.draw(roots())
     one, two = data.draw(views(root)), data.draw(views(root))
     meet = bool(set(addresses(one)) & set(addresses(two)))
@@ -138,7 +138,7 @@ def test_disjoint_places_share_no_element(data: st.DataObject) -> None:
 
 
 @thorough
-@given(places(), places())
+@given(layouts(), layouts())
 def test_disjoint_spans_of_two_dtypes(one: Layout, other: Layout) -> None:
     two = Layout(other.size, other.stride, other.offset, torch.float64)
     bytes_1 = {4 * address + byte for address in addresses(one) for byte in range(4)}
@@ -157,36 +157,36 @@ def test_steps_reach_the_view(data: st.DataObject) -> None:
     assert found is not None
     tensor = tensor_at(root)
     way = steps(root, found, view)
-    for op, args, place in way:
+    for op, args, layout in way:
         tensor = op(tensor, *args)
-        assert tuple(tensor.size()) == place.size
-        assert [int(number) for number in tensor.flatten()] == addresses(place), "a step reaches what it says"
+        assert tuple(tensor.size()) == layout.size
+        assert [int(number) for number in tensor.flatten()] == addresses(layout), "a step reaches what it says"
     assert [int(number) for number in tensor.flatten()] == addresses(view)
-    assert not way or way[-1][2] is view, "the last step's place is the view's, to the stride"
+    assert not way or way[-1][2] is view, "the last step's layout is the view's, to the stride"
 
 
 @thorough
 @given(st.data())
-def test_what_reaches_a_place_has_its_elements(data: st.DataObject) -> None:
+def test_what_reaches_a_layout_has_its_elements(data: st.DataObject) -> None:
     size = data.draw(st.lists(st.integers(1, 4), max_size=2))
     source = Layout.of(torch.zeros(size))
-    place = data.draw(places())
-    if reaches(source, place):
-        assert set(addresses(place)) <= set(addresses(source))
+    layout = data.draw(layouts())
+    if reaches(source, layout):
+        assert set(addresses(layout)) <= set(addresses(source))
 
 
 @thorough
 @given(st.data())
-def test_an_image_has_the_elements_of_both(data: st.DataObject) -> None:
-    old, place = data.draw(roots()), data.draw(places())
+def test_a_flat_base_has_the_elements_of_both(data: st.DataObject) -> None:
+    old, layout = data.draw(roots()), data.draw(layouts())
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.int16]))
-    place = Layout(place.size, place.stride, place.offset, dtype)
-    whole = flat_base_layout(old, place)
-    assert whole is not None, "only symbols can hide what an image would be"
+    layout = Layout(layout.size, layout.stride, layout.offset, dtype)
+    whole = flat_base_layout(old, layout)
+    assert whole is not None, "only symbols can hide what a flat base would be"
     assert whole.dtype == old.dtype and whole.contiguous
-    for part in (old, place):
+    for part in (old, layout):
         assert part.span == (0, 0) or (whole.span[0] <= part.span[0] and part.span[1] <= whole.span[1])
-    assert reaches(whole, place)
+    assert reaches(whole, layout)
     assert as_dtype(whole, dtype).span == whole.span
 
 
