@@ -76,7 +76,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
 
 def _inside(outer: FunctionalizeMode, remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A call inside a functionalized one: the mode that is there does the work; views go if either asks for it."""
+    """A call inside a functionalized one: runs in the outer mode, without views if either asks for that."""
     executor = outer.context.executor
     before, executor.remove_views = executor.remove_views, executor.remove_views or remove_views
     try:
@@ -96,7 +96,7 @@ def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: 
 
 
 def _body(remove_views: bool, func: Callable[..., Any], frame: Frame) -> Callable[..., Any]:
-    """A function that a higher-order op runs, pure; its frame says what it gets and what it gives."""
+    """A body of a higher-order op without mutation; the frame has its operands and gets its results."""
 
     @functools.wraps(func, updated=())
     def pure(*args: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ def new_mode(remove_views: bool) -> FunctionalizeMode:
 def run_call(
     mode: FunctionalizeMode, func: Callable[..., Any], args: Any, kwargs: Any, end: End, reached: Any = None
 ) -> Any:
-    """Run one call inside a mode, and ``end`` it: what that gets is the program, its inputs, and the call's results.
+    """Run one call inside a mode; returns what ``end`` makes of the context, the inputs and the call's results.
 
     ``reached`` holds the tensors that count as inputs; those among the arguments unless given.
     """
@@ -137,7 +137,7 @@ def run_call(
 
 @contextlib.contextmanager
 def tracing_disabled() -> Iterator[None]:
-    """Where neither torch function modes nor autograd hear of what we do."""
+    """Hides what runs inside from torch function modes and autograd."""
     with DisableTorchFunction(), below_autograd():
         yield
 

@@ -52,7 +52,7 @@ class FunctionalizationContext:
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
     def has_traced_subclass(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether a tracer below knows a wrapper subclass among the arguments: as one tensor, not by its parts."""
+        """Whether an argument is a wrapper subclass that a tracer below knows as one tensor, not by its parts."""
         return self.executor.proxies is not None and any(
             type(leaf) not in PLAIN_TYPES and (not self.executor.is_constant(leaf) or self.graph.find(leaf) is not None)
             for leaf in tensor_leaves(args, kwargs)
@@ -79,7 +79,7 @@ class FunctionalizationContext:
         return not self.executor.remove_views
 
     def recorded_view(self, view: View, source_value: Value) -> Value | None:
-        """A view's handle as its value, if running the op would give just that again: the graph gets the node alone."""
+        """A view's handle as its value, recorded as a node; None where running the op may give another tensor."""
         handle = self._carriers.get(view)
         if handle is None or view.rule is None or view.parent is None or len(view.rule.path) != 1:
             return None
@@ -173,7 +173,7 @@ class FunctionalizationContext:
         return view
 
     def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run autograd's engine: as if we were not there, where memory is all that anybody will read."""
+        """Run autograd's engine; in direct use below the mode, since the engine asks for modes."""
         mode = self.enter()
         aside = not self.executor.observed and mode_stack()[-1:] == [mode]
         with below_mode(mode) if aside else contextlib.nullcontext():
@@ -194,12 +194,12 @@ class FunctionalizationContext:
             )
 
     def protect(self, handle: torch.Tensor, reason: str) -> None:
-        """Refuse writes to a handle whose memory belongs to a tensor that would not see them."""
+        """From now on refuse writes to a handle: another tensor has its memory, and would not see them."""
         if self.executor.observed:
             self._protected[storage_key(handle)] = reason, handle  # held, so that its storage is not another's
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
-        """Refuse to change the metadata of a constant of the trace: a graph finds it as the trace left it."""
+        """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""
         view = self.graph.find(handle)
         if self.executor.is_constant(handle) and (view is None or view.base.is_original(handle)):
             raise UnsupportedMutationError(

@@ -80,7 +80,7 @@ class Epilogue:
             context.refuse_constant(entry.handle)
 
     def run(self) -> None:
-        """Every value is computed before the first write-back runs."""
+        """Prepare the write-backs, then emit them: every value is computed before the first one runs."""
         backs = self.prepare()
         for back in backs:
             self._emit(back)
@@ -89,7 +89,7 @@ class Epilogue:
                 self.context.executor.retarget_proxy(back.input.handle, back.shown)
 
     def prepare(self) -> list[WriteBack]:
-        """Bring all that escapes up to date; the write-backs that are left to do."""
+        """Let all handles that escape stand for current values; returns the write-backs to the inputs."""
         own = {id(entry.handle) for entry in self.inputs}
         for handle in self.outputs:
             view = self.context.graph.find(handle)
@@ -101,7 +101,7 @@ class Epilogue:
         return backs
 
     def _presentable(self, handle: torch.Tensor, view: View) -> Value:
-        """A handle's value as a node that is the handle's alone."""
+        """A handle's value, cloned or aliased where its node stands for another tensor too."""
         context = self.context
         value, call = context.read(view), context.executor.call
         if view.aliased or (repeats(value) and not repeats(handle)):
@@ -159,14 +159,14 @@ class Epilogue:
         return WriteBack(entry, steps, data, after, shown)
 
     def _apart(self, data: Value, storages: set[int]) -> Value:
-        """What to copy, if need be out of the memory of an input that is about to be written, maybe before this one."""
+        """The data; a clone where they are in a storage that the write-backs write, maybe before they are read."""
         if self.context.executor.storage_of(data) not in storages:
             return data
         copy: Value = self.context.executor.call(aten.clone.default, data)
         return copy
 
     def _parts(self, entry: Input, view: View, storages: set[int]) -> tuple[Part, ...]:
-        """What was written, where the base remembers that, and it is less than all of the input."""
+        """The parts of an input that were written, where that is less than all of it; else ()."""
         base = view.base
         alone = sum(other.storage == entry.storage for other in self.inputs) == 1
         if not base.kept or not alone or entry in self.moved or view is not base.root:
@@ -181,7 +181,10 @@ class Epilogue:
         )
 
     def _once(self, handle: torch.Tensor, data: Value) -> tuple[Value, tuple[OpCall, ...], tuple[OpCall, ...]]:
-        """What to copy, and where, for an expanded input: `copy_` refuses positions that share an element."""
+        """Data without the repeated positions of an expanded input, and the ops before and after the copy.
+
+        `copy_` refuses positions that share an element.
+        """
         size, stride, offset = list(handle.size()), list(handle.stride()), handle.storage_offset()
         compact = list(size)
         for dim in repeated(handle):
@@ -210,7 +213,7 @@ class Epilogue:
 
 
 def _is_part(view: View, root: View) -> bool:
-    """Whether plain view ops lead from a root to a view whose elements lie apart."""
+    """Whether plain view ops lead from a root to a view without internal overlap."""
     steps = list(itertools.takewhile(lambda step: step is not root, view.lineage()))
     return (
         view.layout.static
@@ -227,7 +230,7 @@ def _path(view: View, root: View) -> tuple[OpCall, ...]:
 
 
 def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iterator[Input]:
-    """Traced tensors that the function reached and wrote by another way than being passed them."""
+    """Traced tensors that the function wrote without being passed them, as further inputs."""
     passed = {id(entry.handle) for entry in inputs}
     whole = not context.graph.keeps_writes  # nothing beside the inputs is written back
     lying: dict[int, list[torch.Tensor]] = defaultdict(list)
@@ -246,7 +249,7 @@ def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iter
 
 
 def _beyond(base: Base, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether what a storage holds beside the inputs that lie in it was written, and is to be written back."""
+    """Whether elements of a storage that none of its inputs shows were written."""
     if not base.log:
         return False
     shown = [view for handle in inputs if (view := base.at(Layout.of(handle))) is not None]
@@ -280,7 +283,7 @@ class _Metadata:
         return key not in self._holder
 
     def steps(self, entry: Input) -> Iterator[OpCall]:
-        """What to run on an input whose metadata changed; its data are copied afterwards."""
+        """The ops to run on an input whose metadata changed, before its data are copied."""
         handle, key, layout = entry.handle, storage_key(entry.handle), Layout.of(entry.handle)
         if layout.dtype != entry.layout.dtype:
             raise UnsupportedMutationError(

@@ -28,7 +28,7 @@ _UNDISPATCHED = _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
-    """Tells the program what it would not hear of. Entered around its dispatch mode."""
+    """Handles the calls that no dispatch mode sees. Entered around the dispatch mode of the same context."""
 
     def __init__(self, context: FunctionalizationContext) -> None:
         super().__init__()
@@ -61,5 +61,5 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _drops_nothing(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
 ) -> bool:
-    """Whether such a call is legal, and has nothing to do."""
+    """Whether a call of `dropout` is legal, and returns its input."""
     return 0 <= p <= 1 and (p == 0 or not (training and train))

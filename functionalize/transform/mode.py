@@ -86,7 +86,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return handler(self, func, args, kwargs)
 
     def aside(self) -> bool:
-        """Whether the program itself is tracing a function: a graph of its own, that runs through here when called."""
+        """Whether the program is tracing a function into a graph of its own, whose calls come by here later."""
         tracer = current_proxy_mode()
         return tracer is not self._tracer and tracer is not None
 
@@ -232,7 +232,7 @@ _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
 def _size(like: Any) -> tuple[Any, ...]:
-    """What a call of `resize_` or `resize_as_` asks for."""
+    """The size that a call of `resize_` or `resize_as_` asks for."""
     return tuple(like.size() if isinstance(like, torch.Tensor) else like)
 
 
@@ -267,7 +267,7 @@ _FUNCTIONAL = FunctionalizeMode._functional
 
 
 def _choose(func: Any) -> Handler:
-    """Which handler an op has: the table row, as a function."""
+    """The handler of an op, by its kind and its row."""
     if isinstance(func, HigherOrderOperator):
         return FunctionalizeMode._higher_order
     if func in _METADATA:

@@ -41,10 +41,10 @@ _Entry = tuple[int, torch.Tensor, bool]  # of a list: its index, the tensor, whe
 
 
 def mutate(context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """What ``func(*args, **kwargs)`` returns; its writes are committed to the alias graph."""
+    """Run a mutating op: returns what ``func(*args, **kwargs)`` returns, and commits its writes."""
     written = [w for w in row.written if _writes(func, w, args, kwargs)]
     if not written:
-        return _quietly(context, func, row, args, kwargs)
+        return _without_write(context, func, row, args, kwargs)
     if row.functional is None or (row.random and not context.executor.observed):
         return custom_ops.run(context, func, row, args, kwargs)
     meet = any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs)
@@ -53,8 +53,8 @@ def mutate(context: FunctionalizationContext, func: Any, row: OpRow, args: Seque
     done = overlapping_writes.run(context, func, row, written, args, kwargs)
     if done is not NotImplemented:
         return done
-    short = _OF_THEIR_OWN.get(func)
-    if short is not None and short(context, func, args, kwargs):
+    special = _SPECIAL.get(func)
+    if special is not None and special(context, func, args, kwargs):
         return args[0]
     if meet:
         return _entry_by_entry(context, func, row, args, kwargs)
@@ -134,7 +134,7 @@ def _pair_meets(one: _Entry, other: _Entry) -> bool:
 def _entry_by_entry(
     context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs
 ) -> None:
-    """Eager's kernels go through the entries in order, so that one sees what another before it wrote."""
+    """Run a foreach op one entry at a time, in eager's order: an entry sees what those before it wrote."""
     count = len(args[0])
     if count == 1:
         raise UnsupportedMutationError(
@@ -174,11 +174,13 @@ def _writes(func: Any, written: Written, args: Sequence[Any], kwargs: Kwargs) ->
     return written.when is None or bool(_argument(func, written.when, args, kwargs))
 
 
-def _quietly(context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """A call that writes nothing (evaluation-mode batch norm): the op that says so in its schema, if there is one."""
-    quiet = tables.overload(row.quiet) if row.quiet else func
-    results, strides_differ = context.compute_comparing_strides(quiet, args, kwargs)
-    return context.rehandle(quiet, args, kwargs, results) if strides_differ else results
+def _without_write(
+    context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs
+) -> Any:
+    """Run a call that writes nothing (evaluation-mode batch norm) by its non-mutating op, if there is one."""
+    op = tables.overload(row.quiet) if row.quiet else func
+    results, strides_differ = context.compute_comparing_strides(op, args, kwargs)
+    return context.rehandle(op, args, kwargs, results) if strides_differ else results
 
 
 def _variant_arguments(
@@ -211,12 +213,12 @@ def _variant_arguments(
 
 
 def _names_no_dtype(variant: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
-    """Whether an op takes a dtype for its result, and this call leaves it out."""
+    """Whether an op takes a dtype for its result, and the call leaves it out."""
     _, kwarg_only, _ = _declared(variant).get("dtype", (0, False, None))
     return kwarg_only and kwargs.get("dtype") is None
 
 
-# Writes with a way of their own: the value does not depend on what was there, or on one position alone
+# Special writes: the value does not depend on what was there, or depends on more than one position
 
 
 def _copy(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
@@ -269,7 +271,7 @@ def _masked_fill(context: FunctionalizationContext, func: Any, args: Sequence[An
     return True
 
 
-_OF_THEIR_OWN: dict[Any, Callable[[FunctionalizationContext, Any, Sequence[Any], Kwargs], bool]] = {
+_SPECIAL: dict[Any, Callable[[FunctionalizationContext, Any, Sequence[Any], Kwargs], bool]] = {
     aten.copy_.default: _copy,
     aten.fill_.Scalar: _fill,
     aten.masked_fill_.Scalar: _masked_fill,

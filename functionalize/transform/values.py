@@ -105,7 +105,7 @@ class ValueExecutor:
         return self.record_unbacked(op, args[0], args[1:], on_handles(op, args, {}))
 
     def snapshot(self, value: Value) -> Value:
-        """The value as a tensor object which no later write to a handle can change, for the same graph node."""
+        """A copy of a value, for the same graph node, which no later write to a handle can change."""
         if self.is_constant(value):
             twin: Value = aten.clone.default(value)
             return twin  # a node: what the constant holds is known when the graph runs
@@ -127,11 +127,11 @@ class ValueExecutor:
 
     @property
     def records(self) -> bool:
-        """Whether a node can be added for a view that a fake handle shows already, without running the op again."""
+        """Whether nodes can be added for views of fake handles without running the ops again (`record`)."""
         return self.proxies is not None and not self.remove_views
 
     def record(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> bool:
-        """Add the node ``op(value, *args)`` with the handle as its result, if that can be."""
+        """Add the node ``op(value, *args)`` with the handle as its result; False where that is not possible."""
         if self.proxies is None or self.remove_views or not isinstance(handle, FakeTensor):
             return False
         if self._recorder is not None and op is not aten.as_strided.default and isinstance(value, FakeTensor):
@@ -139,7 +139,7 @@ class ValueExecutor:
         return record_view(self.proxies, op, value, args, handle)
 
     def record_unbacked(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> Value | None:
-        """The value of a view whose size only the data tell, by a node: run again, the op would make other symbols."""
+        """The value of a view whose size only the data tell, by a node alone: running the op would make new symbols."""
         if self.proxies is None or not isinstance(handle, FakeTensor):
             return None
         result: Value = handle
@@ -152,7 +152,7 @@ class ValueExecutor:
     # Handles
 
     def sync_memory(self, handle: torch.Tensor, value: Value) -> None:
-        """Bring a real handle's memory up to date, so that whatever reads memory directly sees current data."""
+        """Copy a value to a real handle's memory, for whatever reads memory directly."""
         if not is_fake(handle) and not is_fake(value):
             if counts_elements(handle):
                 on_handles(aten.resize_as_sparse_.default, (handle, value), {})
@@ -164,7 +164,7 @@ class ValueExecutor:
             memory_write(handle, value)
 
     def physical(self, handle: torch.Tensor) -> Value:
-        """A handle as kernels take it: conjugate and negative bits are resolved above us in the dispatcher."""
+        """A handle without conjugate and negative bits, which kernels do not take."""
         if handle.is_sparse or not (handle.is_conj() or handle.is_neg()):
             return handle
         view, op = (aten._conj, aten.conj_physical) if handle.is_conj() else (aten._neg_view, aten.neg)
@@ -212,21 +212,21 @@ class ValueExecutor:
         self.track_sizes(handle)
 
     def extend_fake_storage(self, handle: torch.Tensor) -> None:
-        """Give a fake input all of the storage that the original has, before the program looks beyond the input."""
+        """Make a fake input's storage as large as the original's, before the program reads beyond the input."""
         original, known = bytes_of_original(handle), plain(handle.untyped_storage().nbytes())
         if original is not None and original > hint(known):
             whole = on_handles(lambda: known + (original - hint(known)), (), {})
             on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, whole), {})
 
     def record_metadata_write(self, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
-        """Have an op that gives an input its metadata recorded; a fake input shows it already."""
+        """Run an op that changes an input's metadata; of a fake input, which has it already, add the node alone."""
         if self.proxies is not None and is_fake(handle):
             record_effect(self.proxies, op, handle, args)
         else:
             op(handle, *args)
 
     def record_sizes(self, arguments: Any) -> None:
-        """Have a graph read symbols now, before the tensor that they are sizes of gets others."""
+        """Record the sizes in ``arguments`` now, before the tensor that has them is changed."""
         if self.proxies is not None:
             record_symbols(self.proxies, arguments)
 

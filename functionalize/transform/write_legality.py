@@ -1,4 +1,4 @@
-"""What eager demands of a write, and does to what it writes: shape, dtype and device of each result, resizes of `out=`.
+"""Legal writes: each result gets the shape, dtype and device of what it is written to; an `out=` is resized.
 
 Invariant: all results of an op are legal before the first is committed. Limits: only strided tensors are resized.
 """
@@ -78,7 +78,7 @@ class WriteLegalizer:
         return next(found)
 
     def _twin(self, handle: torch.Tensor, value: Value) -> torch.Tensor:
-        """What becomes of a written handle's metadata, tried on a twin."""
+        """A twin of a written handle, with the metadata that eager's write leaves."""
         if torch.Tag.dynamic_output_shape in self.func.tags:
             return cast("torch.Tensor", value)
         if self._twins is None:
@@ -87,7 +87,7 @@ class WriteLegalizer:
         return self._twins[id(handle)]
 
     def _refuse_overlap(self, resized: torch.Tensor) -> None:
-        """Eager does not notice that an `out=` which it resized overlaps what it reads, and gives what comes of it."""
+        """Raise where an `out=` that was resized overlaps another argument: eager does not notice."""
         key, (start, stop) = storage_key(resized), hinted_span(Layout.of(resized))
         for other in tensor_leaves(self.args, self.kwargs):
             if other is resized or storage_key(other) != key:
@@ -111,7 +111,7 @@ class WriteLegalizer:
 
 
 def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.Tensor, Value]]:
-    """Each tensor that an argument holds, with its new value."""
+    """The tensors of a written argument, each with its new value."""
     for handle, value in zip(*((target, result) if written.is_list else ([target], [result])), strict=True):
         if handle is not None:
             yield handle, value

@@ -38,7 +38,7 @@ Kwargs = dict[str, Any]
 
 
 def run(context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """What the op returns; its writes are committed to the alias graph."""
+    """Run an op without functional variant: returns what it returns, and commits its writes."""
     if not context.executor.observed:
         return on_memory(context, func, args, kwargs)
     if not can_auto_functionalize(func):
@@ -100,7 +100,7 @@ def _values(context: FunctionalizationContext, arg: Any) -> Any:
 def _shared(
     context: FunctionalizationContext, func: Any, targets: Sequence[_Target], named: Kwargs
 ) -> dict[int, Layout]:
-    """For each storage in which two written arguments meet, the part of it that the written ones span."""
+    """By storage in which written arguments overlap: the flat layout around all that are written there."""
     keys = [storage_key(leaf) for leaf in tensor_leaves((), named)]
     if len(set(keys)) == len(keys):
         return {}

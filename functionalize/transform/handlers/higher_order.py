@@ -35,7 +35,7 @@ FunctionalizeBody = Callable[[Function, "Frame"], Function]
 
 
 class OperandsWritten(Exception):
-    """A body wrote to operands of whose new values nobody knew to ask for; never seen outside of this module."""
+    """A body wrote to operands whose new values it was not asked to return; caught in this module."""
 
     def __init__(self, positions: Sequence[int]) -> None:
         super().__init__(positions)
@@ -43,7 +43,7 @@ class OperandsWritten(Exception):
 
 
 class Frame:
-    """What one body gets and gives: handles laid out as the operands are; its results, and what it wrote."""
+    """One body: its operands, with the strides of the originals; its results, and which operands it wrote."""
 
     def __init__(self, func: Any, operands: Sequence[Any] | None = None, given: Sequence[int] = ()) -> None:
         self.func, self.operands, self.given = func, operands, tuple(given)
@@ -58,7 +58,7 @@ class Frame:
         return tuple(_as_laid_out(context, arg, like) for arg, like in zip(args, self.operands, strict=True))
 
     def leave(self, args: tuple[Any, ...], outputs: Any, epilogue: Epilogue) -> Any:
-        """The body's results, and after them the new values of the operands that it is known to write."""
+        """The body's results, followed by the new values of the operands in ``given``."""
         position = {id(unwrap_functorch(arg)): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         leaves, self.spec = pytree.tree_flatten(outputs)
         self._look_at(args, leaves)
@@ -100,7 +100,7 @@ def run(
     if not mode_stack():
         return _at_once(context, func, args, kwargs)
     if func in _WITH_WRITES:
-        return _WITH_WRITES[func](context, functionalize_body, func, *args)
+        return _WITH_WRITES[func](context, functionalize_body, func, args)
 
     def pure(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -132,15 +132,9 @@ def _at_once(context: FunctionalizationContext, func: Any, args: Sequence[Any], 
 # In a graph
 
 
-def _cond(
-    context: FunctionalizationContext,
-    functionalize_body: FunctionalizeBody,
-    func: Any,
-    pred: Any,
-    yes: Function,
-    no: Function,
-    operands: Any,
-) -> Any:
+def _cond(context: FunctionalizationContext, functionalize_body: FunctionalizeBody, func: Any, args: Any) -> Any:
+    pred, yes, no, operands = args
+
     def attempt(given: Sequence[int]) -> Any:
         frames = [Frame(func, operands, given) for _ in (yes, no)]
         bodies = [functionalize_body(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
@@ -158,16 +152,9 @@ def _cond(
     return pytree.tree_unflatten(leaves[:count], frame.spec)
 
 
-def _while_loop(
-    context: FunctionalizationContext,
-    functionalize_body: FunctionalizeBody,
-    func: Any,
-    condition: Function,
-    body: Function,
-    carried: Any,
-    additional: Any,
-) -> Any:
+def _while_loop(context: FunctionalizationContext, functionalize_body: FunctionalizeBody, func: Any, args: Any) -> Any:
     """An operand that is written is carried along. One that is carried anyway is written in the first round only."""
+    condition, body, carried, additional = args
     operands, count = (*carried, *additional), len(carried)
 
     def attempt(given: Sequence[int]) -> Any:
@@ -216,7 +203,7 @@ _WITH_WRITES: dict[Any, Function] = {
 def _until_known(
     context: FunctionalizationContext, func: Any, operands: Sequence[Any], attempt: Function
 ) -> tuple[Any, Any, list[Any]]:
-    """Trace the bodies until it is known which operands they write; frames, these positions, results."""
+    """Trace the bodies until all operands that they write are given; returns frames, their positions, results."""
     given: tuple[int, ...] = ()
     while True:
         try:
@@ -241,7 +228,7 @@ def _refuse_shared(context: FunctionalizationContext, func: Any, operands: Seque
 
 
 def _protect(context: FunctionalizationContext, func: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
-    """Refuse later writes to what the graph keeps apart, and eager perhaps does not."""
+    """Refuse later writes to operands and results that may be one tensor in eager, and are two in the graph."""
     for tensor in (*operands, *results) if operands else ():
         if isinstance(tensor, torch.Tensor):
             context.protect(tensor, f"{func} may have returned an operand, so that both may be the same memory")
@@ -257,7 +244,7 @@ def _as_laid_out(context: FunctionalizationContext, value: Any, like: Any) -> An
 
 
 def _strides(leaf: Any) -> tuple[int, ...] | None:
-    """Strides that can be compared: those of a tensor whose size and strides are numbers."""
+    """The strides of a tensor whose size and strides are plain integers; else None."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return None
     known = all(type(n) is int for n in (*leaf.size(), *leaf.stride()))

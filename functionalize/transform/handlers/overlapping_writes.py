@@ -47,7 +47,10 @@ def run(
     args: Sequence[Any],
     kwargs: Kwargs,
 ) -> Any:
-    """What the op returns; raises where eager refuses to write. NotImplemented: to be run like any other op."""
+    """Run a write whose targets overlap: returns what it returns; NotImplemented if it can run like any other.
+
+    Raises what eager raises.
+    """
     targets = _strided(tensor_leaves([w.given(args, kwargs) for w in written], {}))
     in_order = any(_order_matters(func, target, args, kwargs) for target in targets)
     if not (in_order or any(map(repeats, targets)) or _arguments_meet(targets, args, kwargs)):
@@ -151,7 +154,7 @@ def _outermost(target: torch.Tensor, others: Sequence[torch.Tensor]) -> int:
 
 
 def _slice(arg: Any, target: torch.Tensor, dim: int, index: int) -> Any:
-    """What an argument has to say to one slice of the target."""
+    """The slice of an argument that belongs to one slice of the target."""
     if not isinstance(arg, torch.Tensor):
         return arg
     whole = arg if arg is target else aten.expand.default(arg, list(target.size()))

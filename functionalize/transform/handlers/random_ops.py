@@ -50,7 +50,7 @@ _FILLING = frozenset(
 def compute(
     context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: dict[str, Any], *, writes: bool
 ) -> Any:
-    """Results, as values, of a random op on handles; None where the plain way draws in eager's order.
+    """Results, as values, of a random op on handles; None where the op on values draws in eager's order.
 
     ``writes`` tells whether the op stands for one that writes its first argument.
     """
@@ -84,7 +84,7 @@ def _order(context: FunctionalizationContext, handle: torch.Tensor) -> list[int]
 
 
 def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The op on values that lie in storage as the handles do, if some do not."""
+    """Results of the op on values with the handles' strides; None where all values have them."""
     if not context.executor.observed or not context.values_of(args, kwargs)[2]:
         return None
     lay_out = functools.partial(laid_out, context)
@@ -114,7 +114,7 @@ def _ordered(context: FunctionalizationContext, handle: torch.Tensor, order: Seq
 
 
 def _empty_in_order(context: FunctionalizationContext, handle: torch.Tensor, order: Sequence[int]) -> Value:
-    """A dense tensor whose dimensions have the handle's order in storage, of no value."""
+    """An uninitialized dense tensor whose dimensions have the handle's order in storage."""
     strides: list[Any] = [1] * handle.dim()
     for outer, inner in zip(reversed(order[:-1]), reversed(order), strict=False):
         strides[outer] = strides[inner] * handle.size(inner)
@@ -130,7 +130,7 @@ def _is_large_with_gaps(handle: torch.Tensor) -> bool:
 
 
 def _in_turn(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
-    """So many normal numbers, drawn one after another: a tensor of two permuted dimensions is not contiguous."""
+    """``count`` normal numbers, drawn one after another: into a tensor that is not contiguous."""
     size = hint(count)
     rows = next((n for n in range(2, math.isqrt(size) + 1) if size % n == 0), 1)
     rest = count - count // rows * rows if type(count) is not int else 0  # of other sizes than in this trace
