@@ -13,20 +13,10 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import (
-    FakeTensor,
-    sized_by_data,
-    storage_key,
-    unbacked,
-)
+from functionalize._torch import FakeTensor, sized_by_data, storage_key, unbacked
 from functionalize.aliasing.geometry import Layout, differ, same
 from functionalize.aliasing.overlap import spans_disjoint
-from functionalize.aliasing.tensor_queries import (
-    counts_elements,
-    is_plain_strided,
-    repeats,
-    tensor_leaves,
-)
+from functionalize.aliasing.tensor_queries import counts_elements, is_plain_strided, repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.tables import OpRow, Written

@@ -41,12 +41,7 @@ from functionalize._torch import (
     uncached_fakes,
 )
 from functionalize.aliasing.geometry import Layout, hint, plain
-from functionalize.aliasing.tensor_queries import (
-    counts_elements,
-    is_fake,
-    repeated,
-    tensor_leaves,
-)
+from functionalize.aliasing.tensor_queries import counts_elements, is_fake, repeated, tensor_leaves
 from functionalize.ops import tables
 from functionalize.tracing.recording_mode import RecordingMode
 from functionalize.transform import stride_legalization

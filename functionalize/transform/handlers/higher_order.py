@@ -15,14 +15,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import (
-    HigherOrderOperator,
-    OpOverload,
-    mode_stack,
-    pytree,
-    storage_key,
-    unwrap_functorch,
-)
+from functionalize._torch import HigherOrderOperator, OpOverload, mode_stack, pytree, storage_key, unwrap_functorch
 from functionalize.aliasing.geometry import same
 from functionalize.errors import UnsupportedMutationError
 from functionalize.transform.context import FunctionalizationContext
