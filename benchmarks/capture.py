@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a scri
 
 from benchmarks.measure import environment, interleaved, table
 from functionalize import capture
-from functionalize.tracing import meta_cache as propagation
+from functionalize.tracing import meta_cache
 from functionalize.verify.observation import clone_inputs
 from tests.models import kv_cache_decode, state_of
 from tests.transformer_models import TRANSFORMERS
@@ -65,7 +65,7 @@ def systems(name: str) -> dict[str, Callable[[], object]]:
         assert capture(module, (), batch, remove="mutations").graph is not None
 
     def cold() -> None:
-        propagation.clear()
+        meta_cache.clear()
         ours()
 
     def traced(func: Callable[..., Any]) -> None:

@@ -58,7 +58,7 @@ def user_location() -> Location:
     return Location("unknown", 0, "")
 
 
-Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, a place in it
+Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, its instruction
 
 
 class Origin:
@@ -109,16 +109,16 @@ class Scopes:
         self._scopes: list[tuple[FrameType | None, Origin, dict[Positions, Origin]]] = [(None, self._base, {})]
 
     def enter(self, frame: FrameType) -> None:
-        """What runs inside of a frame is a scope, until it is left."""
+        """Begin a scope: what runs inside of a frame."""
         assert frame.f_back is not None
         self._scopes.append((frame, self._origin(frame.f_back), {}))
 
     def leave(self) -> None:
-        """The innermost scope ends."""
+        """End the innermost scope."""
         self._scopes.pop()
 
     def here(self) -> Origin:
-        """Where the caller is."""
+        """The origin of the caller."""
         return self._origin(sys._getframe(1))
 
     def _origin(self, frame: FrameType | None) -> Origin:
@@ -149,9 +149,9 @@ _CODES: dict[int, CodeType] = {}
 
 @cache
 def location_of(position: tuple[int, int]) -> Location:
-    """The line of a position."""
-    code, place = _CODES[position[0]], position[1]
-    lines = (line for start, stop, line in code.co_lines() if start <= place < stop and line is not None)
+    """The line of the user's code at a code object and instruction."""
+    code, instruction = _CODES[position[0]], position[1]
+    lines = (line for start, stop, line in code.co_lines() if start <= instruction < stop and line is not None)
     return Location(code.co_filename, next(lines, code.co_firstlineno), code.co_name)
 
 

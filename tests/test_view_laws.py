@@ -1,6 +1,6 @@
 """The laws of view rules, by hypothesis over the registry. Eager views and ``copy_`` are the oracle.
 
-A rule is asked through the tensors domain, in both ways to remove, on values whose strides are those of the source
+A rule is asked through the executor, in both ways to remove, on values whose strides are those of the source
 or others. Limits: static sizes; symbolic ones are the matter of the traced tests.
 """
 
@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.view_composition import tile_runs
 from functionalize.aliasing.view_rules import (
     MULTI_OUTPUT_VIEWS,
@@ -29,7 +29,7 @@ from functionalize.aliasing.view_rules import (
     permuted_dense,
     strided,
 )
-from functionalize.transform.values import TensorsDomain
+from functionalize.transform.values import ValueExecutor
 from tests.addresses import distinct
 
 aten = torch.ops.aten
@@ -208,17 +208,17 @@ def an_unfold(draw: Draw) -> Case:
 class Asked:
     """A rule, ready to be called, and what eager says."""
 
-    domain: TensorsDomain
+    executor: ValueExecutor
     rule: ViewRule
     source: Tensor
     eager: Callable[[Tensor], Tensor]
 
     def replay(self, base: Tensor) -> Tensor:
-        view: Tensor = self.rule.replay(self.domain.call, base)
+        view: Tensor = self.rule.replay(self.executor.call, base)
         return view
 
     def inverse(self, base: Tensor, view: Tensor) -> Tensor:
-        after: Tensor = self.rule.inverse(self.domain.call, lambda: base, view)
+        after: Tensor = self.rule.inverse(self.executor.call, lambda: base, view)
         return after
 
     def written(self, base: Tensor, view: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class Asked:
     @property
     def injective(self) -> bool:
         """Whether no two positions of the view share an element."""
-        return distinct(Geometry.of(self.eager(self.source)))
+        return distinct(Layout.of(self.eager(self.source)))
 
 
 def ask(op: Any, draw: Draw, *, remove_views: bool) -> Asked:
@@ -240,8 +240,8 @@ def ask(op: Any, draw: Draw, *, remove_views: bool) -> Asked:
         view: Tensor = op(base, *args)
         return view
 
-    rule = VIEW_RULES[op](Geometry.of(source), Geometry.of(eager(source)), *args)
-    return Asked(TensorsDomain(remove_views=remove_views), rule, source, eager)
+    rule = VIEW_RULES[op](Layout.of(source), Layout.of(eager(source)), *args)
+    return Asked(ValueExecutor(remove_views=remove_views), rule, source, eager)
 
 
 def same(one: Tensor, two: Tensor) -> bool:
@@ -273,7 +273,7 @@ def holds(asked: Asked, draw: Draw) -> None:
     view = asked.replay(base)
     assert same(view, asked.eager(asked.source)), "replay is what eager sees"
     assert same(asked.inverse(base, view), base), "writing what was read changes nothing"
-    if asked.domain.remove_views:
+    if asked.executor.remove_views:
         assert apart(view, base), "a copy shares nothing"
     new, newer = (replayed(asked, base, factor, draw) for factor in (10, 100))
     after = asked.inverse(base, new)
@@ -282,7 +282,7 @@ def holds(asked: Asked, draw: Draw) -> None:
         assert same(after, asked.written(base, new)), "a write changes what eager changes"
     assert same(asked.inverse(after, newer), asked.inverse(base, newer)), "the last write wins"
     if asked.rule.covers:
-        assert same(asked.rule.inverse(asked.domain.call, unread, new), after), "the old base is not needed"
+        assert same(asked.rule.inverse(asked.executor.call, unread, new), after), "the old base is not needed"
 
 
 def replayed(asked: Asked, base: Tensor, factor: int, draw: Draw) -> Tensor:
@@ -303,13 +303,13 @@ def test_laws_of_strided(remove_views: bool, data: st.DataObject) -> None:
     source = numbered([data.draw(st.integers(21, 60))])
     size = sizes(data.draw, high=2)
     stride = [data.draw(st.integers(0, 6)) for _ in size]
-    place = (size, stride, data.draw(st.integers(0, 2)))
+    layout = (size, stride, data.draw(st.integers(0, 2)))
 
     def eager(base: Tensor) -> Tensor:
-        return base.as_strided(*place)
+        return base.as_strided(*layout)
 
-    rule = strided(Geometry.of(source), Geometry.of(eager(source)))
-    asked = Asked(TensorsDomain(remove_views=remove_views), rule, source, eager)
+    rule = strided(Layout.of(source), Layout.of(eager(source)))
+    asked = Asked(ValueExecutor(remove_views=remove_views), rule, source, eager)
     if asked.injective:
         holds(asked, data.draw)
     else:
@@ -322,13 +322,13 @@ def test_laws_of_strided(remove_views: bool, data: st.DataObject) -> None:
 def test_laws_of_permuted_dense(remove_views: bool, data: st.DataObject) -> None:
     size = sizes(data.draw, least=1)
     order = data.draw(st.permutations(range(len(size))))
-    place = Geometry.of(numbered(size).permute(order))
+    layout = Layout.of(numbered(size).permute(order))
     source = numbered([math.prod(size)])
 
     def eager(base: Tensor) -> Tensor:
-        return base.as_strided(place.size, place.stride)
+        return base.as_strided(layout.size, layout.stride)
 
-    holds(Asked(TensorsDomain(remove_views=remove_views), permuted_dense(place), source, eager), data.draw)
+    holds(Asked(ValueExecutor(remove_views=remove_views), permuted_dense(layout), source, eager), data.draw)
 
 
 # Several views of one source
@@ -352,10 +352,10 @@ def pieces(op: Any, draw: Draw) -> Case:
 def test_multi_output_views_are_single_ones(op: Any, data: st.DataObject) -> None:
     source, args = pieces(op, data.draw)
     outs = op(source, *args)
-    singles = lower(op, Geometry.of(source), [Geometry.of(out) for out in outs], args)
+    singles = lower(op, Layout.of(source), [Layout.of(out) for out in outs], args)
     assert len(singles) == len(outs)
     for out, (single, single_args) in zip(outs, singles, strict=True):
-        assert Geometry.of(single(source, *single_args)).key == Geometry.of(out).key
+        assert Layout.of(single(source, *single_args)).key == Layout.of(out).key
 
 
 parts = st.builds(

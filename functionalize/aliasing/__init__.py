@@ -1,1 +1,1 @@
-"""Who shares memory with whom: places in storages, views, writes. Knows neither tracing nor the transform."""
+"""Who shares memory with whom: layouts, views, writes. Knows neither tracing nor the transform."""

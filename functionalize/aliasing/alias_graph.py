@@ -1,10 +1,10 @@
-"""Who shares a storage with whom: the records, found from any tensor.
+"""Which tensors share a storage: one base for each storage, and the view that each handle has of it.
 
-Which view a handle has is derived from the handle's storage and geometry, so that metadata mutation, ``.data`` and
+Which view a handle has is derived from the handle's storage and layout, so that metadata mutation, ``.data`` and
 copies of a tensor object that are made behind the dispatcher need no bookkeeping.
 
-Invariant: replaying the rules from the top of a base's tree down to a view gives the view's geometry.
-Limits: strided layout. What the views are worth is the matter of :mod:`functionalize.aliasing.regenerate`.
+Invariant: replaying the rules from the top of a base's tree down to a view gives the view's layout.
+Limits: strided layout. Their values are the matter of :mod:`functionalize.aliasing.regenerate`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from functionalize._torch import storage_key, unbacked
-from functionalize.aliasing import geometry as regions
-from functionalize.aliasing import view_composition as view_routes
-from functionalize.aliasing import view_rules
+from functionalize.aliasing import view_composition, view_rules
 from functionalize.aliasing.bases import Base, HandleRef, View
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout, hint, hinted_span, is_empty
+from functionalize.aliasing.overlap import as_dtype, box_of, flat_base_layout, reaches
 from functionalize.aliasing.view_rules import Call, Value, ViewRule
 from functionalize.errors import UnsupportedMutationError
 
@@ -41,8 +40,8 @@ class AliasGraph:
         self.keeps_writes = False  # whether bases remember all writes, also those that their values have
         self._together: dict[int, list[torch.Tensor]] = {}
 
-    def expect(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Learn the inputs of the call. Those that share a storage get one base as soon as one of them needs it."""
+    def expect_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Note the inputs of the call. Those that share a storage get one base as soon as one of them needs it."""
         for handle in inputs:
             self._together.setdefault(storage_key(handle), []).append(handle)
         self._together = {key: group for key, group in self._together.items() if len(group) > 1}
@@ -50,7 +49,7 @@ class AliasGraph:
     def close(self) -> None:
         """Drop all tensors: the call has ended."""
         for base in list(self.bases.values()):  # with a value a handle may die, and its base be forgotten
-            base.let_go()
+            base.release()
         self.bases.clear()
         self._together.clear()
 
@@ -59,22 +58,22 @@ class AliasGraph:
         base = self.bases.get(storage_key(handle))
         if base is None:
             return None
-        place = Geometry.of(handle)
+        layout = Layout.of(handle)
         known = base.handles.get(id(handle))
-        if known is not None and (known.view.geometry is place or known.view.geometry.key == place.key):
+        if known is not None and (known.view.layout is layout or known.view.layout.key == layout.key):
             return known.view
-        if base.at(place) is None:
+        if base.at(layout) is None:
             base.simplify()
-        return self.locate(base, place)
+        return self.locate(base, layout)
 
     def ensure(self, handle: torch.Tensor) -> View:
         """The handle's view, of a new base if there is none yet."""
-        return self.find(handle) or self.adopt(handle, handle)
+        return self.find(handle) or self.create_base(handle, handle)
 
-    def adopt(self, handle: torch.Tensor, value: Value) -> View:
-        """Make a base for the handle's storage whose root is worth ``value``."""
+    def create_base(self, handle: torch.Tensor, value: Value) -> View:
+        """A base for the handle's storage, with ``value`` as the value of its root; returns the handle's view."""
         group = self._together.pop(storage_key(handle), ()) if self._together else ()
-        first = max(group, key=lambda member: Geometry.of(member).reach) if group else handle
+        first = max(group, key=lambda member: Layout.of(member).reach) if group else handle
         base = Base(first, value if first is handle else first)
         self.bases[base.key] = base
         base.kept = {} if self.keeps_writes else None
@@ -82,21 +81,21 @@ class AliasGraph:
         if value is not handle:
             self.track(handle, base.root)
         for other in group:
-            view = self.locate(base, Geometry.of(other))
+            view = self.locate(base, Layout.of(other))
             if view.value is None:
-                view.settle(other, 0)
-        return base.root if first is handle else self.locate(base, Geometry.of(handle))
+                view.set_value(other, 0)
+        return base.root if first is handle else self.locate(base, Layout.of(handle))
 
-    def moved(self, handle: torch.Tensor) -> None:
-        """A handle's metadata was changed by an op that no rule describes."""
+    def relocate(self, handle: torch.Tensor) -> None:
+        """Track a handle by its layout, after an op that no rule describes changed its metadata."""
         base = self.bases.get(storage_key(handle))
         if base is None:
-            self.adopt(handle, handle)
+            self.create_base(handle, handle)
         else:
-            self.track(handle, self.locate(base, Geometry.of(handle)))
+            self.track(handle, self.locate(base, Layout.of(handle)))
 
     def track(self, handle: torch.Tensor, view: View) -> None:
-        """Remember which view a handle has. A base is forgotten with the last handle that depends on it."""
+        """Record which view a handle has. A base is dropped with the last handle that depends on it."""
         known = HandleRef(handle, self._forget)
         known.key, known.view = id(handle), view
         view.base.handles[known.key] = known
@@ -107,39 +106,39 @@ class AliasGraph:
             del base.handles[gone.key]
             if not base.handles and self.bases.get(base.key) is base:
                 del self.bases[base.key]
-                base.let_go()
+                base.release()
 
-    def derive(self, source: View, op: Any, args: tuple[Any, ...], place: Geometry) -> View:
-        """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same place."""
+    def derive(self, source: View, op: Any, args: tuple[Any, ...], layout: Layout) -> View:
+        """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same layout."""
         base, build = source.base, view_rules.VIEW_RULES.get(op)
-        if source is base.root and op in _RENAMINGS and place.key == source.geometry.key:
-            return base.renamed(view_rules.VIEW_RULES[op](source.geometry, place, *args))
-        known = base.at(place)
-        if known is source and build is not None and not place.static and unbacked(place.size):
-            return View(base, source, build(source.geometry, place, *args), place)  # may do more when a graph is run
+        if source is base.root and op in _RENAMINGS and layout.key == source.layout.key:
+            return base.renamed(view_rules.VIEW_RULES[op](source.layout, layout, *args))
+        known = base.at(layout)
+        if known is source and build is not None and not layout.static and unbacked(layout.size):
+            return View(base, source, build(source.layout, layout, *args), layout)  # may do more when a graph is run
         if known is not None:
             return known
         if build is None:
-            return self.locate(base, place)
+            return self.locate(base, layout)
         if source.depth - base.root.depth >= _LONG_CHAIN:
-            shortcut = self._shortcut(source, place)
+            shortcut = self._shortcut(source, layout)
             if shortcut is not None:
                 return shortcut
-        return base.add(source, build(source.geometry, place, *args), place)
+        return base.add(source, build(source.layout, layout, *args), layout)
 
-    def _shortcut(self, source: View, place: Geometry) -> View | None:
-        """Reach a place at the end of a long chain from the root by fewer steps, if that can be."""
+    def _shortcut(self, source: View, layout: Layout) -> View | None:
+        """The view of a layout at the end of a long chain, by fewer steps from the root; None if there are none."""
         base, root = source.base, source.base.root
         length = source.depth - root.depth
-        steps = _route(root, place)
+        steps = _route(root, layout)
         if steps is None:
-            return self.locate(base, place) if length >= 2 * _LONG_CHAIN and place.static else None
+            return self.locate(base, layout) if length >= 2 * _LONG_CHAIN and layout.static else None
         if len(steps) > length:
             return None
         parent, rule = self._last(root, steps)
-        return base.at(place) or base.add(parent, rule, place)
+        return base.at(layout) or base.add(parent, rule, layout)
 
-    def _last(self, root: View, steps: Sequence[view_routes.Step]) -> tuple[View, ViewRule]:
+    def _last(self, root: View, steps: Sequence[view_composition.RouteStep]) -> tuple[View, ViewRule]:
         """The last step of a route as a rule, and the view that it starts from."""
         parent, base = root, root.base
         for op, args, reached in steps[:-1]:
@@ -148,102 +147,104 @@ class AliasGraph:
         return parent, _rule(op, parent, reached, args)
 
     def prepare_write(self, view: View) -> None:
-        """Hang a view that is about to be written below sources that hold each element once.
+        """Move a view that is about to be written below sources that hold each element once.
 
         A source whose positions share elements (`unfold`, `expand`) would keep the old one at the other positions.
         """
         base = view.base
-        if not any(source.geometry.shares for source in view.lineage() if source is not view):
-            if view is base.top and view.geometry.shares:
-                self._image(base, view.geometry)
+        if not any(source.layout.has_internal_overlap for source in view.lineage() if source is not view):
+            if view is base.top and view.layout.has_internal_overlap:
+                self._make_flat_base(base, view.layout)
             return
-        steps = _route(base.root, view.geometry)
-        parent, rule = self._last(base.root, steps) if steps else self._address(base, view.geometry)
-        if any(source is view or source.geometry.shares for source in parent.lineage()):  # a step was there already
-            parent, rule = self._address(base, view.geometry)
+        steps = _route(base.root, view.layout)
+        parent, rule = self._last(base.root, steps) if steps else self._address(base, view.layout)
+        if any(
+            source is view or source.layout.has_internal_overlap for source in parent.lineage()
+        ):  # it was there already
+            parent, rule = self._address(base, view.layout)
         base.move(view, parent, rule)
 
-    def locate(self, base: Base, place: Geometry) -> View:
-        """A view by its place alone, addressed through the elements of its storage in order."""
-        known = base.at(place)
+    def locate(self, base: Base, layout: Layout) -> View:
+        """The view with a layout; a new one is addressed through the elements of its storage in order."""
+        known = base.at(layout)
         if known is not None:
             return known
-        return base.add(*self._address(base, place), place)
+        return base.add(*self._address(base, layout), layout)
 
-    def _address(self, base: Base, place: Geometry) -> tuple[View, ViewRule]:
-        """A source whose elements lie in order of the storage, and the rule that reads a place from it."""
-        if place.conj or place.neg:
-            op = aten._conj.default if place.conj else aten._neg_view.default
-            neg = place.neg if place.conj else False
-            plain = self.locate(base, dataclasses.replace(place, conj=False, neg=neg))
+    def _address(self, base: Base, layout: Layout) -> tuple[View, ViewRule]:
+        """A source whose elements are in order of the storage, and the rule that reads a layout from it."""
+        if layout.conj or layout.neg:
+            op = aten._conj.default if layout.conj else aten._neg_view.default
+            neg = layout.neg if layout.conj else False
+            plain = self.locate(base, dataclasses.replace(layout, conj=False, neg=neg))
             self.prepare_write(plain)
-            return plain, _rule(op, plain, place, ())
-        top = base.top.geometry
-        source = base.top if regions.reaches(top, place) else self._image(base, place)
-        if source.geometry.dtype != place.dtype:
-            source = self._as_dtype(source, place.dtype)
+            return plain, _rule(op, plain, layout, ())
+        top = base.top.layout
+        source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
+        if source.layout.dtype != layout.dtype:
+            source = self._as_dtype(source, layout.dtype)
         whole = (
-            place.order is not None
-            and place.elements == source.geometry.elements
-            and place.dtype == source.geometry.dtype
+            layout.order is not None
+            and layout.elements == source.layout.elements
+            and layout.dtype == source.layout.dtype
         )
-        if whole and len(source.geometry.size) == 1:
-            return source, view_rules.permuted_dense(place)
-        return source, view_rules.strided(source.geometry, place)
+        if whole and len(source.layout.size) == 1:
+            return source, view_rules.permuted_dense(layout)
+        return source, view_rules.strided(source.layout, layout)
 
     def _as_dtype(self, source: View, dtype: torch.dtype) -> View:
-        place = regions.as_dtype(source.geometry, dtype)
-        rule = view_rules.VIEW_RULES[aten.view.dtype](source.geometry, place, dtype)
-        return source.base.at(place) or source.base.add(source, rule, place)
+        layout = as_dtype(source.layout, dtype)
+        rule = view_rules.VIEW_RULES[aten.view.dtype](source.layout, layout, dtype)
+        return source.base.at(layout) or source.base.add(source, rule, layout)
 
-    def _image(self, base: Base, place: Geometry) -> View:
+    def _make_flat_base(self, base: Base, layout: Layout) -> View:
         """A new top: the elements of the storage in order, from the first to the last that any view addresses."""
         old = base.top
-        around = regions.image(old.geometry, place)
+        around = flat_base_layout(old.layout, layout)
         if around is None:
             raise UnsupportedMutationError(
-                f"a tensor of size {tuple(place.size)} at {place.offset} of a storage seen through {old.geometry.size}",
+                f"a tensor of size {tuple(layout.size)} at {layout.offset} of a storage seen through {old.layout.size}",
                 why="where the two meet depends on sizes that are not known while tracing",
                 hint="trace with static shapes (tracing_mode='fake'), or pass tensors that do not share a storage",
             )
-        image = View(base, None, None, around)
-        if old.geometry.order is not None and old.geometry.elements == around.elements:
-            rule = view_rules.permuted_dense(old.geometry)
+        flat_base = View(base, None, None, around)
+        if old.layout.order is not None and old.layout.elements == around.elements:
+            rule = view_rules.permuted_dense(old.layout)
         else:
-            rule = view_rules.strided(image.geometry, old.geometry)
-        image.stamp = old.stamp
-        base.seed = _seed(base, image.geometry, rule, old)
-        base.crown(image, rule)
-        return image
+            rule = view_rules.strided(flat_base.layout, old.layout)
+        flat_base.generation = old.generation
+        base.seed = _seed(base, flat_base.layout, rule, old)
+        base.set_top(flat_base, rule)
+        return flat_base
 
 
-def _route(root: View, place: Geometry) -> list[view_routes.Step] | None:
-    """Plain views that lead from a root to a place, if the place is a box of it."""
-    box = regions.box(root.geometry, place)
-    if box is None or (place.conj, place.neg) != (root.geometry.conj, root.geometry.neg):
+def _route(root: View, layout: Layout) -> list[view_composition.RouteStep] | None:
+    """Plain views that lead from a root to a layout; None where that is no box of the root."""
+    box = box_of(root.layout, layout)
+    if box is None or (layout.conj, layout.neg) != (root.layout.conj, root.layout.neg):
         return None
-    return view_routes.steps(root.geometry, box, place)
+    return view_composition.steps(root.layout, box, layout)
 
 
-def _rule(op: Any, source: View, place: Geometry, args: tuple[Any, ...]) -> ViewRule:
-    return view_rules.VIEW_RULES[op](source.geometry, place, *args)
+def _rule(op: Any, source: View, layout: Layout, args: tuple[Any, ...]) -> ViewRule:
+    return view_rules.VIEW_RULES[op](source.layout, layout, *args)
 
 
-def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[Call], Value]:
-    """How to compute an image from the old top's value, and around it from what the storage holds."""
-    original, old_seed, value, empty = base.original, base.seed, old.value, regions.empty(old.geometry)
+def _seed(base: Base, layout: Layout, rule: ViewRule, old: View) -> Callable[[Call], Value]:
+    """A function that computes a flat base from the old top's value, and around it from what the storage holds."""
+    original, old_seed, value, empty = base.original, base.seed, old.value, is_empty(old.layout)
 
     def seed(call: Call) -> Value:
         first = old_seed(call) if value is None and old_seed is not None else value
         handle = base.twin if base.twin is not None else original() if original else None
-        inside = base.holds(place)
+        inside = base.holds(layout)
 
         def around() -> Value:
-            held = place.size[0] if inside else _held(base, place, old.geometry)
+            held = layout.size[0] if inside else _held(base, layout, old.layout)
             if handle is None or not (inside or held > 0):
-                return call(aten.new_zeros.default, first, list(place.size))
-            elements = call(aten.as_strided_copy.default, handle, [held], [1], place.offset)
-            gained = [] if inside else [call(aten.new_zeros.default, first, [place.size[0] - held])]
+                return call(aten.new_zeros.default, first, list(layout.size))
+            elements = call(aten.as_strided_copy.default, handle, [held], [1], layout.offset)
+            gained = [] if inside else [call(aten.new_zeros.default, first, [layout.size[0] - held])]
             return call(aten.cat.default, [elements, *gained]) if gained else elements
 
         if empty or (first is handle and not rule.covers and inside):
@@ -253,11 +254,11 @@ def _seed(base: Base, place: Geometry, rule: ViewRule, old: View) -> Callable[[C
     return seed
 
 
-def _held(base: Base, place: Geometry, old: Geometry) -> int:
-    """How many elements of a place the storage had before it grew; none, where it had those of the old top alone."""
+def _held(base: Base, layout: Layout, old: Layout) -> int:
+    """How many elements of a layout the storage had before it grew; 0 where it had those of the old top alone."""
     if type(base.capacity) is int:
-        return int(base.capacity // place.dtype.itemsize - place.offset)
-    if regions.hinted_span(old) == (0, regions.hint(base.capacity)):
+        return int(base.capacity // layout.dtype.itemsize - layout.offset)
+    if hinted_span(old) == (0, hint(base.capacity)):
         return 0
     raise UnsupportedMutationError(
         f"a tensor of size {tuple(old.size)} grows into a storage that it shows in part",

@@ -1,10 +1,10 @@
-"""What is known of one storage: its views as a tree, its handles, its writes.
+"""One storage: its views as a tree, its handles, its writes.
 
 A `Base` stands for one storage. Its `View`s form a tree: the root is the first handle that was seen on the storage,
-each other view says by a rule how it is read from its source. Above the root there may be an image: the elements of the
-storage in order, for views that the root does not reach.
+each other view says by a rule how it is read from its source. Above the root there may be a flat base: the elements of
+the storage in order, for views that the root does not reach.
 
-Invariant: a view's geometry never changes, but for symbols that a guard has pinned. Limits: strided layout.
+Invariant: a view's layout never changes, but for symbols that a guard has pinned. Limits: strided layout.
 """
 
 from __future__ import annotations
@@ -16,72 +16,72 @@ from typing import Any
 import torch
 
 from functionalize._torch import storage_key
-from functionalize.aliasing import geometry as regions
-from functionalize.aliasing.geometry import Box, Geometry
+from functionalize.aliasing.geometry import Layout, fits, plain
+from functionalize.aliasing.overlap import Box, box_of, boxes_disjoint, spans_disjoint
 from functionalize.aliasing.view_rules import Call, Value, ViewRule
 from functionalize.aliasing.write_log import WriteLog
 
-_UNKNOWN: Any = object()
+_UNSET: Any = object()
 
 
 class View:
-    """One place in a storage, as read from its source by a rule (the top of the tree has neither)."""
+    """A layout in a storage, and the rule that reads it from its source; the top of the tree has neither."""
 
     __slots__ = (
         "_box",
+        "aliased",
         "base",
-        "borrowed",
         "covers",
         "depth",
-        "geometry",
+        "generation",
         "is_source",
+        "layout",
         "parent",
         "rule",
-        "stamp",
         "value",
     )
 
-    def __init__(self, base: Base, parent: View | None, rule: ViewRule | None, geometry: Geometry) -> None:
+    def __init__(self, base: Base, parent: View | None, rule: ViewRule | None, layout: Layout) -> None:
         self.base = base
-        self.geometry = geometry
+        self.layout = layout
         self.value: Value | None = None
-        self.stamp = 0  # the position in the base's log at which the value was right
-        self.borrowed = False  # the value belongs to another tensor as well
+        self.generation = 0  # how many writes of the base's log the value has
+        self.aliased = False  # the value belongs to another tensor as well
         self.is_source = False  # whether other views were read from it
-        self._box: Box | None = _UNKNOWN
-        self.hang(parent, rule)
+        self._box: Box | None = _UNSET
+        self.set_parent(parent, rule)
 
-    def hang(self, parent: View | None, rule: ViewRule | None) -> None:
-        """Take a place in the tree."""
+    def set_parent(self, parent: View | None, rule: ViewRule | None) -> None:
+        """Set the source and the rule; ``covers`` and ``depth`` follow from them."""
         self.parent, self.rule = parent, rule
         self.depth: int = 0 if parent is None else parent.depth + 1
         if parent is not None:
             parent.is_source = True
         self.covers: bool = parent is None or (parent.covers and rule is not None and rule.covers)
 
-    def settle(self, value: Value, stamp: int, *, borrowed: bool = False) -> None:
-        """Note what the view is worth at a position of the log."""
-        self.value, self.stamp, self.borrowed = value, stamp, borrowed
+    def set_value(self, value: Value, generation: int, *, aliased: bool = False) -> None:
+        """Set the value, and the generation at which it is right; ``aliased``: it belongs to another tensor too."""
+        self.value, self.generation, self.aliased = value, generation, aliased
 
     @property
     def box(self) -> Box | None:
-        """The place as a box of the root, if it is one."""
-        if self._box is _UNKNOWN:
-            self._box = regions.box(self.base.root.geometry, self.geometry)
+        """The layout as a box of the root; None where it is none."""
+        if self._box is _UNSET:
+            self._box = box_of(self.base.root.layout, self.layout)
         return self._box
 
     def disjoint(self, other: View) -> bool:
-        """Whether the two, of one base, are known to share no element."""
+        """Whether two views of one base provably share no element."""
         if self is other:
             return False
         if self.parent is other.parent and self.rule is not None and other.rule is not None:
             a, b = self.rule.part, other.rule.part
             if a is not None and b is not None and a.dim == b.dim:
                 return a.stop <= b.start or b.stop <= a.start
-        if regions.spans_disjoint(self.geometry, other.geometry):
+        if spans_disjoint(self.layout, other.layout):
             return True
         box, other_box = self.box, other.box
-        return box is not None and other_box is not None and regions.boxes_disjoint(box, other_box)
+        return box is not None and other_box is not None and boxes_disjoint(box, other_box)
 
     def lineage(self) -> Iterator[View]:
         """The view, its source, its source's source, up to the top."""
@@ -126,7 +126,7 @@ class Base:
         # Held, so that its identity is not used again.
         self.storage: Any = handle.untyped_storage() if self.key > 0 else handle
         self.capacity: Any = None  # in bytes, before the program resized the storage
-        self.root = self.top = View(self, None, None, Geometry.of(handle))
+        self.root = self.top = View(self, None, None, Layout.of(handle))
         self.root.value = value
         # The handle addresses all of its storage, also what lies between and around its elements.
         self.original = weakref.ref(handle) if value is handle else None
@@ -137,60 +137,60 @@ class Base:
         self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
         self.kept: dict[View, Value] | None = None  # every write that no later one covers, where that is asked for
         self.handles: dict[int, HandleRef] = {}
-        self._views: dict[tuple[Any, ...], View] = {self.root.geometry.key: self.root}
+        self._views: dict[tuple[Any, ...], View] = {self.root.layout.key: self.root}
         self._renamed: View | None = None
 
-    def at(self, place: Geometry) -> View | None:
-        """The view of a place, if there is one."""
-        return self._views.get(place.key)
+    def at(self, layout: Layout) -> View | None:
+        """The view with a layout, or None."""
+        return self._views.get(layout.key)
 
-    def add(self, parent: View, rule: ViewRule, place: Geometry) -> View:
-        """A new view of a place."""
-        return self._views.setdefault(place.key, View(self, parent, rule, place))
+    def add(self, parent: View, rule: ViewRule, layout: Layout) -> View:
+        """The view with a layout, made by a rule if there is none yet."""
+        return self._views.setdefault(layout.key, View(self, parent, rule, layout))
 
     def renamed(self, rule: ViewRule) -> View:
         """The view which the program made of the root by a reshape to the root's own size."""
         if self._renamed is None:
-            self._renamed = View(self, self.root, rule, self.root.geometry)
+            self._renamed = View(self, self.root, rule, self.root.layout)
         return self._renamed
 
-    def crown(self, image: View, rule: ViewRule) -> None:
+    def set_top(self, flat_base: View, rule: ViewRule) -> None:
         """Put a new top above the old one."""
-        old, self.top = self.top, image
-        self._views.setdefault(image.geometry.key, image)
-        self.move(old, image, rule)
+        old, self.top = self.top, flat_base
+        self._views.setdefault(flat_base.layout.key, flat_base)
+        self.move(old, flat_base, rule)
 
     def move(self, view: View, parent: View, rule: ViewRule) -> None:
-        """Hang a view elsewhere; what hangs below it goes along."""
-        view.hang(parent, rule)
+        """Give a view another source; the views below it move along."""
+        view.set_parent(parent, rule)
         views = [*self._views.values()] + ([self._renamed] if self._renamed else [])
         for view in sorted(views, key=lambda view: view.depth):
-            view.hang(view.parent, view.rule)
+            view.set_parent(view.parent, view.rule)
 
-    def grows(self) -> None:
-        """Note that the program is about to resize the storage: what it gains holds nothing yet."""
-        self.capacity = regions.plain(self.storage.nbytes())
+    def note_resize(self) -> None:
+        """Note the size of the storage, which the program is about to resize: what it gains holds nothing yet."""
+        self.capacity = plain(self.storage.nbytes())
 
-    def holds(self, place: Geometry) -> bool:
-        """Whether the storage held a place from the start. What views lead to it did, whatever a fake storage says."""
-        return self.capacity is None or regions.fits(place, self.capacity)
+    def holds(self, layout: Layout) -> bool:
+        """Whether the storage held a layout from the start; always, where the program has not resized it."""
+        return self.capacity is None or fits(layout, self.capacity)
 
     def simplify(self) -> None:
-        """Write the views' places in the symbols that are left: guards pin some while the program runs."""
-        if all(view.geometry.static for view in self._views.values()):
+        """Replace symbols that guards have pinned by integers in the layouts of all views."""
+        if all(view.layout.static for view in self._views.values()):
             return
         for view in self._views.values():
-            view.geometry = view.geometry.simplified()
-        self._views = {view.geometry.key: view for view in reversed(self._views.values())}
+            view.layout = view.layout.simplified()
+        self._views = {view.layout.key: view for view in reversed(self._views.values())}
 
     def drop_stale(self) -> None:
         """Forget values that no read would use."""
         for view in self._views.values():
-            if view is not self.top and not self.untouched(view, since=view.stamp):
+            if view is not self.top and not self.untouched(view, since=view.generation):
                 view.value = None
 
-    def let_go(self) -> None:
-        """Drop all tensors: base and views refer to one another, and would hold them until garbage is collected."""
+    def release(self) -> None:
+        """Drop all tensors, which the reference cycle of base and views would hold until garbage is collected."""
         for view in self._views.values():
             view.value = None
         if self._renamed is not None:
@@ -204,5 +204,5 @@ class Base:
         return self.original is not None and self.original() is handle
 
     def untouched(self, view: View, since: int) -> bool:
-        """Whether each write since that position lies apart from the view."""
+        """Whether no write after generation ``since`` shares an element with the view."""
         return len(self.log) <= since or next(self.log.touching(view, since), None) is None

@@ -1,7 +1,7 @@
 """What happened to each storage while a program ran: its views, its writes, in order, and the lines that did it.
 
-Invariant: records outlive the program and hold no tensor. Limits: one record per place of a storage: views that reach
-the same place are one.
+Invariant: records outlive the program and hold no tensor. Limits: one record per layout in a storage: views with
+the same layout are one.
 """
 
 from __future__ import annotations
@@ -12,36 +12,19 @@ from functools import cached_property
 from typing import Any
 
 from functionalize.aliasing.bases import Base, View
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.call_stack import Location, Origin
-
-
-@dataclass(frozen=True)
-class Region:
-    """A place in a storage. Sizes, strides and offset count elements of ``dtype``."""
-
-    size: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any
-    dtype: Any
-
-    @property
-    def numel(self) -> Any:
-        count = 1
-        for size in self.size:
-            count *= size
-        return count
 
 
 @dataclass(eq=False)
 class ViewRecord:
-    """One place of a storage that the program had a tensor for."""
+    """One layout in a storage that the program had a tensor for."""
 
     index: int
     base: BaseRecord
     parent: ViewRecord | None
     op: str  # the op that made it; of a base's first tensor empty
-    region: Region
+    region: Layout
     origin: Origin
     time: int  # position among all events of the program
 
@@ -123,11 +106,11 @@ class AliasHistory:
         """The graph as a Mermaid flowchart."""
         lines = ["flowchart LR"]
         for view in self.views:
-            lines.append(f'  v{view.index}["{_plain(_label(view))}"]')
+            lines.append(f'  v{view.index}["{_safe(_label(view))}"]')
             if view.parent is not None:
-                lines.append(f'  v{view.parent.index} -->|"{_plain(view.op)}"| v{view.index}')
+                lines.append(f'  v{view.parent.index} -->|"{_safe(view.op)}"| v{view.index}')
         for write in self.writes:
-            lines.append(f'  w{write.index}(["{_plain(f"{write.op} at {write.location}")}"]) -.-> v{write.view.index}')
+            lines.append(f'  w{write.index}(["{_safe(f"{write.op} at {write.location}")}"]) -.-> v{write.view.index}')
         return "\n".join(lines)
 
 
@@ -139,10 +122,10 @@ class Historian:
         self._names: dict[Base, str] = {}
         self._numbers: dict[Base, int] = {}  # of the bases in the history
         self._seen: set[View] = set()
-        self._events: list[tuple[View, View | None, Geometry, Any, Origin, bool]] = []  # the last: whether a write
+        self._events: list[tuple[View, View | None, Layout, Any, Origin, bool]] = []  # the last: whether a write
 
     def viewed(self, view: View, op: Any) -> None:
-        """The program made a view."""
+        """Note that the program made a view."""
         if view in self._seen:
             return
         self._seen.add(view)
@@ -150,12 +133,12 @@ class Historian:
             self.viewed(view.parent, op)
         elif view.base not in self._names:
             self._names[view.base] = self._name_of(view.base)
-        self._events.append((view, view.parent, view.geometry, op, self._here(), False))
+        self._events.append((view, view.parent, view.layout, op, self._here(), False))
 
     def wrote(self, view: View, op: Any) -> None:
-        """The program wrote to a view."""
+        """Note that the program wrote to a view."""
         self.viewed(view, op)
-        self._events.append((view, view.parent, view.geometry, op, self._here(), True))
+        self._events.append((view, view.parent, view.layout, op, self._here(), True))
 
     def detach(self) -> None:
         """Nothing more will happen: let go of what told where the program was."""
@@ -163,11 +146,11 @@ class Historian:
 
     @cached_property
     def history(self) -> AliasHistory:
-        """All that happened."""
+        """The history of all noted events."""
         history = AliasHistory()
         views: dict[View, ViewRecord] = {}
         writes = 0
-        for time, (view, parent, geometry, op, origin, is_write) in enumerate(self._events):
+        for time, (view, parent, layout, op, origin, is_write) in enumerate(self._events):
             number = self._numbers.setdefault(view.base, len(history.bases))
             if number == len(history.bases):
                 history.bases.append(BaseRecord(number, self._names[view.base]))
@@ -177,14 +160,13 @@ class Historian:
                 writes += 1
             else:
                 name = "" if parent is None else str(op)
-                region = Region(tuple(geometry.size), tuple(geometry.stride), geometry.offset, geometry.dtype)
                 source = None if parent is None else views[parent]
-                views[view] = ViewRecord(len(views), base, source, name, region, origin, time)
+                views[view] = ViewRecord(len(views), base, source, name, layout, origin, time)
                 base.views.append(views[view])
         return history
 
     def writes_of(self, base: Base) -> Sequence[WriteRecord]:
-        """The writes that a base got."""
+        """The writes to a base, in order."""
         bases, number = self.history.bases, self._numbers.get(base)
         return () if number is None else bases[number].writes
 
@@ -208,5 +190,5 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _plain(text: str) -> str:
+def _safe(text: str) -> str:
     return text.replace('"', "'").replace("\\n", " ")

@@ -1,8 +1,8 @@
-"""What each view is worth now: reading what was written, writing without mutation.
+"""The values of views: reading what was written, writing without mutation.
 
-A view's ``value`` was right at its ``stamp``, a position in its base's log of writes. It still is, as long as each
-later write lies elsewhere. A write only notes the written view and its value. When someone reads a place that pending
-writes meet in part, they are folded into the top of the tree: deepest first, siblings that lie apart together.
+A view's ``value`` was right at its ``generation``, a position in its base's log of writes. It still is, as long as each
+later write touches other elements. A write only notes the written view and its value. When someone reads a view that
+pending writes overlap in part, they are folded into the top of the tree: deepest first, disjoint siblings together.
 
 Invariant: a value is only used at a position where it is right. Limits: nothing here dispatches; ops run through
 ``call``.
@@ -21,8 +21,8 @@ from functionalize.aliasing.view_rules import Value
 from functionalize.aliasing.write_log import WriteLog
 
 aten = torch.ops.aten
-Entry = tuple[View, Value, int]  # a pending write: the view, its new value, its position in the log
-Before = Callable[[], Value]
+PendingWrite = tuple[View, Value, int]  # a pending write: the view, its new value, its position in the log
+LazyValue = Callable[[], Value]
 
 
 class Execution(Protocol):
@@ -31,8 +31,8 @@ class Execution(Protocol):
     def call(self, op: Any, *args: Any) -> Value:
         """Execute one op on values."""
 
-    def recorded(self, view: View, source_value: Value) -> Value | None:
-        """A view's value, given its source's, where it is known without executing an op."""
+    def recorded_view(self, view: View, source_value: Value) -> Value | None:
+        """A view's value, given its source's, where no op has to run for it; else None."""
 
     @property
     def views_alias(self) -> bool:
@@ -43,7 +43,7 @@ def regenerate(run: Execution, view: View) -> Value:
     """The view's current value."""
     base, path = view.base, []
     for source in view.lineage():
-        if source.value is not None and base.untouched(view, since=source.stamp):
+        if source.value is not None and base.untouched(view, since=source.generation):
             break
         path.append(source)
     else:
@@ -52,17 +52,17 @@ def regenerate(run: Execution, view: View) -> Value:
     value = source.value
     for node in reversed(path):
         assert node.rule is not None
-        known = run.recorded(node, value)
+        known = run.recorded_view(node, value)
         value = node.rule.replay(run.call, _owned(run, node, value)) if known is None else known
-        node.settle(value, source.stamp, borrowed=source.borrowed and run.views_alias)
+        node.set_value(value, source.generation, aliased=source.aliased and run.views_alias)
     return value
 
 
-def commit(view: View, value: Value, *, borrowed: bool = False) -> None:
+def commit(view: View, value: Value, *, aliased: bool = False) -> None:
     """Note that the program wrote ``value``, of the view's shape and dtype, to the view."""
     base = view.base
     base.log.append(view)
-    view.settle(_lasting(view, value), len(base.log), borrowed=borrowed)
+    view.set_value(_lasting(view, value), len(base.log), aliased=aliased)
     if view.covers:
         base.pending.clear()
     elif base.pending and view.is_source:
@@ -88,19 +88,19 @@ def _keep(kept: dict[View, Value], view: View, value: Value) -> None:
 
 def _lasting(view: View, value: Value) -> Value | None:
     """A written value, as far as reading the view would give it back: an element has one value at all its positions."""
-    return None if view.geometry.shares else value
+    return None if view.layout.has_internal_overlap else value
 
 
 def _fold_pending(run: Execution, base: Base) -> None:
-    entries = [(view, value, stamp) for view, (value, stamp) in base.pending.items()]
+    entries = [(view, value, generation) for view, (value, generation) in base.pending.items()]
     base.pending.clear()
     value = _fold(run, base.top, entries, lambda: top_value(run, base))
-    base.top.settle(value, len(base.log), borrowed=_still_borrowed(run, entries))
+    base.top.set_value(value, len(base.log), aliased=_still_aliased(run, entries))
 
 
-def _still_borrowed(run: Execution, entries: list[Entry]) -> bool:
-    """Whether folding may have carried a borrowed value along by views alone: a scatter makes a value of its own."""
-    return run.views_alias and any(view.borrowed and view.covers for view, _, _ in entries)
+def _still_aliased(run: Execution, entries: list[PendingWrite]) -> bool:
+    """Whether a folded value may still be an aliased one: views carry it along, a scatter makes a new value."""
+    return run.views_alias and any(view.aliased and view.covers for view, _, _ in entries)
 
 
 def top_value(run: Execution, base: Base) -> Value:
@@ -111,10 +111,10 @@ def top_value(run: Execution, base: Base) -> Value:
     return base.top.value
 
 
-def _fold(run: Execution, node: View, entries: list[Entry], before: Before) -> Value:
+def _fold(run: Execution, node: View, entries: list[PendingWrite], before: LazyValue) -> Value:
     """The value of ``node`` after writes at or below it, in order; ``before`` computes the one before them."""
     batch: dict[View, Value] = {}  # new values of children that lie apart, not part of `before` yet
-    lying = WriteLog()  # where those lie
+    lying = WriteLog()  # the same children, to ask which overlap
     for child, group in _by_child(node, entries):
         if child is None:
             batch, lying, before = {}, WriteLog(), _constant(group[-1][1])
@@ -124,14 +124,14 @@ def _fold(run: Execution, node: View, entries: list[Entry], before: Before) -> V
         lying.append(child)
         prior = _constant(batch[child]) if child in batch else _prior(run, child, group, before)
         batch[child] = value = _fold(run, child, group, prior)
-        borrowed = any(view.borrowed for view, _, _ in group) and (value is child.value or run.views_alias)
-        child.settle(_lasting(child, value), group[-1][2], borrowed=borrowed)
+        aliased = any(view.aliased for view, _, _ in group) and (value is child.value or run.views_alias)
+        child.set_value(_lasting(child, value), group[-1][2], aliased=aliased)
     return _scatter(run, batch, before)
 
 
-def _by_child(node: View, entries: list[Entry]) -> Iterator[tuple[View | None, list[Entry]]]:
+def _by_child(node: View, entries: list[PendingWrite]) -> Iterator[tuple[View | None, list[PendingWrite]]]:
     """Consecutive entries that lie at or below the same child of ``node``; None for ``node`` itself."""
-    group: list[Entry] = []
+    group: list[PendingWrite] = []
     current: View | None = None
     for entry in entries:
         child = _child_towards(node, entry[0])
@@ -153,18 +153,18 @@ def _child_towards(node: View, view: View) -> View | None:
     raise AssertionError("a pending write lies outside of its base's tree")
 
 
-def _prior(run: Execution, child: View, group: list[Entry], before: Before) -> Before:
+def _prior(run: Execution, child: View, group: list[PendingWrite], before: LazyValue) -> LazyValue:
     """How to compute a child's value before a group of writes below it."""
     rule = child.rule
     assert rule is not None
     inside = {view for view, _, _ in group}
-    if child.value is not None and all(write in inside for write in child.base.log.touching(child, child.stamp)):
+    if child.value is not None and all(write in inside for write in child.base.log.touching(child, child.generation)):
         return _constant(child.value)
     return lambda: rule.replay(run.call, _owned(run, child, before()))
 
 
-def _scatter(run: Execution, batch: dict[View, Value], before: Before) -> Value:
-    """Carry the values of children that lie apart back to their common source."""
+def _scatter(run: Execution, batch: dict[View, Value], before: LazyValue) -> Value:
+    """The value of a source, given the values of disjoint children."""
     for tiles in tile_runs([(child, child.rule.part) for child in batch if child.rule is not None]):
         before = _constant(_tile(run, tiles, batch, before))
         batch = {child: value for child, value in batch.items() if child not in tiles}
@@ -175,27 +175,27 @@ def _scatter(run: Execution, batch: dict[View, Value], before: Before) -> Value:
 
 
 def _owned(run: Execution, view: View, value: Value) -> Value:
-    """The value of a view's source, for the view's rule: what is borrowed may start elsewhere when a graph is run."""
+    """The value of a view's source, for the view's rule: a clone where an aliased one may start elsewhere."""
     assert view.rule is not None and view.parent is not None
-    return run.call(aten.clone.default, value) if view.rule.by_storage and view.parent.borrowed else value
+    return run.call(aten.clone.default, value) if view.rule.addresses_storage and view.parent.aliased else value
 
 
-def _source(run: Execution, view: View, before: Before) -> Before:
+def _source(run: Execution, view: View, before: LazyValue) -> LazyValue:
     return lambda: _owned(run, view, before())
 
 
-def _tile(run: Execution, tiles: list[View], batch: dict[View, Value], before: Before) -> Value:
-    """Adjacent parts of one source as a single piece: one write in place of one for each part."""
+def _tile(run: Execution, tiles: list[View], batch: dict[View, Value], before: LazyValue) -> Value:
+    """The source's value after writes to adjacent parts, joined into one write."""
     first, last = tiles[0].rule, tiles[-1].rule
     assert first is not None and last is not None and tiles[0].parent is not None
     assert first.part is not None and last.part is not None
     dim, start, stop = first.part.dim, first.part.start, last.part.stop
     join = aten.stack.default if first.part.drops else aten.cat.default
     piece = run.call(join, [batch[child] for child in tiles], dim)
-    if start == 0 and stop == tiles[0].parent.geometry.size[dim]:
+    if start == 0 and stop == tiles[0].parent.layout.size[dim]:
         return piece
     return run.call(aten.slice_scatter.default, before(), piece, dim, start, stop)
 
 
-def _constant(value: Any) -> Before:
+def _constant(value: Any) -> LazyValue:
     return lambda: value

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 
 aten = torch.ops.aten
 
 
-def view_at(tensor: torch.Tensor, base: Geometry, layout: Geometry) -> torch.Tensor:
+def view_at(tensor: torch.Tensor, base: Layout, layout: Layout) -> torch.Tensor:
     """The view of ``tensor`` that lies to it as ``layout`` lies to ``base``. Differentiable, unless the bits differ."""
     if same_reading(base, layout):
         offset = tensor.storage_offset() + layout.offset - base.offset
@@ -26,12 +26,12 @@ def view_at(tensor: torch.Tensor, base: Geometry, layout: Geometry) -> torch.Ten
     return with_lazy_bits(made, layout)
 
 
-def same_reading(one: Geometry, two: Geometry) -> bool:
+def same_reading(one: Layout, two: Layout) -> bool:
     """Whether two layouts read a storage alike: dtype, conjugate bit, negative bit."""
     return (one.dtype, one.conj, one.neg) == (two.dtype, two.conj, two.neg)
 
 
-def with_lazy_bits(tensor: torch.Tensor, layout: Geometry) -> torch.Tensor:
+def with_lazy_bits(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A tensor with the conjugate and negative bits of a layout."""
     tensor = tensor.conj() if layout.conj else tensor
     return aten._neg_view.default(tensor) if layout.neg else tensor
@@ -45,7 +45,7 @@ def tensor_at(storage: torch.UntypedStorage, where: tuple[Any, Any, Any], dtype:
         return empty.set_(storage, offset, size, stride)
 
 
-def with_layout(value: torch.Tensor, layout: Geometry) -> torch.Tensor:
+def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The value itself if it has the strides of a layout, else a copy that has them."""
     if value.layout is not torch.strided or not layout.static or has_strides(value, layout.stride):
         return value
@@ -78,7 +78,7 @@ def copy_into(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def make_room(tensor: torch.Tensor, layout: Geometry) -> None:
+def make_room(tensor: torch.Tensor, layout: Layout) -> None:
     """Let a tensor's storage grow until it holds a layout."""
     storage, needed = tensor.untyped_storage(), layout.span[1]
     if storage.nbytes() < needed:

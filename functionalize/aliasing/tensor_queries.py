@@ -15,7 +15,7 @@ from functionalize.aliasing.geometry import same
 
 
 def is_contiguous(tensor: torch.Tensor) -> bool:
-    """Asked where no tracer sees the arithmetic on symbols."""
+    """``tensor.is_contiguous()``, with the arithmetic on symbols hidden from tracers."""
     return bool(on_handles(torch.Tensor.is_contiguous, (tensor,), {}))
 
 
@@ -28,10 +28,10 @@ def repeated(tensor: torch.Tensor) -> list[int]:
     """The dimensions along which all positions share one element."""
     if tensor.layout is not torch.strided:
         return []
-    places = enumerate(zip(tensor.size(), tensor.stride(), strict=True))
+    dims = enumerate(zip(tensor.size(), tensor.stride(), strict=True))
     return [
         dim
-        for dim, (size, stride) in places
+        for dim, (size, stride) in dims
         if type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
     ]
 
@@ -45,7 +45,7 @@ _COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, t
 
 
 def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors of one shape address alike, without asking anything of a symbol."""
+    """Whether two tensors of one shape have equal strides; of symbols, equal expressions."""
     if is_symbolic(one) or is_symbolic(two):
         return same(one.stride(), two.stride())
     return one.stride() == two.stride()
@@ -56,8 +56,8 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
 
 
-def placed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what the functional variants are written for: plain numbers at a place of a storage."""
+def is_plain_strided(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is strided, and neither quantized nor nested: what functional variants are written for."""
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 

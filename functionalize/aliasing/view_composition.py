@@ -1,7 +1,7 @@
-"""Shorter routes: from a root straight to a place far down a chain of views, from many parts at once to the whole.
+"""Shorter routes: from a root straight to a view far down a chain, from many parts at once to the whole.
 
 Invariant: a route reaches the same elements, in the same order, as the chain that it stands for.
-Limits: places that are boxes of the root (:class:`functionalize.aliasing.geometry.Box`), parts along one dimension.
+Limits: layouts that are boxes of the root (:class:`functionalize.aliasing.overlap.Box`), parts along one dimension.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from functionalize.aliasing.geometry import Box, Geometry
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.overlap import Box
 from functionalize.aliasing.view_rules import Progression
 
 aten = torch.ops.aten
 
 
 def tile_runs(parts: Sequence[tuple[Any, Progression | None]]) -> list[list[Any]]:
-    """Views that lie side by side along one dimension of their common source, two or more at a time, in order."""
+    """Groups of two or more views that are adjacent along one dimension of their common source, in order."""
     known = [(part.dim, part.drops, part.start, part.stop, view) for view, part in parts if part is not None]
     runs: list[list[Any]] = []
     end: tuple[Any, ...] | None = None
@@ -32,12 +33,12 @@ def tile_runs(parts: Sequence[tuple[Any, Progression | None]]) -> list[list[Any]
     return [run for run in runs if len(run) > 1]
 
 
-Step = tuple[Any, tuple[Any, ...], Geometry]  # a view op, its arguments, and the place that it reaches
+RouteStep = tuple[Any, tuple[Any, ...], Layout]  # a view op, its arguments, and the layout that it gives
 
 
-def steps(root: Geometry, box: Box, out: Geometry) -> list[Step]:
-    """The shortest plain way from a root to a place that is a box of it: select, slice, permute, unsqueeze, expand."""
-    result: list[Step] = []
+def steps(root: Layout, box: Box, out: Layout) -> list[RouteStep]:
+    """The shortest plain way from a root to a layout that is a box of it: select, slice, permute, unsqueeze, expand."""
+    result: list[RouteStep] = []
     kept = [dim for dim in box.dims if dim is not None]
     here, names = root, list(range(len(root.size)))
 

@@ -2,7 +2,7 @@
 
 Invariant: ``inverse(base, replay(base))`` is ``base``; where the view is injective, ``replay(inverse(base, v))`` is
 ``v``.
-Rules name view ops; the domain that executes them calls the ``*_copy`` op instead where views are to be removed.
+Rules name view ops; the executor calls the ``*_copy`` op instead where views are to be removed.
 Limits: strided layout. A strided view without a rule of its own is addressed by :func:`strided`.
 """
 
@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 import torch
 
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 
 aten = torch.ops.aten
 Value = Any
-Base = Callable[[], Value]  # computes the source's value only for those inverses that need it
+LazyValue = Callable[[], Value]  # computes the source's value only for those inverses that need it
 
 
 class Call(Protocol):
-    """Executes one op on values in the current domain."""
+    """Executes one op on values."""
 
     def __call__(self, op: Any, *args: Any) -> Value: ...
 
@@ -37,7 +37,7 @@ class Progression:
     drops: bool
 
 
-Action = tuple[Any, tuple[Any, ...]]  # a view op and its arguments after ``self``
+OpCall = tuple[Any, tuple[Any, ...]]  # a view op and its arguments after ``self``
 
 
 @dataclass(frozen=True)
@@ -50,24 +50,24 @@ class ViewRule:
         :mod:`functionalize.aliasing.view_composition`.
     """
 
-    path: tuple[Action, ...]
-    inverse: Callable[[Call, Base, Value], Value]
+    path: tuple[OpCall, ...]
+    inverse: Callable[[Call, LazyValue, Value], Value]
     covers: bool = False
     part: Progression | None = None
 
     @property
-    def by_storage(self) -> bool:
-        """Whether the path addresses the storage of the source's value, which must not be another tensor's."""
+    def addresses_storage(self) -> bool:
+        """Whether the path reads the storage of the source's value, which must not be another tensor's."""
         return any(op is aten.as_strided.default for op, _ in self.path)
 
     def replay(self, call: Call, base: Value) -> Value:
-        """The view's value, of the source's."""
+        """The view's value, computed from its source's."""
         for op, args in self.path:
             base = call(op, base, *args)
         return base
 
 
-def along(op: Any, *args: Any) -> tuple[Action, ...]:
+def along(op: Any, *args: Any) -> tuple[OpCall, ...]:
     """A path of one view op."""
     return ((op, args),)
 
@@ -92,7 +92,7 @@ UNSUPPORTED_VIEWS: dict[Any, str] = {
 }
 """Primitive views without a rule, and why: they pass through, and a write through them is refused."""
 
-BY_PLACE = frozenset(
+BY_LAYOUT = frozenset(
     {
         aten.as_strided.default,
         aten.alias.default,
@@ -104,7 +104,7 @@ BY_PLACE = frozenset(
         aten.slice_inverse.default,
     }
 )
-"""Views that keep the geometry of their source, or are known by their geometry alone (:func:`strided`)."""
+"""Views that keep the layout of their source, or are found by their layout alone (:func:`strided`)."""
 
 
 def view_rule(*ops: Any) -> Callable[[Builder], Builder]:
@@ -117,7 +117,7 @@ def view_rule(*ops: Any) -> Callable[[Builder], Builder]:
     return register
 
 
-def _reshaping(op: Any, args: tuple[Any, ...], source: Geometry) -> ViewRule:
+def _reshaping(op: Any, args: tuple[Any, ...], source: Layout) -> ViewRule:
     """A view which renames positions: its inverse is a view back to the source's size."""
     return ViewRule(
         path=along(op, *args),
@@ -127,17 +127,17 @@ def _reshaping(op: Any, args: tuple[Any, ...], source: Geometry) -> ViewRule:
 
 
 @view_rule(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
-def view(source: Geometry, out: Geometry, size: Sequence[Any], *_: Any) -> ViewRule:
+def view(source: Layout, out: Layout, size: Sequence[Any], *_: Any) -> ViewRule:
     return _reshaping(aten.view.default, (list(size),), source)
 
 
 @view_rule(aten.squeeze.default)
-def squeeze(source: Geometry, out: Geometry) -> ViewRule:
+def squeeze(source: Layout, out: Layout) -> ViewRule:
     return _reshaping(aten.squeeze.default, (), source)
 
 
 @view_rule(aten.squeeze.dim)
-def squeeze_dim(source: Geometry, out: Geometry, dim: int) -> ViewRule:
+def squeeze_dim(source: Layout, out: Layout, dim: int) -> ViewRule:
     return ViewRule(
         path=along(aten.squeeze.dim, dim),
         inverse=lambda call, base, view: call(aten.unsqueeze.default, view, dim),
@@ -146,12 +146,12 @@ def squeeze_dim(source: Geometry, out: Geometry, dim: int) -> ViewRule:
 
 
 @view_rule(aten.squeeze.dims)
-def squeeze_dims(source: Geometry, out: Geometry, dims: Sequence[int]) -> ViewRule:
+def squeeze_dims(source: Layout, out: Layout, dims: Sequence[int]) -> ViewRule:
     return _reshaping(aten.squeeze.dims, (list(dims),), source)
 
 
 @view_rule(aten.unsqueeze.default)
-def unsqueeze(source: Geometry, out: Geometry, dim: int) -> ViewRule:
+def unsqueeze(source: Layout, out: Layout, dim: int) -> ViewRule:
     return ViewRule(
         path=along(aten.unsqueeze.default, dim),
         inverse=lambda call, base, view: call(aten.squeeze.dim, view, dim),
@@ -160,7 +160,7 @@ def unsqueeze(source: Geometry, out: Geometry, dim: int) -> ViewRule:
 
 
 @view_rule(aten.permute.default)
-def permute(source: Geometry, out: Geometry, dims: Sequence[int]) -> ViewRule:
+def permute(source: Layout, out: Layout, dims: Sequence[int]) -> ViewRule:
     rank = len(dims)
     back = sorted(range(rank), key=lambda position: dims[position] % rank)
     return ViewRule(
@@ -171,7 +171,7 @@ def permute(source: Geometry, out: Geometry, dims: Sequence[int]) -> ViewRule:
 
 
 @view_rule(aten.transpose.int)
-def transpose(source: Geometry, out: Geometry, dim0: int, dim1: int) -> ViewRule:
+def transpose(source: Layout, out: Layout, dim0: int, dim1: int) -> ViewRule:
     return ViewRule(
         path=along(aten.transpose.int, dim0, dim1),
         inverse=lambda call, base, view: call(aten.transpose.int, view, dim0, dim1),
@@ -180,7 +180,7 @@ def transpose(source: Geometry, out: Geometry, dim0: int, dim1: int) -> ViewRule
 
 
 @view_rule(aten.t.default)
-def t(source: Geometry, out: Geometry) -> ViewRule:
+def t(source: Layout, out: Layout) -> ViewRule:
     return ViewRule(
         path=along(aten.t.default),
         inverse=lambda call, base, view: call(aten.t.default, view),
@@ -189,8 +189,8 @@ def t(source: Geometry, out: Geometry) -> ViewRule:
 
 
 @view_rule(aten.expand.default)
-def expand(source: Geometry, out: Geometry, size: Sequence[Any], *_: Any) -> ViewRule:
-    def inverse(call: Call, base: Base, view: Value) -> Value:
+def expand(source: Layout, out: Layout, size: Sequence[Any], *_: Any) -> ViewRule:
+    def inverse(call: Call, base: LazyValue, view: Value) -> Value:
         # Positions that share an element hold one value (eager refuses writes where they might not): take the first.
         lead = len(out.size) - len(source.size)
         for dim, have in enumerate(out.size):
@@ -206,7 +206,7 @@ def _is_one(number: Any) -> bool:
 
 
 @view_rule(aten.select.int)
-def select(source: Geometry, out: Geometry, dim: int, index: Any) -> ViewRule:
+def select(source: Layout, out: Layout, dim: int, index: Any) -> ViewRule:
     return ViewRule(
         path=along(aten.select.int, dim, index),
         inverse=lambda call, base, view: call(aten.select_scatter.default, base(), view, dim, index),
@@ -215,9 +215,7 @@ def select(source: Geometry, out: Geometry, dim: int, index: Any) -> ViewRule:
 
 
 @view_rule(aten.slice.Tensor)
-def slice_(
-    source: Geometry, out: Geometry, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
-) -> ViewRule:
+def slice_(source: Layout, out: Layout, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> ViewRule:
     return ViewRule(
         path=along(aten.slice.Tensor, dim, start, end, step),
         inverse=lambda call, base, view: call(aten.slice_scatter.default, base(), view, dim, start, end, step),
@@ -225,7 +223,7 @@ def slice_(
     )
 
 
-def _part(source: Geometry, dim: int, start: Any, count: Any, *, drops: bool) -> Progression | None:
+def _part(source: Layout, dim: int, start: Any, count: Any, *, drops: bool) -> Progression | None:
     dim = dim % len(source.size)
     length, count = source.size[dim], 1 if count is None else count
     if not all(type(number) is int for number in (length, start, count)):
@@ -235,7 +233,7 @@ def _part(source: Geometry, dim: int, start: Any, count: Any, *, drops: bool) ->
 
 
 @view_rule(aten.diagonal.default)
-def diagonal(source: Geometry, out: Geometry, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewRule:
+def diagonal(source: Layout, out: Layout, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewRule:
     return ViewRule(
         path=along(aten.diagonal.default, offset, dim1, dim2),
         inverse=lambda call, base, view: call(aten.diagonal_scatter.default, base(), view, offset, dim1, dim2),
@@ -243,7 +241,7 @@ def diagonal(source: Geometry, out: Geometry, offset: int = 0, dim1: int = 0, di
 
 
 @view_rule(aten.view.dtype)
-def view_dtype(source: Geometry, out: Geometry, dtype: torch.dtype) -> ViewRule:
+def view_dtype(source: Layout, out: Layout, dtype: torch.dtype) -> ViewRule:
     return ViewRule(
         path=along(aten.view.dtype, dtype),
         inverse=lambda call, base, view: call(aten.view.dtype, view, source.dtype),
@@ -252,7 +250,7 @@ def view_dtype(source: Geometry, out: Geometry, dtype: torch.dtype) -> ViewRule:
 
 
 @view_rule(aten.view_as_real.default)
-def view_as_real(source: Geometry, out: Geometry) -> ViewRule:
+def view_as_real(source: Layout, out: Layout) -> ViewRule:
     return ViewRule(
         path=along(aten.view_as_real.default),
         inverse=lambda call, base, view: call(aten.view_as_complex.default, view),
@@ -261,7 +259,7 @@ def view_as_real(source: Geometry, out: Geometry) -> ViewRule:
 
 
 @view_rule(aten.view_as_complex.default)
-def view_as_complex(source: Geometry, out: Geometry) -> ViewRule:
+def view_as_complex(source: Layout, out: Layout) -> ViewRule:
     return ViewRule(
         path=along(aten.view_as_complex.default),
         inverse=lambda call, base, view: call(aten.view_as_real.default, view),
@@ -270,7 +268,7 @@ def view_as_complex(source: Geometry, out: Geometry) -> ViewRule:
 
 
 @view_rule(aten._conj.default)
-def conj(source: Geometry, out: Geometry) -> ViewRule:
+def conj(source: Layout, out: Layout) -> ViewRule:
     # The inverse is physical in either mode: the source's handle has no conjugate bit, so its value gets none.
     return ViewRule(
         path=along(aten._conj.default),
@@ -280,7 +278,7 @@ def conj(source: Geometry, out: Geometry) -> ViewRule:
 
 
 @view_rule(aten._neg_view.default)
-def neg(source: Geometry, out: Geometry) -> ViewRule:
+def neg(source: Layout, out: Layout) -> ViewRule:
     return ViewRule(
         path=along(aten._neg_view.default),
         inverse=lambda call, base, view: call(aten._neg_view_copy.default, view),
@@ -289,10 +287,10 @@ def neg(source: Geometry, out: Geometry) -> ViewRule:
 
 
 @view_rule(aten.unfold.default)
-def unfold(source: Geometry, out: Geometry, dim: int, size: int, step: int) -> ViewRule:
+def unfold(source: Layout, out: Layout, dim: int, size: int, step: int) -> ViewRule:
     # Gaps between windows keep the source's elements, so the inverse scatters: window offset by window offset. Where
     # windows overlap, the later window wins as in eager, which is the one that reaches an element by a smaller offset.
-    def inverse(call: Call, base: Base, view: Value) -> Value:
+    def inverse(call: Call, base: LazyValue, view: Value) -> Value:
         if not source.size:  # a scalar has one window of its one element
             return call(aten.view.default, view, [])
         result, axis = base(), dim % len(source.size)
@@ -305,35 +303,33 @@ def unfold(source: Geometry, out: Geometry, dim: int, size: int, step: int) -> V
     return ViewRule(along(aten.unfold.default, dim, size, step), inverse)
 
 
-def strided(source: Geometry, out: Geometry) -> ViewRule:
+def strided(source: Layout, out: Layout) -> ViewRule:
     """Any strided view, addressed through its source's elements in storage order.
 
     The source is contiguous (see ``AliasGraph.locate``); ``TensorsDomain.call`` holds its value to that.
     """
-    place = (list(out.size), list(out.stride), out.offset - source.offset)
+    layout = (list(out.size), list(out.stride), out.offset - source.offset)
     return ViewRule(
-        path=along(aten.as_strided.default, *place),
-        inverse=lambda call, base, view: call(aten.as_strided_scatter.default, base(), view, *place),
+        path=along(aten.as_strided.default, *layout),
+        inverse=lambda call, base, view: call(aten.as_strided_scatter.default, base(), view, *layout),
     )
 
 
-def permuted_dense(out: Geometry) -> ViewRule:
+def permuted_dense(out: Layout) -> ViewRule:
     """A dense tensor as a view of its own elements in storage order: the source is one-dimensional."""
     order = list(out.order or ())
     back = sorted(range(len(order)), key=order.__getitem__)
     sizes, in_order = [out.size[dim] for dim in order], order == sorted(order)
     path = along(aten.view.default, sizes) + (() if in_order else along(aten.permute.default, back))
 
-    def inverse(call: Call, base: Base, view: Value) -> Value:
+    def inverse(call: Call, base: LazyValue, view: Value) -> Value:
         value = view if in_order else call(aten.permute.default, view, order)
         return call(aten.view.default, value, [-1])
 
     return ViewRule(path, inverse, covers=True)
 
 
-def lower(
-    op: Any, source: Geometry, outs: Sequence[Geometry], args: tuple[Any, ...]
-) -> list[tuple[Any, tuple[Any, ...]]]:
+def lower(op: Any, source: Layout, outs: Sequence[Layout], args: tuple[Any, ...]) -> list[tuple[Any, tuple[Any, ...]]]:
     """A multi-output view as one ``slice`` or ``select`` for each output."""
     if op is aten.unbind.int:
         dim = args[0] if args else 0

@@ -26,7 +26,7 @@ class View(Protocol):
         """The view, its source, its source's source, up to the top."""
 
     def disjoint(self, other: Any) -> bool:
-        """Whether the two, of one base, are known to share no element."""
+        """Whether two views of one base provably share no element."""
 
 
 class Parts:
@@ -39,7 +39,7 @@ class Parts:
         self._longest = 0
 
     def add(self, view: View, part: Progression, position: int) -> None:
-        """Keep a view, in place of what was known of it."""
+        """Note a write to a view, at a position of the log."""
         if part.start not in self._at:
             insort(self._starts, part.start)
             self._at[part.start] = {}

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from functionalize._torch import pytree, storage_key, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, symbol_node, tracked_node
 from functionalize.aliasing.bases import Base
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError
@@ -40,8 +40,8 @@ from functionalize.runtime.metadata import (
 from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
 from functionalize.runtime.symbol_bindings import SymbolSources, frozen_layout, frozen_number
-from functionalize.transform.api import unheard
-from functionalize.transform.context import Program
+from functionalize.transform.api import tracing_disabled
+from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input, WriteBack
 
 
@@ -78,19 +78,19 @@ class GraphFinalizer:
 
     def __init__(
         self,
-        program: Program,
+        context: FunctionalizationContext,
         tracer: Any,
         inputs: list[TracedInput],
         here: Callable[[], Origin],
         snapshot: Callable[[torch.Tensor], Any],
     ) -> None:
         """``here``: where the program is; ``snapshot``: what a tensor looks like, for a node's meta."""
-        self.program, self.tracer, self.inputs = program, tracer, inputs
+        self.context, self.tracer, self.inputs = context, tracer, inputs
         self.number = HandleNumbers()
         self.lifter = ConstantLifter(tracer, inputs, snapshot)
         self.outputs = GraphOutputs()
-        self._historian = program.historian = Historian(self._name_of, here)
-        program.graph.keeps_writes = True
+        self._historian = context.historian = Historian(self._name_of, here)
+        context.graph.keeps_writes = True
         self._values: dict[int, Node] = {}  # of all that is an output, by the identity of the handle
         self._results: dict[int, int] = {}  # of handles, by number: the output that has the value
         self._written: list[tuple[OutputKind, str, Base]] = []
@@ -122,9 +122,9 @@ class GraphFinalizer:
         leaves, spec = pytree.tree_flatten(returned)
         recipes = [TensorRef(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         seen = set() if whole else joint.written_inputs(self.inputs)
-        with unheard():
-            epilogue = Epilogue(self.program, entries, self.number.handles, whole=seen)
-            backs = epilogue.settle()
+        with tracing_disabled():
+            epilogue = Epilogue(self.context, entries, self.number.handles, whole=seen)
+            backs = epilogue.prepare()
             self._lift_constants([back.input.handle for back in backs], {entry.storage for entry in entries})
             self._compute_nodes(backs)
         begun = {id(entry.handle): entry for entry in entries}
@@ -158,8 +158,8 @@ class GraphFinalizer:
         refused = self._refused(mutations)
         if refused is not None:
             return refused
-        with unheard():
-            bases = [self._node(self.program.value(analysis.base_handles[number])) for number in wanted.bases]
+        with tracing_disabled():
+            bases = [self._node(self.context.value(analysis.base_handles[number])) for number in wanted.bases]
         return joint.trace(self.inputs, wanted, self.outputs.nodes, bases)
 
     def _refused(self, mutations: Sequence[InputMutation]) -> Exception | None:
@@ -203,8 +203,8 @@ class GraphFinalizer:
                 self._values[id(back.input.handle)] = self._node(back.data)
         for handle in self.number.handles:
             if id(handle) not in self._values:
-                view = self.program.graph.find(handle)  # of an input of which parts were written, computed here
-                self._values[id(handle)] = self._node(handle if view is None else self.program.read(view))
+                view = self.context.graph.find(handle)  # of an input of which parts were written, computed here
+                self._values[id(handle)] = self._node(handle if view is None else self.context.read(view))
         for number, entry in enumerate(self.inputs):
             if entry.fake is not None:
                 self._numbers.setdefault(id(entry.fake), number)
@@ -218,15 +218,17 @@ class GraphFinalizer:
             nodes.append((self._values[id(handle)], ()))
         number = self._numbers.get(id(handle))
         if number is None:  # a write beyond what an input shows of its storage
-            number, layout = layouts.old_storages[storage_key(handle)], frozen_layout(Geometry.of(handle))
+            number, layout = layouts.old_storages[storage_key(handle)], frozen_layout(Layout.of(handle))
         entry = self.inputs[number]
         kind, target = mutation_kind(entry.kind), entry.target or entry.name
         writes = tuple(PartialWrite(self.outputs.add(node, kind, target), path) for node, path in nodes)
-        view = self.program.graph.find(handle)
+        view = self.context.graph.find(handle)
         if view is not None:
             self._written.append((kind, target, view.base))
         metadata, after = self._frozen_steps(back.metadata, layouts), self._frozen_steps(back.after, layouts)
-        return InputMutation(number, metadata, writes, after, layout, differentiable, layouts.after[number].shares)
+        return InputMutation(
+            number, metadata, writes, after, layout, differentiable, layouts.after[number].has_internal_overlap
+        )
 
     def _frozen_steps(self, steps: Sequence[Any], layouts: InputLayouts) -> tuple[Any, ...]:
         return tuple((op, tuple(self._frozen(arg, layouts) for arg in args)) for op, args in steps)
@@ -284,13 +286,13 @@ class GraphFinalizer:
         for number, entry in enumerate(self.inputs):
             first = begun.get(id(entry.fake))
             if first is not None:
-                found.before[number] = first.place
+                found.before[number] = first.layout
                 found.old_storages.setdefault(first.storage, number)
             if first is not None and id(entry.fake) not in moved:
-                found.after[number] = first.place
+                found.after[number] = first.layout
                 found.storages.setdefault(first.storage, number)
             elif entry.fake is not None:
-                found.after[number] = Geometry.of(entry.fake)
+                found.after[number] = Layout.of(entry.fake)
                 found.storages.setdefault(storage_key(entry.fake), number)
                 if first is None:  # lifted: where it lies nobody could change
                     found.old_storages.setdefault(storage_key(entry.fake), number)
@@ -331,7 +333,7 @@ class GraphFinalizer:
             self._symbols(before, outputs[0]),
         )
 
-    def _symbols(self, layouts: dict[int, Geometry], aliases: Sequence[OutputAlias]) -> SymbolSources:
+    def _symbols(self, layouts: dict[int, Layout], aliases: Sequence[OutputAlias]) -> SymbolSources:
         inputs = [(number, layout) for number, layout in layouts.items() if not layout.static]
         numbers = [
             (number, frozen_number(entry.value))

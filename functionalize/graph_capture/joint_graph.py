@@ -18,7 +18,7 @@ from functionalize._torch import is_symbolic, on_handles, storage_key
 from functionalize._torch.autograd import must_recompute
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge
@@ -26,7 +26,7 @@ from functionalize.graph_capture.output_analysis import OutputAnalysis
 from functionalize.runtime.metadata import AliasKind, InputMutation, OutputAlias, ProgramMetadata, needed_results
 from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.symbol_bindings import SymbolSources
-from functionalize.transform.function_mode import Undispatched
+from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.mode import FunctionalizeMode
 
 
@@ -36,7 +36,7 @@ class Differentiable:
 
     results: tuple[int, ...]  # outputs of the program's graph that the joint graph gives too
     bases: tuple[int, ...]  # bases whose values it gives beside them
-    layouts: tuple[Geometry | None, ...]  # of both
+    layouts: tuple[Layout | None, ...]  # of both
     targets: tuple[tuple[int, torch.Tensor], ...]
 
 
@@ -88,7 +88,7 @@ class JointTracer:
         """What the joint graph is to give; ``recipes``: of what the program returns."""
         outputs = [alias for alias, _ in aliases]
         results = needed_results(mutations, outputs, analysis.bases, recipes, further_bases=True)
-        layouts: dict[int, Geometry | None] = dict.fromkeys(results)
+        layouts: dict[int, Layout | None] = dict.fromkeys(results)
         targets: dict[int, torch.Tensor] = {}
         for mutation in mutations:
             if mutation.differentiable and mutation.writes:
@@ -137,15 +137,15 @@ class JointTracer:
         self, inputs: Sequence[TracedInput], wanted: Differentiable, tangents: list[Node]
     ) -> dict[int, Node | None]:
         """The nodes of the gradients, by the identities of the inputs; adds the placeholders of the tangents."""
-        program = self._mode.program
+        context = self._mode.context
         leaves = [entry for entry in inputs if entry.edge is not None]
         targets = [target for _, target in wanted.targets]
         given = [self._tangent(target, tangents) for target in targets]
-        writes = {key: len(base.log) for key, base in program.graph.bases.items()}
-        with Undispatched(program), self._mode:
+        writes = {key: len(base.log) for key, base in context.graph.bases.items()}
+        with FunctionalizeFunctionMode(context), self._mode:
             edges = [entry.edge for entry in leaves]
             gradients = torch.autograd.grad(targets, edges, given, allow_unused=True) if leaves else ()
-        for key, base in program.graph.bases.items():
+        for key, base in context.graph.bases.items():
             if len(base.log) > writes.get(key, len(base.log)):
                 raise UnsupportedMutationError(
                     "the backward writes to a tensor that was there before it",
@@ -153,7 +153,7 @@ class JointTracer:
                     hint="return the new value from the backward, or take the gradients inside of what is captured",
                 )
         return {
-            id(entry): None if gradient is None else self._node(program.value(gradient))
+            id(entry): None if gradient is None else self._node(context.value(gradient))
             for entry, gradient in zip(leaves, gradients, strict=True)
         }
 

@@ -14,7 +14,7 @@ import torch
 
 from functionalize._torch import storage_key
 from functionalize._torch.tensors import autograd_base
-from functionalize.aliasing.geometry import Geometry, hint
+from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.strided_layout import same_reading
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias
@@ -25,8 +25,8 @@ from functionalize.runtime.symbol_bindings import frozen_layout, frozen_number
 class InputLayouts:
     """Where the inputs lay before the program ran and where they lie now, by position; and who has which storage."""
 
-    before: dict[int, Geometry] = field(default_factory=dict)
-    after: dict[int, Geometry] = field(default_factory=dict)
+    before: dict[int, Layout] = field(default_factory=dict)
+    after: dict[int, Layout] = field(default_factory=dict)
     old_storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that had it
     storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that has it
 
@@ -61,7 +61,7 @@ class OutputAnalysis:
 
     def _alone(self, handle: torch.Tensor, result: int | None) -> OutputAlias:
         """An output that shares its storage with inputs at most."""
-        key, layout, itself = storage_key(handle), Geometry.of(handle), self._numbers.get(id(handle))
+        key, layout, itself = storage_key(handle), Layout.of(handle), self._numbers.get(id(handle))
         frozen, requires_grad = frozen_layout(layout), handle.requires_grad
         if itself is not None:
             return OutputAlias(AliasKind.INPUT, frozen, requires_grad, result, itself)
@@ -74,14 +74,14 @@ class OutputAnalysis:
         kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
         return OutputAlias(kind, frozen, requires_grad, result, source)
 
-    def _reads_otherwise(self, handle: torch.Tensor, layout: Geometry) -> bool:
+    def _reads_otherwise(self, handle: torch.Tensor, layout: Layout) -> bool:
         """Whether a view of another dtype, which is made outside of autograd's sight, would lose its gradient."""
-        return self._differentiable and handle.requires_grad and not same_reading(Geometry.of(handle), layout)
+        return self._differentiable and handle.requires_grad and not same_reading(Layout.of(handle), layout)
 
     def _in_group(self, handle: torch.Tensor, result: int | None, base: int | None, group: int) -> OutputAlias:
-        layout, requires_grad = Geometry.of(handle), handle.requires_grad
+        layout, requires_grad = Layout.of(handle), handle.requires_grad
         frozen = frozen_layout(layout)
-        if base is not None and not self._reads_otherwise(handle, Geometry.of(self.base_handles[base])):
+        if base is not None and not self._reads_otherwise(handle, Layout.of(self.base_handles[base])):
             kind = AliasKind.VIEW_OF_BASE
         else:
             kind, base = AliasKind.SHARED, None
@@ -104,7 +104,7 @@ class OutputAnalysis:
         if not all(_covers(root, handle) for handle in members):
             return None
         result = None if itself is None else results.get(itself)
-        layout = frozen_layout(Geometry.of(root))
+        layout = frozen_layout(Layout.of(root))
         extra = None if result is not None else len(self.base_handles)
         self.bases.append(BaseResult(layout, root.requires_grad, result, extra))
         self.base_handles.append(root)
@@ -113,7 +113,7 @@ class OutputAnalysis:
 
 def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:
     """Whether a view can be made of a copy of its root: the root has all of its elements, each at its own place."""
-    base, layout = Geometry.of(root), Geometry.of(view)
+    base, layout = Layout.of(root), Layout.of(view)
     if base.key == layout.key:
         return True
     if not (base.static and layout.static):

@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.nn.modules import module as hooks
 
 from functionalize.call_stack import Origin, Scopes
-from functionalize.transform.context import Program
+from functionalize.transform.context import FunctionalizationContext
 
 
 class Provenance:
@@ -26,22 +26,22 @@ class Provenance:
 
     def __init__(self, modules: Mapping[int, str], until: CodeType) -> None:
         self._scopes = Scopes(until)
-        self._program: Program | None = None
+        self._context: FunctionalizationContext | None = None
         self._paths = modules
         self._running: list[dict[str, tuple[str, str]]] = [{}]
 
-    def follow(self, program: Program) -> None:
+    def follow(self, context: FunctionalizationContext) -> None:
         """From now on all nodes of one op of a program have one origin."""
-        self._program = program
+        self._context = context
 
     def here(self) -> Origin:
         """Where the program is."""
-        program = self._program
-        if program is None:
+        context = self._context
+        if context is None:
             return self._scopes.here()
-        if program.origin is None:
-            program.origin = self._scopes.here()
-        return program.origin  # type: ignore[no-any-return]
+        if context.origin is None:
+            context.origin = self._scopes.here()
+        return context.origin  # type: ignore[no-any-return]
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""

@@ -21,7 +21,7 @@ from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.runtime.side_effects import SideEffect
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
-from functionalize.transform.api import new_program, run_call
+from functionalize.transform.api import new_mode, run_call
 
 Effects = Callable[[Callable[[Any], int]], Sequence[SideEffect]]  # of a numbering of tensors
 
@@ -72,18 +72,18 @@ class RecordingSession:
         inputs: list[TracedInput],
         effects: Effects,
         here: Callable[[], Origin],
-        follow: Callable[[Any], None] = lambda program: None,
+        follow: Callable[[Any], None] = lambda context: None,
     ) -> Finalized:
         """Run the program, and end its graph. ``here``: where it is; ``follow`` gets the program before it runs."""
-        mode, tracer = new_program(self._remove_views), self.recorder.tracer
-        finalizer = GraphFinalizer(mode.program, tracer, inputs, here, self.factory.like)
+        mode, tracer = new_mode(self._remove_views), self.recorder.tracer
+        finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions)
         joint.begin(inputs)
-        follow(mode.program)
+        follow(mode.context)
         found: list[Finalized] = []
 
-        def end(program: Any, entries: Any, returned: Any) -> None:
-            program.origin = None
+        def end(context: Any, entries: Any, returned: Any) -> None:
+            context.origin = None
             side_effects = effects(finalizer.number)
             found.append(finalizer.finalize(entries, returned, side_effects, joint))
 

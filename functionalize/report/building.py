@@ -15,7 +15,8 @@ from torch.fx import Graph
 from torch.fx import Node as FxNode
 
 from functionalize._torch import is_symbolic
-from functionalize.aliasing.history import AliasHistory, BaseRecord, Region
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.history import AliasHistory, BaseRecord
 from functionalize.call_stack import Location
 from functionalize.report import model
 from functionalize.report.code import bytes_of, code_of, count, look_of, place_of
@@ -217,7 +218,7 @@ class _Builder:
         location = base.root.location
         return (f"{location.function} in {short(location.file)}",) if location.line else ()
 
-    def _backs(self, name: str, root: Region) -> Iterator[model.Back]:
+    def _backs(self, name: str, root: Layout) -> Iterator[model.Back]:
         """The write-backs to a storage: to the input that it is named after, and to others that share it."""
         targets = {self._names[one] for one in self._sharing.get(name, [name])}
         for place, output in enumerate(self._outputs):
@@ -284,11 +285,11 @@ def _value(node: Any) -> Any:
     return node.meta.get("val") if isinstance(node, FxNode) else node
 
 
-def _region(region: Region) -> str:
+def _region(region: Layout) -> str:
     return place_of(region.dtype, region.size, region.stride, region.offset)
 
 
-def _bytes(region: Region) -> int:
+def _bytes(region: Layout) -> int:
     return count(region.size) * int(region.dtype.itemsize)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from functionalize._torch.autograd import without_autocast
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import has_strides
 from functionalize.runtime.output_aliasing import laid_out
 from functionalize.runtime.symbol_bindings import SymbolSources
@@ -44,7 +44,7 @@ class ForwardCall:
 
     forward: Function
     backward: Function | None  # None: no input gets a gradient
-    layouts: Sequence[Geometry | None]  # of the forward's results that are no saved ones; None: as they come
+    layouts: Sequence[Layout | None]  # of the forward's results that are no saved ones; None: as they come
     tangents: Sequence[int]  # results that have one
     saved: Sequence[SavedInput | SavedResult]  # what the backward takes, before the tangents
     gradients: Sequence[int | None]  # for each input of the graph the backward's result that is its gradient

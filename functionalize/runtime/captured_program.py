@@ -18,7 +18,8 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind
 from torch.fx import Graph, GraphModule
 
 from functionalize._torch import pytree
-from functionalize.aliasing.history import AliasHistory, Historian, Region
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.history import AliasHistory, Historian
 from functionalize.errors import InputMismatchError, StateMismatchError
 from functionalize.runtime.autograd import ForwardCall
 from functionalize.runtime.copy_epilogue import with_copies
@@ -41,7 +42,7 @@ class Mutation:
 
     kind: OutputKind
     target: str
-    region: Region
+    region: Layout
     op: str
     location: str
 

@@ -16,7 +16,7 @@ import torch
 from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.runtime.side_effects import GraphNumber, SideEffect
 from functionalize.runtime.state_walk import Slot
 from functionalize.runtime.symbol_bindings import SymbolSources
@@ -61,7 +61,7 @@ class OutputAlias:
     """A tensor that the caller gets: returned, left in an object, or the new gradient of an input."""
 
     kind: AliasKind
-    layout: Geometry
+    layout: Layout
     requires_grad: bool
     result: int | None = None  # the graph's output that has its value
     input: int | None = None  # whose storage it lies in
@@ -74,7 +74,7 @@ class OutputAlias:
 class BaseResult:
     """A result that other outputs are views of; with gradients, these flow through it."""
 
-    layout: Geometry
+    layout: Layout
     requires_grad: bool
     result: int | None  # the graph's output that has its value; None: only the joint graph gives it
     extra: int | None = None  # the position among the joint graph's further outputs
@@ -119,7 +119,7 @@ class InputMutation:
     metadata: tuple[OpCall, ...]
     writes: tuple[PartialWrite, ...]
     after: tuple[OpCall, ...]
-    layout: Geometry | None = None  # if not the input itself is written, but other memory of its storage
+    layout: Layout | None = None  # if not the input itself is written, but other memory of its storage
     differentiable: bool = False  # whether autograd is to see the copy
     overlaps: bool = False  # whether several positions of the input share an element
 
@@ -163,8 +163,8 @@ class ProgramMetadata:
     gradients_read: frozenset[int]  # of which inputs
     only_accumulates: bool  # gradients are only added to: none is as good as zeros
     side_effects: tuple[SideEffect, ...]
-    layouts_before: Mapping[int, Geometry]
-    layouts_after: Mapping[int, Geometry]
+    layouts_before: Mapping[int, Layout]
+    layouts_after: Mapping[int, Layout]
     symbols: SymbolSources = field(default_factory=SymbolSources)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import (
     copy_into,
     make_room,
@@ -190,7 +190,7 @@ def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:
     return tensor if alias.requires_grad or not tensor.requires_grad else tensor.detach()
 
 
-def laid_out(values: Sequence[Any], layouts: Sequence[Geometry | None], symbols: SymbolBindings) -> list[Any]:
+def laid_out(values: Sequence[Any], layouts: Sequence[Layout | None], symbols: SymbolBindings) -> list[Any]:
     """Results with the strides that the program gave them; graphs without views, and compilers, choose others."""
     return [
         value if layout is None else with_layout(value, symbols.layout(layout))

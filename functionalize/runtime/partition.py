@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.autograd import default_partition_fn, partitioning
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables
 from functionalize.runtime.autograd import ForwardCall, SavedInput, SavedResult
 from functionalize.runtime.symbol_bindings import SymbolSources
@@ -36,7 +36,7 @@ class JointGraph:
     names: tuple[str, ...]  # of these
     results: tuple[int, ...]  # which of the program's results it gives, before the values of bases
     bases: tuple[int, ...]  # of which bases it gives the values, after the results
-    layouts: tuple[Geometry | None, ...]  # of both; None: as they come
+    layouts: tuple[Layout | None, ...]  # of both; None: as they come
     tangents: tuple[int, ...]  # which of both have one
     gradients: tuple[int | None, ...]  # for each input its position among the gradients
     at_risk: frozenset[int]  # inputs in whose storages a call writes

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 
 
 def frozen_number(number: Any) -> Any:
@@ -20,7 +20,7 @@ def frozen_number(number: Any) -> Any:
     return number.node.expr if isinstance(number, torch.SymInt) else number
 
 
-def frozen_layout(layout: Geometry) -> Geometry:
+def frozen_layout(layout: Layout) -> Layout:
     """A layout whose sizes are integers and expressions."""
     if layout.static:
         return layout
@@ -32,9 +32,9 @@ def frozen_layout(layout: Geometry) -> Geometry:
 class SymbolSources:
     """Where a call reads the symbols: sizes of inputs, inputs that are sizes, sizes of the graph's outputs."""
 
-    inputs: tuple[tuple[int, Geometry], ...] = ()
+    inputs: tuple[tuple[int, Layout], ...] = ()
     numbers: tuple[tuple[int, Any], ...] = ()
-    outputs: tuple[tuple[int, Geometry], ...] = ()
+    outputs: tuple[tuple[int, Layout], ...] = ()
 
     def bind(self, inputs: Sequence[Any], results: Sequence[Any]) -> SymbolBindings:
         """The bindings of one call, from its inputs and the results of its graph."""
@@ -57,7 +57,7 @@ class SymbolBindings:
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
-    def learn_layout(self, layout: Geometry, tensor: torch.Tensor) -> None:
+    def learn_layout(self, layout: Layout, tensor: torch.Tensor) -> None:
         """Read symbols off a tensor of a known layout."""
         for expression, number in zip(layout.size, tensor.size(), strict=True):
             if type(expression) is not int:
@@ -83,7 +83,7 @@ class SymbolBindings:
         value = size.xreplace(self._known)
         return int(value) if type(value) is int or value.is_number else size
 
-    def layout(self, layout: Geometry) -> Geometry:
+    def layout(self, layout: Layout) -> Layout:
         """A layout in this call."""
         if layout.static:
             return layout

@@ -50,7 +50,7 @@ def fakes_of(
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a place in a storage, a dtype and a device say all of a tensor."""
+    """Whether a layout, a storage and a device say all of a tensor."""
     return (
         type(tensor) in PLAIN_TYPES
         and tensor.layout is torch.strided
@@ -73,12 +73,12 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
             return
     storage = torch.UntypedStorage(size, device="meta")
     for key, tensor in group.items():
-        place = tensor.size(), tensor.stride(), int(tensor.storage_offset())
-        yield key, factory.at(storage, *place, tensor.dtype, tensor.device)
+        layout = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        yield key, factory.at(storage, *layout, tensor.dtype, tensor.device)
 
 
 def _marked(fake: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor, told what torch says of the original besides its place."""
+    """A fake tensor, told what torch says of the original besides its layout."""
     if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
     elif type(tensor) is torch.nn.Buffer:

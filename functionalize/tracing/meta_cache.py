@@ -1,10 +1,10 @@
-"""What an op's results look like, remembered by the op and the look of its arguments.
+"""A cache of the metadata of ops' results, by the op and the metadata of its arguments.
 
 FakeTensorMode works out the shapes, strides and dtypes of an op's results; here they are looked up where the same op
-was seen on arguments that look the same. All captures of a process share what is known.
+was seen on arguments of the same metadata. All captures of a process share the cache.
 
 Invariant: a result that is found here is what FakeTensorMode would have made. Limits: sizes known as integers, strided
-tensors, ops of torch's own; what depends on data, or is anything but tensors, is not remembered.
+tensors, ops of torch's own; what depends on data, or is anything but tensors, is not cached.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic
 from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
 
@@ -27,54 +27,54 @@ _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a result looks like: its place, in a storage of its own or in that of the argument at ``source``."""
+class ResultMeta:
+    """One result: its layout, in a storage of its own or in that of the argument at index ``aliased_arg``."""
 
-    place: Geometry
+    layout: Layout
     device: torch.device
-    source: int | None
+    aliased_arg: int | None
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> FakeTensor:
         """The result, as a tensor of the factory's mode."""
-        place = self.place
-        if self.source is None:
-            return factory.fresh(place.size, place.stride, place.dtype, self.device)
-        return factory.view(args[self.source], place.size, place.stride, place.offset)
+        layout = self.layout
+        if self.aliased_arg is None:
+            return factory.fresh(layout.size, layout.stride, layout.dtype, self.device)
+        return factory.view(args[self.aliased_arg], layout.size, layout.stride, layout.offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What one op gives for arguments of one look."""
+class CacheEntry:
+    """The results of one op, for arguments of one metadata."""
 
-    looks: tuple[Look | None, ...]  # None for a result that is None
+    results: tuple[ResultMeta | None, ...]  # None for a result that is None
     container: type | None  # of the results, if they are several
-    places: tuple[Geometry, ...]  # where the results lie
+    layouts: tuple[Layout, ...]  # where the results lie
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
-        """The results, as tensors of the factory's mode; unknown for views of a storage whose size data decide."""
+        """The results, as tensors of the factory's mode; ``MISS`` for views of a storage whose size data decide."""
         try:
             if self.container is not None:
-                return self.container([None if look is None else look.make(factory, args) for look in self.looks])
-            look = self.looks[0]
-            return None if look is None else look.make(factory, args)
+                return self.container([None if meta is None else meta.make(factory, args) for meta in self.results])
+            meta = self.results[0]
+            return None if meta is None else meta.make(factory, args)
         except Exception as error:
             if is_data_dependent(error):
-                return UNKNOWN
+                return MISS
             raise
 
 
-UNKNOWN: Any = object()  # no call like this was seen before
-_known: dict[Any, Entry | None] = {}
+MISS: Any = object()  # what a lookup gives for a call that was not seen before
+_cache: dict[Any, CacheEntry | None] = {}
 _usable: dict[int, tuple[Any, bool]] = {}  # by identity, as in the keys: the hash of an op is a method in Python
 
 
 def clear() -> None:
-    """Forget all that is known."""
-    _known.clear()
+    """Empty the cache."""
+    _cache.clear()
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory) -> Any:
-    """What a call is known by; None for calls that are not to be remembered."""
+    """The cache key of a call; None for calls that are not cached."""
     usable = _usable.get(id(func))
     if usable is None:
         usable = _usable[id(func)] = func, _is_usable(func)
@@ -90,21 +90,21 @@ def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: Fake
     return tuple(parts)
 
 
-def known(key: Any) -> Entry | None:
-    """What is known of a call: ``UNKNOWN`` if nothing is, None if its results cannot be made without running it."""
-    return _known.get(key, UNKNOWN)
+def lookup(key: Any) -> CacheEntry | None:
+    """The entry of a call: ``MISS`` if it was not seen, None if its results cannot be made without running it."""
+    return _cache.get(key, MISS)
 
 
-def learn(key: Any, func: Any, args: Sequence[Any], out: Any) -> Entry | None:
-    """Remember what a call gave, if it can be made again."""
-    if len(_known) >= _ENTRIES:
-        _known.clear()
-    entry = _known[key] = _entry(func, args, out)
+def insert(key: Any, func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
+    """Add a call with its results; returns its entry, None if they cannot be made from metadata."""
+    if len(_cache) >= _ENTRIES:
+        _cache.clear()
+    entry = _cache[key] = _entry(func, args, out)
     return entry
 
 
 def _is_usable(func: Any) -> bool:
-    """Whether what an op gives depends on the look of its arguments alone."""
+    """Whether an op's results depend on the metadata of its arguments alone."""
     if not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
         return False
     row = tables.row(func)
@@ -135,35 +135,35 @@ def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> 
     return True
 
 
-def _entry(func: Any, args: Sequence[Any], out: Any) -> Entry | None:
+def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
     several = type(out) in (list, tuple)
     results = tuple(out) if several else (out,)
     if not all(leaf is None or type(leaf) is FakeTensor for leaf in results):
         return None
-    storages = {int(arg.untyped_storage()._cdata): place for place, arg in enumerate(args) if type(arg) is FakeTensor}
-    looks = [None if leaf is None else _look(leaf, storages, args) for leaf in results]
-    if any(look is None and leaf is not None for look, leaf in zip(looks, results, strict=True)):
+    storages = {int(arg.untyped_storage()._cdata): index for index, arg in enumerate(args) if type(arg) is FakeTensor}
+    metas = [None if leaf is None else _meta_of(leaf, storages, args) for leaf in results]
+    if any(meta is None and leaf is not None for meta, leaf in zip(metas, results, strict=True)):
         return None
     own = [int(leaf.untyped_storage()._cdata) for leaf in results if leaf is not None]
     views = tables.row(func).view is not ViewKind.NONE
     if any(key in storages for key in own) != views or (not views and len(set(own)) < len(own)):
         return None  # a result that is an argument, or shares its memory with another
-    places = tuple(look.place for look in looks if look is not None)
-    return Entry(tuple(looks), type(out) if several else None, places)
+    layouts = tuple(meta.layout for meta in metas if meta is not None)
+    return CacheEntry(tuple(metas), type(out) if several else None, layouts)
 
 
-def _look(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> Look | None:
+def _meta_of(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> ResultMeta | None:
     if is_symbolic(leaf) or leaf.layout is not torch.strided or leaf.is_quantized or leaf.constant is not None:
         return None
     if leaf.is_conj() or leaf.is_neg() or leaf.is_nested:
         return None
     source = storages.get(int(leaf.untyped_storage()._cdata))
-    place = Geometry.of(leaf)
+    layout = Layout.of(leaf)
     if source is None:
         with below_dispatch():
-            like = torch.empty_strided(place.size, place.stride, dtype=leaf.dtype, device="meta")
-        if place.offset or like.untyped_storage().nbytes() != leaf.untyped_storage().nbytes():
+            like = torch.empty_strided(layout.size, layout.stride, dtype=leaf.dtype, device="meta")
+        if layout.offset or like.untyped_storage().nbytes() != leaf.untyped_storage().nbytes():
             return None
     elif leaf.dtype != args[source].dtype or args[source].is_conj() or args[source].is_neg():
         return None
-    return Look(place, leaf.fake_device, source)
+    return ResultMeta(layout, leaf.fake_device, source)

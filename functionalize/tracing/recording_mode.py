@@ -1,7 +1,7 @@
-"""``make_fx``'s tracing mode with a short way: ops whose results are known become nodes without a second dispatch.
+"""``make_fx``'s tracing mode with a fast path: ops whose results are cached become nodes without a second dispatch.
 
-The long way is torch's own: higher-order ops, symbolic sizes, constants, ops never seen before. Both fill one tracer,
-so that whatever looks at it (our domain of values, torch's higher-order ops) sees one graph.
+The slow path is torch's own: higher-order ops, symbolic sizes, constants, ops never seen before. Both fill one tracer,
+so that whatever looks at it (our executor of values, torch's higher-order ops) sees one graph.
 
 Invariant: an op's node is the one that ``make_fx`` would have added. Limits: one thread, one graph.
 """
@@ -29,8 +29,8 @@ from functionalize._torch.tracing import (
 )
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
-from functionalize.tracing import meta_cache as propagation
-from functionalize.tracing.meta_cache import Entry
+from functionalize.tracing import meta_cache
+from functionalize.tracing.meta_cache import CacheEntry
 
 Annotate = Callable[[Node], None]  # told of each new node
 ORIGIN = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
@@ -45,52 +45,52 @@ class RecordingMode(ProxyTorchDispatchMode):
         super().__init__(new_tracer(), "symbolic" if symbolic else "fake")
         self.factory = factory
         self._annotate = annotate
-        self._long_way = ProxyTorchDispatchMode(self.tracer, self.tracing_mode)
+        self._torchs_mode = ProxyTorchDispatchMode(self.tracer, self.tracing_mode)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        out = self._short_way(func, args, kwargs or {})
-        return self._dispatch(func, args, kwargs or {}) if out is propagation.UNKNOWN else out
+        out = self._fast_path(func, args, kwargs or {})
+        return self._dispatch(func, args, kwargs or {}) if out is meta_cache.MISS else out
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What dispatching an op to this mode gives."""
-        out = self._short_way(func, args, kwargs)
-        return func(*args, **kwargs) if out is propagation.UNKNOWN else out
+        out = self._fast_path(func, args, kwargs)
+        return func(*args, **kwargs) if out is meta_cache.MISS else out
 
-    def _short_way(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Results of an op, recorded; unknown if it has to go torch's way."""
-        key = propagation.key_of(func, args, kwargs, self.factory)
+    def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Results of an op, recorded; ``MISS`` if it has to take torch's path."""
+        key = meta_cache.key_of(func, args, kwargs, self.factory)
         given = None if key is None else self._given(args, kwargs)
-        entry = None if given is None else propagation.known(key)
-        out = propagation.UNKNOWN
+        entry = None if given is None else meta_cache.lookup(key)
+        out = meta_cache.MISS
         if entry is out:
             out = on_handles(func, args, kwargs)
-            entry = propagation.learn(key, func, args, out)
+            entry = meta_cache.insert(key, func, args, out)
         if given is None or entry is None:
-            return propagation.UNKNOWN
+            return meta_cache.MISS
         with below_dispatch():
-            if out is propagation.UNKNOWN:
+            if out is meta_cache.MISS:
                 out = entry.make(self.factory, args)
-            if out is not propagation.UNKNOWN:
+            if out is not meta_cache.MISS:
                 self._record(func, given, out, entry)
         return out
 
-    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Entry | None]:
-        """An op's results, seen by no tracer, and what is known of them: nothing where sizes may be symbols."""
-        key = propagation.key_of(func, args, kwargs, self.factory)
-        entry = None if key is None else propagation.known(key)
-        if entry is None or entry is propagation.UNKNOWN:
-            out = propagation.UNKNOWN if entry is None else self._viewed(func, args, kwargs)
-            if out is propagation.UNKNOWN:
+    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CacheEntry | None]:
+        """An op's results, seen by no tracer, and their cache entry: None where sizes may be symbols."""
+        key = meta_cache.key_of(func, args, kwargs, self.factory)
+        entry = None if key is None else meta_cache.lookup(key)
+        if entry is None or entry is meta_cache.MISS:
+            out = meta_cache.MISS if entry is None else self._viewed(func, args, kwargs)
+            if out is meta_cache.MISS:
                 out = on_handles(func, args, kwargs)
-            return out, None if entry is None else propagation.learn(key, func, args, out)
+            return out, None if entry is None else meta_cache.insert(key, func, args, out)
         with below_dispatch():
             out = entry.make(self.factory, args)
-        return (on_handles(func, args, kwargs), None) if out is propagation.UNKNOWN else (out, entry)
+        return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, entry)
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What a view op gives of a fake tensor of plain sizes: the kernel tells. Unknown where there is more to it."""
+        """What a view op gives of a fake tensor of plain sizes: the kernel tells. ``MISS`` where it does not."""
         if tables.row(func).view is not ViewKind.SINGLE:
-            return propagation.UNKNOWN
+            return meta_cache.MISS
         source = args[0]
         try:
             with below_dispatch():
@@ -100,10 +100,10 @@ class RecordingMode(ProxyTorchDispatchMode):
         except Exception as error:
             if not is_data_dependent(error):
                 raise
-        return propagation.UNKNOWN
+        return meta_cache.MISS
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
-        """Add the node ``op(value, *args)``, whose result is known already. False: sizes or data are in the way."""
+        """Add the node ``op(value, *args)`` for a result that exists. False if sizes or data prevent it."""
         source = node_of_constant_free(self.tracer.tensor_tracker, value)
         if source is None or is_symbolic(result) or is_symbolic(value):
             return record_view(self, op, value, args, result)
@@ -111,25 +111,25 @@ class RecordingMode(ProxyTorchDispatchMode):
             self._result(self._node(op, (source, *args), {}), result)
         return True
 
-    def _record(self, func: Any, given: tuple[tuple[Any, ...], dict[str, Any]], out: Any, entry: Entry) -> None:
-        """Add the node of an op, given nodes, whose results are known."""
+    def _record(self, func: Any, given: tuple[tuple[Any, ...], dict[str, Any]], out: Any, entry: CacheEntry) -> None:
+        """Add the node of an op whose results exist, given its arguments in nodes."""
         node = self._node(func, *given)
         if entry.container is None:
             self._result(node, out)
             return
         shown = [None if leaf is None else self.factory.snapshot(leaf) for leaf in out]
         node.meta["val"] = entry.container(shown)
-        for place, leaf in enumerate(out):
+        for index, leaf in enumerate(out):
             if leaf is not None:
-                track_later(self.tracer, leaf, partial(self._item, node, place, shown[place]))
+                track_later(self.tracer, leaf, partial(self._item, node, index, shown[index]))
 
-    def _item(self, node: Node, place: int, shown: FakeTensor | None) -> Node:
+    def _item(self, node: Node, index: int, shown: FakeTensor | None) -> Node:
         """One result of several, made when it is used: most programs use one."""
         graph, before = self.tracer.graph, node
-        while _place_among_results(before.next, node) < place:
+        while _result_index(before.next, node) < index:
             before = before.next
         with graph.inserting_after(before):
-            item = new_node(graph, operator.getitem, (node, place), {}, "getitem")
+            item = new_node(graph, operator.getitem, (node, index), {}, "getitem")
         item.meta.update({name: node.meta[name] for name in ORIGIN if name in node.meta}, val=shown)
         return item
 
@@ -166,7 +166,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         nodes = self.tracer.graph.nodes
         last = next(iter(reversed(nodes)), None)
         if isinstance(func, HigherOrderOperator):
-            with self._long_way:
+            with self._torchs_mode:
                 out = func(*args, **kwargs)
         else:
             out = super().__torch_dispatch__(func, (), tuple(args), kwargs)
@@ -178,7 +178,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return out
 
 
-def _place_among_results(item: Node, node: Node) -> int:
-    """Which result of a node an item is; none, it comes after all."""
+def _result_index(item: Node, node: Node) -> int:
+    """The index of the result that an item takes of a node; any other node sorts last."""
     args: Any = item.args
     return args[1] if item.target is operator.getitem and args[0] is node else sys.maxsize

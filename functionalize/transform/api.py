@@ -18,13 +18,13 @@ from functionalize._torch import (
     pytree,
     unwrap_functorch,
 )
-from functionalize.transform.context import Program
+from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input
-from functionalize.transform.function_mode import Undispatched
+from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.handlers.higher_order import Frame
 from functionalize.transform.mode import FunctionalizeMode
 
-End = Callable[[Program, list[Input], Any], Any]
+End = Callable[[FunctionalizationContext, list[Input], Any], Any]
 _REMOVE = ("mutations", "mutations_and_views")
 
 
@@ -76,75 +76,75 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
 
 def _inside(outer: FunctionalizeMode, remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A call inside a functionalized one: the mode that is there does the work; views go if either asks for it."""
-    domain = outer.program.domain
-    before, domain.remove_views = domain.remove_views, domain.remove_views or remove_views
+    """A call inside a functionalized one: runs in the outer mode, without views if either asks for that."""
+    executor = outer.context.executor
+    before, executor.remove_views = executor.remove_views, executor.remove_views or remove_views
     try:
         return func(*args, **kwargs)
     finally:
-        domain.remove_views = before
+        executor.remove_views = before
 
 
 def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    def end(program: Program, inputs: list[Input], outputs: Any) -> Any:
-        if program.graph.bases and program.domain.observed:
-            with unheard():
-                Epilogue(program, inputs, handles_in(outputs)).run()
+    def end(context: FunctionalizationContext, inputs: list[Input], outputs: Any) -> Any:
+        if context.graph.bases and context.executor.observed:
+            with tracing_disabled():
+                Epilogue(context, inputs, handles_in(outputs)).run()
         return outputs
 
-    return run_call(new_program(remove_views), func, args, kwargs, end)
+    return run_call(new_mode(remove_views), func, args, kwargs, end)
 
 
 def _body(remove_views: bool, func: Callable[..., Any], frame: Frame) -> Callable[..., Any]:
-    """A function that a higher-order op runs, pure; its frame says what it gets and what it gives."""
+    """A body of a higher-order op without mutation; the frame has its operands and gets its results."""
 
     @functools.wraps(func, updated=())
     def pure(*args: Any, **kwargs: Any) -> Any:
-        def end(program: Program, inputs: list[Input], outputs: Any) -> Any:
-            with unheard():
-                return frame.leave(args, outputs, Epilogue(program, inputs, handles_in(outputs)))
+        def end(context: FunctionalizationContext, inputs: list[Input], outputs: Any) -> Any:
+            with tracing_disabled():
+                return frame.leave(args, outputs, Epilogue(context, inputs, handles_in(outputs)))
 
-        mode = new_program(remove_views)
-        with unheard():
-            args = frame.enter(mode.program, args)
+        mode = new_mode(remove_views)
+        with tracing_disabled():
+            args = frame.enter(mode.context, args)
         return run_call(mode, func, args, kwargs, end)
 
     return pure
 
 
-def new_program(remove_views: bool) -> FunctionalizeMode:
+def new_mode(remove_views: bool) -> FunctionalizeMode:
     """The mode of one call, made where the modes that run below it are active."""
-    return FunctionalizeMode(remove_views=remove_views, purify=functools.partial(_body, remove_views))
+    return FunctionalizeMode(remove_views=remove_views, functionalize_body=functools.partial(_body, remove_views))
 
 
 def run_call(
     mode: FunctionalizeMode, func: Callable[..., Any], args: Any, kwargs: Any, end: End, reached: Any = None
 ) -> Any:
-    """Run one call inside a mode, and ``end`` it: what that gets is the program, its inputs, and the call's results.
+    """Run one call inside a mode; returns what ``end`` makes of the context, the inputs and the call's results.
 
     ``reached`` holds the tensors that count as inputs; those among the arguments unless given.
     """
-    program = mode.program
+    context = mode.context
     with DisableTorchFunction():  # what we ask tensors is not for modes to hear
-        inputs = _inputs(program, (args, kwargs) if reached is None else reached) if program.domain.observed else []
+        inputs = _inputs(context, (args, kwargs) if reached is None else reached) if context.executor.observed else []
     try:
-        with Undispatched(program), mode:
+        with FunctionalizeFunctionMode(context), mode:
             outputs = func(*args, **kwargs)
-        return end(program, inputs, outputs)
+        return end(context, inputs, outputs)
     finally:
-        program.close()
+        context.close()
 
 
 @contextlib.contextmanager
-def unheard() -> Iterator[None]:
-    """Where neither torch function modes nor autograd hear of what we do."""
+def tracing_disabled() -> Iterator[None]:
+    """Hides what runs inside from torch function modes and autograd."""
     with DisableTorchFunction(), below_autograd():
         yield
 
 
-def _inputs(program: Program, tree: Any) -> list[Input]:
+def _inputs(context: FunctionalizationContext, tree: Any) -> list[Input]:
     inputs = [Input.of(handle) for handle in handles_in(tree)]
-    program.graph.expect([entry.handle for entry in inputs])
+    context.graph.expect_inputs([entry.handle for entry in inputs])
     return inputs
 
 

@@ -1,4 +1,4 @@
-"""The program being functionalized: its alias graph and the domain of its values, seen through handles.
+"""One functionalized call: its alias graph and the executor of its values, addressed by handles.
 
 Invariant: between two ops every handle has one current value, and a real handle's memory holds it.
 """
@@ -31,88 +31,89 @@ from functionalize.aliasing.tensor_queries import same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.ops import tables
-from functionalize.transform.by_storage import BY_STORAGE
-from functionalize.transform.values import TensorsDomain
+from functionalize.transform import dry_run
+from functionalize.transform.decompositions import DECOMPOSITIONS
+from functionalize.transform.values import ValueExecutor
 
 aten = torch.ops.aten
 
 
-class Program:
-    """What the ops of one call act on."""
+class FunctionalizationContext:
+    """The state of one call: ops read and write the values of handles through it."""
 
-    def __init__(self, domain: TensorsDomain, enter: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-        self.domain = domain
+    def __init__(self, executor: ValueExecutor, enter: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        self.executor = executor
         self.enter = enter  # has the ops inside dispatched to this program again
-        self.graph = AliasGraph(held=domain.older)
+        self.graph = AliasGraph(held=executor.predates_call)
         self.op: Any = None  # the op that the program called last
         self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
-    def whole(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether a tracer below knows a wrapper subclass among the arguments: as one tensor, not by its parts."""
-        return self.domain.proxies is not None and any(
-            type(leaf) not in PLAIN_TYPES and (not self.domain.constant(leaf) or self.graph.find(leaf) is not None)
+    def has_traced_subclass(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether an argument is a wrapper subclass that a tracer below knows as one tensor, not by its parts."""
+        return self.executor.proxies is not None and any(
+            type(leaf) not in PLAIN_TYPES and (not self.executor.is_constant(leaf) or self.graph.find(leaf) is not None)
             for leaf in tensor_leaves(args, kwargs)
         )
 
     def value(self, handle: torch.Tensor) -> Value:
-        """What a handle is worth now."""
-        if not self.domain.observed:
-            return self.domain.physical(handle)  # its memory is current, also where a NumPy array was written
+        """The current value of a handle."""
+        if not self.executor.observed:
+            return self.executor.physical(handle)  # its memory is current, also where a NumPy array was written
         view = self.graph.find(handle)
         return handle if view is None else self.read(view)
 
     def read(self, view: View) -> Value:
-        """What a view is worth now."""
+        """The current value of a view."""
         return regenerate(self, view)
 
     def call(self, op: Any, *args: Any) -> Value:
         """Execute one op on values."""
-        return self.domain.call(op, *args)
+        return self.executor.call(op, *args)
 
     @property
     def views_alias(self) -> bool:
         """Whether the value of a view shares memory with its source's value."""
-        return not self.domain.remove_views
+        return not self.executor.remove_views
 
-    def recorded(self, view: View, source_value: Value) -> Value | None:
-        """A view's handle as its value, if running the op would give just that again: the graph gets the node alone."""
+    def recorded_view(self, view: View, source_value: Value) -> Value | None:
+        """A view's handle as its value, recorded as a node; None where running the op may give another tensor."""
         handle = self._carriers.get(view)
         if handle is None or view.rule is None or view.parent is None or len(view.rule.path) != 1:
             return None
-        place, (op, args) = view.parent.geometry, view.rule.path[0]
-        if place.static and view.geometry.static and not is_symbolic(source_value):
-            as_expected = source_value.stride() == place.stride and source_value.storage_offset() == place.offset
-            return handle if as_expected and self.domain.record(op, source_value, args, handle) else None
-        if unbacked(view.geometry.size) or (
-            unbacked(place.size) and self.domain.remove_views and not view.rule.by_storage
+        layout, (op, args) = view.parent.layout, view.rule.path[0]
+        if layout.static and view.layout.static and not is_symbolic(source_value):
+            as_expected = source_value.stride() == layout.stride and source_value.storage_offset() == layout.offset
+            return handle if as_expected and self.executor.record(op, source_value, args, handle) else None
+        if unbacked(view.layout.size) or (
+            unbacked(layout.size) and self.executor.remove_views and not view.rule.addresses_storage
         ):
-            return self.domain.record_unbacked(op, source_value, args, handle)
-        if not same(source_value.stride(), place.stride) or not same([source_value.storage_offset()], [place.offset]):
+            return self.executor.record_unbacked(op, source_value, args, handle)
+        if not same(source_value.stride(), layout.stride) or not same([source_value.storage_offset()], [layout.offset]):
             return None
-        return handle if self.domain.record(op, source_value, args, handle) else None
+        return handle if self.executor.record(op, source_value, args, handle) else None
 
-    def made(self, handle: torch.Tensor, view: View) -> None:
-        """The program got a handle from a view op."""
+    def view_made(self, handle: torch.Tensor, view: View) -> None:
+        """Note that the program got a handle from a view op."""
         self.graph.track(handle, view)
         if self.historian is not None:
             self.historian.viewed(view, self.op)
         parent = view.parent
         if parent is None:
             return
-        if view.geometry.static and parent.geometry.static:
-            if self.domain.records:
+        if view.layout.static and parent.layout.static:
+            if self.executor.records:
                 self._carriers.setdefault(view, handle)
-        elif not view.geometry.static and unbacked(view.geometry.size):
+        elif not view.layout.static and unbacked(view.layout.size):
             self._carriers[view] = handle
             self.read(view)  # at once: the tracer binds new symbols to the node that it sees next
-        elif unbacked(parent.geometry.size):
+        elif unbacked(parent.layout.size):
             self._carriers[view] = handle  # tells sizes that an op may not know of the part that it takes
 
-    def release(self) -> None:
-        """Let go of handles that only we hold, so that those which live on are those that others hold."""
+    def drop_unread_handles(self) -> None:
+        """Drop handles that only we hold: those that live on are held by others."""
         self._carriers.clear()
         for base in list(self.graph.bases.values()):
             base.drop_stale()
@@ -123,8 +124,8 @@ class Program:
         self._protected.clear()
         self.graph.close()
 
-    def write(self, handle: torch.Tensor, value: Value, *, borrowed: bool = False) -> None:
-        """The program wrote ``value``, of the handle's shape and dtype, to a handle."""
+    def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:
+        """Commit a write of ``value``, of the handle's shape and dtype; ``aliased``: another tensor has it too."""
         protected = self._protected.get(storage_key(handle)) if self._protected else None
         if protected is not None:
             raise UnsupportedMutationError(
@@ -132,8 +133,8 @@ class Program:
                 why=protected[0],
                 hint="build a new tensor from the changed parts, or write to a `.to_dense()` or `.dequantize()` copy",
             )
-        if not self.domain.observed:
-            self.domain.show(handle, value)  # memory is all that anybody will read
+        if not self.executor.observed:
+            self.executor.sync_memory(handle, value)  # memory is all that anybody will read
             return
         view = self.graph.ensure(handle)
         base = view.base
@@ -144,48 +145,48 @@ class Program:
         self.graph.prepare_write(view)
         if self.historian is not None:
             self.historian.wrote(view, self.op)
-        commit(view, self.domain.freeze(value) if borrowed else value, borrowed=borrowed)
-        self.domain.show(handle, value)
+        commit(view, self.executor.snapshot(value) if aliased else value, aliased=aliased)
+        self.executor.sync_memory(handle, value)
 
-    def replaced(self, handle: torch.Tensor, source: torch.Tensor) -> None:
-        """The program says ``handle.data = source``: one more handle of the source's storage, at the source's place."""
+    def set_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
+        """Run ``handle.data = source``: the handle becomes one more of the source's storage, with its layout."""
         self.origin = None
-        if self.domain.observed:
+        if self.executor.observed:
             with below_mode(self.enter()), below_autograd():
-                self.fix(handle)
+                self.refuse_constant(handle)
                 self.unshare(handle)
                 view = self.graph.ensure(source)
                 self.graph.track(handle, view)
                 # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
                 self._carriers.pop(view, None)
                 if view.value is source:
-                    view.value = self.domain.alias(source)
+                    view.value = self.executor.alias(source)
         with DisableTorchFunction():
             handle.data = source
 
-    def grows(self, handle: torch.Tensor) -> View:
-        """The program is about to resize a handle: its view. What its storage gains holds nothing yet."""
+    def prepare_resize(self, handle: torch.Tensor) -> View:
+        """The view of a handle that the program is about to resize. What its storage gains holds nothing yet."""
         view = self.graph.ensure(handle)
         if view.base.capacity is None and view.base.key > 0:
-            self.domain.know_storage(handle)
-            view.base.grows()
+            self.executor.extend_fake_storage(handle)
+            view.base.note_resize()
         return view
 
     def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run autograd's engine: as if we were not there, where memory is all that anybody will read."""
+        """Run autograd's engine; in direct use below the mode, since the engine asks for modes."""
         mode = self.enter()
-        aside = not self.domain.observed and mode_stack()[-1:] == [mode]
+        aside = not self.executor.observed and mode_stack()[-1:] == [mode]
         with below_mode(mode) if aside else contextlib.nullcontext():
             return backward(*args, **kwargs)
 
-    def meet(self, storage: torch.UntypedStorage) -> None:
-        """The program is about to set a tensor to a storage, of which the graph may not know yet."""
+    def find_storage(self, storage: torch.UntypedStorage) -> None:
+        """Make a base for a storage that the program is about to set a tensor to, if there is none."""
         if int(storage._cdata) in self.graph.bases:
             return
-        holder = self.domain.holder(storage)
-        if holder is not None:
-            self.graph.ensure(holder)
-        elif self.domain.observed and storage.nbytes():
+        holding = self.executor.tensor_with_storage(storage)
+        if holding is not None:
+            self.graph.ensure(holding)
+        elif self.executor.observed and storage.nbytes():
             raise UnsupportedMutationError(
                 f"set_ to a storage of {storage.nbytes()} bytes",
                 why="no tensor is left that says what the storage holds",
@@ -193,14 +194,14 @@ class Program:
             )
 
     def protect(self, handle: torch.Tensor, reason: str) -> None:
-        """Refuse writes to a handle whose memory belongs to a tensor that would not see them."""
-        if self.domain.observed:
+        """From now on refuse writes to a handle: another tensor has its memory, and would not see them."""
+        if self.executor.observed:
             self._protected[storage_key(handle)] = reason, handle  # held, so that its storage is not another's
 
-    def fix(self, handle: torch.Tensor) -> None:
-        """Refuse to change the metadata of a constant of the trace: a graph finds it as the trace left it."""
+    def refuse_constant(self, handle: torch.Tensor) -> None:
+        """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""
         view = self.graph.find(handle)
-        if self.domain.constant(handle) and (view is None or view.base.is_original(handle)):
+        if self.executor.is_constant(handle) and (view is None or view.base.is_original(handle)):
             raise UnsupportedMutationError(
                 f"the metadata of {name_of(handle)}, which is no input, is changed",
                 why="in a graph it is a constant: data can be written back to it, but it keeps its size and strides",
@@ -208,60 +209,60 @@ class Program:
             )
 
     def unshare(self, handle: torch.Tensor) -> None:
-        """Part a handle whose metadata is about to change from the value that it may be."""
+        """Replace a handle whose metadata is about to change wherever it stands as a value."""
         view = self.graph.ensure(handle)
         self._carriers.pop(view, None)
         if view.base.seed is not None:
             top_value(self, view.base)  # reads the handle where it still lies
-        for place in {view, view.base.root}:
-            if place.value is handle:
-                place.value = self.domain.alias(handle)
+        for one in {view, view.base.root}:
+            if one.value is handle:
+                one.value = self.executor.alias(handle)
                 if view.base.is_original(handle):
-                    view.base.twin = place.value
-                self.graph.track(handle, place)
+                    view.base.twin = one.value
+                self.graph.track(handle, one)
 
     def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results, as values, of a functional op on handles."""
-        return self.computed(op, args, kwargs)[0]
+        return self.compute_comparing_strides(op, args, kwargs)[0]
 
-    def computed(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-        """The same, and whether the value of some handle has other strides."""
-        if tables.row(op).composite or op in BY_STORAGE:  # they decompose above the modes below us, into views for one
+    def compute_comparing_strides(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """The results, as values, and whether the value of some handle has other strides than the handle."""
+        if tables.row(op).composite or op in DECOMPOSITIONS:  # decomposed above the modes below us
             with self.enter():
                 out = op(*args, **kwargs)
-            return pytree.tree_map_only(torch.Tensor, self.value, out), self.values(args, kwargs)[2]
-        call_args, call_kwargs, skewed = self.values(args, kwargs)
-        return self.domain.call(op, *call_args, **call_kwargs), skewed
+            return pytree.tree_map_only(torch.Tensor, self.value, out), self.values_of(args, kwargs)[2]
+        call_args, call_kwargs, strides_differ = self.values_of(args, kwargs)
+        return self.executor.call(op, *call_args, **call_kwargs), strides_differ
 
-    def values(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
+    def values_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
         """Arguments with handles replaced by values, and whether some value has other strides than its handle."""
-        skewed = False
+        strides_differ = False
 
-        def replaced(arg: Any) -> Any:
-            nonlocal skewed
+        def to_value(arg: Any) -> Any:
+            nonlocal strides_differ
             if isinstance(arg, torch.Tensor):
                 value = self.value(arg)
-                skewed = skewed or (value is not arg and not _alike(value, arg))
+                strides_differ = strides_differ or (value is not arg and not _has_strides_of(value, arg))
                 return value
             if isinstance(arg, (list, tuple)):
-                return [replaced(item) for item in arg]
+                return [to_value(item) for item in arg]
             return arg
 
-        new_kwargs = {name: replaced(arg) for name, arg in kwargs.items()} if kwargs else kwargs
-        return [replaced(arg) for arg in args], new_kwargs, skewed
+        new_kwargs = {name: to_value(arg) for name, arg in kwargs.items()} if kwargs else kwargs
+        return [to_value(arg) for arg in args], new_kwargs, strides_differ
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
-        """Give results of an op on skewed values the strides that eager gives them: they are handles from now on."""
-        handles = self.domain.expected(func, args, kwargs, out)
+        """The results of an op on values as handles: with eager's strides, where the values' strides differ."""
+        handles = dry_run.with_eager_strides(self.executor, func, args, kwargs, out)
         for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):
             if handle is value:
                 continue
-            if self.domain.observed:
-                self.graph.adopt(handle, value)
-            if tables.row(func).random or not self.domain.observed:
-                self.domain.show(handle, value)  # it drew numbers of its own, or memory is the record
+            if self.executor.observed:
+                self.graph.create_base(handle, value)
+            if tables.row(func).random or not self.executor.observed:
+                self.executor.sync_memory(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
 
 
-def _alike(value: Value, handle: torch.Tensor) -> bool:
+def _has_strides_of(value: Value, handle: torch.Tensor) -> bool:
     return handle.layout is not torch.strided or same_strides(value, handle)

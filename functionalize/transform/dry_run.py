@@ -1,19 +1,97 @@
-"""Copies of an op's arguments on which it can be tried: real ones, also where the arguments are fake.
+"""Ops tried on twins or copies of a program's tensors, to learn what eager refuses and what metadata eager gives.
 
-Invariant: copies share memory as the originals do. Limits: strided layout; those of fake tensors hold zeros.
+Invariant: the program's own tensors and random numbers stay as they are. Limits: copies are of strided tensors; those
+of fake tensors hold zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
-from functionalize._torch import storage_key
+from functionalize._torch import below_all_modes, copy_of_memory, on_handles, pytree, storage_key, uncached_fakes
 from functionalize.aliasing.geometry import hint
+from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
+from functionalize.transform.values import ValueExecutor
+
+Kwargs = dict[str, Any]
+_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_MAX_BYTES = 2**26  # of copies: beyond this a trace should not compute for the sake of an error message
 
 
-def copies(handles: Sequence[torch.Tensor], copy: Callable[..., torch.Tensor]) -> dict[int, torch.Tensor]:
+def on_twins(
+    executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: Kwargs, written: Sequence[Any]
+) -> list[torch.Tensor]:
+    """Run a mutating op on twins of the handles that it writes; returns the twins, flat, as the op left them.
+
+    ``written`` holds tensors and lists of tensors. Raises what eager raises.
+    """
+    originals = list(tensor_leaves(written, {}))
+    try:
+        return _on_twins(executor, func, args, kwargs, originals, lambda number: number)
+    except RuntimeError as error:
+        if not (executor.symbolic and "tried to directly modify sizes" in str(error)):
+            raise
+        # Fake tensors of symbolic sizes cannot be resized: the sizes are those of this trace, from here on.
+        return _on_twins(executor, func, args, kwargs, originals, int)
+
+
+def _on_twins(
+    executor: ValueExecutor,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Kwargs,
+    originals: list[torch.Tensor],
+    size: Callable[[Any], Any],
+) -> list[torch.Tensor]:
+    twins = [on_handles(_uninitialized_like, (handle, size), {}) for handle in originals]
+    by_id = {id(handle): twin for handle, twin in zip(originals, twins, strict=True)}
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda handle: by_id.get(id(handle), handle), (tuple(args), kwargs)
+    )
+    with _same_random_numbers(func), uncached_fakes(originals):
+        executor.on_handles(func, args, kwargs)
+    for twin in twins if executor.symbolic else ():
+        executor.track_sizes(twin)
+    return [by_id[id(handle)] for handle in originals]
+
+
+def _uninitialized_like(tensor: torch.Tensor, size: Callable[[Any], Any]) -> torch.Tensor:
+    if not is_plain_strided(tensor):
+        return tensor.clone()
+    return tensor.new_empty_strided(list(map(size, tensor.size())), list(map(size, tensor.stride())))
+
+
+def on_copies(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
+    """Run an op on copies of its arguments, which share memory as the originals do. Raises what eager raises.
+
+    Fake kernels do not look at what shares memory, so fake arguments get real stand-ins, of zeros.
+    """
+    handles = list(tensor_leaves(args, kwargs))
+    if any(handle.layout is not torch.strided for handle in handles):
+        return
+    fake = any(map(is_fake, handles))
+    if fake and sum(hint(handle.untyped_storage().nbytes()) for handle in handles) > _MAX_BYTES:
+        return
+
+    def run() -> None:
+        copies = _copies(handles, partial(_zeros, symbolic=executor.symbolic) if fake else copy_of_memory)
+        new = pytree.tree_map_only(torch.Tensor, lambda handle: copies[id(handle)], (tuple(args), kwargs))
+        func(*new[0], **new[1])
+
+    try:
+        with _same_random_numbers(func):
+            below_all_modes(run, (), {})
+    except Exception as error:  # what else zeros cannot do says nothing of the program
+        if not fake or str(error).startswith("unsupported operation:"):
+            raise
+
+
+def _copies(handles: Sequence[torch.Tensor], copy: Callable[..., torch.Tensor]) -> dict[int, torch.Tensor]:
     """Copies by the identity of the originals, which share storages as those do."""
     storages: dict[int, torch.UntypedStorage] = {}
     copies = {}
@@ -24,13 +102,43 @@ def copies(handles: Sequence[torch.Tensor], copy: Callable[..., torch.Tensor]) -
     return copies
 
 
-AT_MOST = 2**26  # bytes, beyond which a trace should not compute for the sake of an error message
-
-
-def zeros(tensor: torch.Tensor, storage: torch.UntypedStorage | None, symbolic: bool) -> torch.Tensor:
+def _zeros(tensor: torch.Tensor, storage: torch.UntypedStorage | None, symbolic: bool) -> torch.Tensor:
+    """A real tensor with the layout of a fake one, in a storage of zeros unless one is given."""
     if storage is None:
         storage = torch.zeros(hint(tensor.untyped_storage().nbytes()), dtype=torch.uint8).untyped_storage()
     size, stride = [hint(n) for n in tensor.size()], [hint(n) for n in tensor.stride()]
     if symbolic:  # where a dimension has one position, its stride may be other than eager's, and says nothing
         stride = [1 if n == 1 else s for n, s in zip(size, stride, strict=True)]
     return torch.empty(0, dtype=tensor.dtype).set_(storage, hint(tensor.storage_offset()), size, stride)
+
+
+def with_eager_strides(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: Kwargs, out: Any) -> Any:
+    """``out``, the results of an op on values, with a fresh handle for each result to which eager gives other strides.
+
+    ``args`` and ``kwargs`` are the handles; a fresh handle has eager's strides, and no data yet.
+    """
+    if not _DATA_DEPENDENT.isdisjoint(func.tags):
+        return out  # shapes that only the data tell, and tensors whose strides are their own
+    flat, spec = pytree.tree_flatten(out)
+    with _same_random_numbers(func):
+        wanted = pytree.tree_leaves(executor.on_handles(func, args, kwargs))
+    handles = [want if _strides_differ(leaf, want) else leaf for leaf, want in zip(flat, wanted, strict=True)]
+    return pytree.tree_unflatten(handles, spec)
+
+
+def _strides_differ(result: Any, want: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.layout is torch.strided and not same_strides(result, want)
+
+
+def result_dtype(func: Any, args: Sequence[Any], kwargs: Kwargs) -> torch.dtype | None:
+    """The dtype of the first tensor that an op gives."""
+    with _same_random_numbers(func):
+        results = tensor_leaves([on_handles(func, args, kwargs)], {})
+    return next((result.dtype for result in results), None)
+
+
+@contextlib.contextmanager
+def _same_random_numbers(func: Any) -> Iterator[None]:
+    """A second run of an op must not draw from the program's random numbers."""
+    with torch.random.fork_rng(enabled=torch.Tag.nondeterministic_seeded in func.tags):
+        yield

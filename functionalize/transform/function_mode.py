@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import PLAIN_TYPES, unwrap_functorch
-from functionalize.transform.context import Program
+from functionalize.transform.context import FunctionalizationContext
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
@@ -27,12 +27,12 @@ _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backw
 _UNDISPATCHED = _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
 
 
-class Undispatched(TorchFunctionMode):
-    """Tells the program what it would not hear of. Entered around its dispatch mode."""
+class FunctionalizeFunctionMode(TorchFunctionMode):
+    """Handles the calls that no dispatch mode sees. Entered around the dispatch mode of the same context."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, context: FunctionalizationContext) -> None:
         super().__init__()
-        self._program = program
+        self._context = context
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _UNDISPATCHED:
@@ -41,11 +41,11 @@ class Undispatched(TorchFunctionMode):
 
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _BACKWARD:
-            return self._program.differentiate(func, args, kwargs)
+            return self._context.differentiate(func, args, kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):
-            return self._program.replaced(*args)
+            return self._context.set_data(*args)
         if func in _LOSE_OUT and kwargs.get("out") is not None:
             others = {name: value for name, value in kwargs.items() if name != "out"}
             result = func(*args, **others)
@@ -61,5 +61,5 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _drops_nothing(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
 ) -> bool:
-    """Whether such a call is legal, and has nothing to do."""
+    """Whether a call of `dropout` is legal, and returns its input."""
     return 0 <= p <= 1 and (p == 0 or not (training and train))

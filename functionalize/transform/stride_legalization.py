@@ -65,5 +65,5 @@ def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
 def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
     """Raises what the kernel of `view` raises, for the sizes of this trace: that of fake tensors lets more pass."""
     if not unbacked((*base.size(), *size)):
-        place = list(map(hint, base.size())), list(map(hint, base.stride()))
-        torch.empty_strided(*place, device="meta").view(list(map(hint, size)))
+        layout = list(map(hint, base.size())), list(map(hint, base.stride()))
+        torch.empty_strided(*layout, device="meta").view(list(map(hint, size)))

@@ -24,32 +24,32 @@ from functionalize._torch import (
     counts_versions,
     storage_key,
 )
-from functionalize.aliasing import geometry as regions
-from functionalize.aliasing.geometry import Geometry
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.overlap import flat_base_layout, spans_disjoint_guarded
 from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.tables import OpRow
-from functionalize.transform.context import Program
+from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.random_ops import laid_out
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]
 
 
-def run(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """What the op returns; its writes are committed to the alias graph."""
-    if not program.domain.observed:
-        return on_memory(program, func, args, kwargs)
+def run(context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    """Run an op without functional variant: returns what it returns, and commits its writes."""
+    if not context.executor.observed:
+        return on_memory(context, func, args, kwargs)
     if not can_auto_functionalize(func):
         raise _without_form(func, row)
-    return _in_graph(program, func, row, args, kwargs)
+    return _in_graph(context, func, row, args, kwargs)
 
 
-def on_memory(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+def on_memory(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """Run an op on the program's own tensors in direct use: eager's own kernel, with what it does before it raises."""
     with contextlib.nullcontext() if counts_versions(func) else counting_versions():
-        return program.domain.on_handles(func, args, kwargs)
+        return context.executor.on_handles(func, args, kwargs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,20 +60,20 @@ class _Target:
     handle: torch.Tensor
 
 
-def _in_graph(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
+def _in_graph(context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
     declared = func._schema.arguments
     named: Kwargs = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
     named |= {argument.name: arg for argument, arg in zip(declared, args, strict=False)} | dict(kwargs)
     targets = [target for w in row.written for target in _targets(w.name, named.get(w.name))]
-    shared = _shared(program, func, targets, named)
+    shared = _shared(context, func, targets, named)
     own = len(func._schema.returns) or 1  # a None stands for no return at all
     if shared:
-        results = _with_bases(program, func, row, named, targets, shared)
+        results = _with_bases(context, func, row, named, targets, shared)
     else:
-        results = auto_functionalized(func, **{name: _values(program, arg) for name, arg in named.items()})
+        results = auto_functionalized(func, **{name: _values(context, arg) for name, arg in named.items()})
         written = [value for result in results[own:] for value in (result if isinstance(result, list) else [result])]
         for target, value in zip(targets, filter(lambda value: value is not None, written), strict=True):
-            program.write(target.handle, value)
+            context.write(target.handle, value)
     returns = [results[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
     return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
 
@@ -85,47 +85,53 @@ def _targets(name: str, given: Any) -> Iterator[_Target]:
         yield _Target(name, given)
 
 
-def _values(program: Program, arg: Any) -> Any:
-    """An argument in values that are laid out as the program's tensors are, since the op may look at it."""
+def _values(context: FunctionalizationContext, arg: Any) -> Any:
+    """An argument as values with the strides of the program's tensors, since the op may ask for them."""
     if isinstance(arg, (list, tuple)):
-        return [_values(program, item) for item in arg]
+        return [_values(context, item) for item in arg]
     if not isinstance(arg, torch.Tensor):
         return arg
-    return laid_out(program, arg)
+    return laid_out(context, arg)
 
 
 # Arguments that share elements
 
 
-def _shared(program: Program, func: Any, targets: Sequence[_Target], named: Kwargs) -> dict[int, Geometry]:
-    """For each storage in which two written arguments meet, the part of it that the written ones span."""
+def _shared(
+    context: FunctionalizationContext, func: Any, targets: Sequence[_Target], named: Kwargs
+) -> dict[int, Layout]:
+    """By storage in which written arguments overlap: the flat layout around all that are written there."""
     keys = [storage_key(leaf) for leaf in tensor_leaves((), named)]
     if len(set(keys)) == len(keys):
         return {}
     written = {id(target.handle) for target in targets}
     for target in targets:
         for other in tensor_leaves((), named):
-            if id(other) not in written and _meet(program, target.handle, other):
+            if id(other) not in written and _may_overlap(context, target.handle, other):
                 raise _read_too(func, target)
     groups: dict[int, list[torch.Tensor]] = {}
     for index, target in enumerate(targets):
-        if any(_meet(program, target.handle, other.handle) for other in [*targets[:index], *targets[index + 1 :]]):
+        if any(
+            _may_overlap(context, target.handle, other.handle) for other in [*targets[:index], *targets[index + 1 :]]
+        ):
             groups.setdefault(storage_key(target.handle), []).append(target.handle)
-    return {key: _hull(func, [Geometry.of(handle) for handle in group]) for key, group in groups.items()}
+    return {key: _hull(func, [Layout.of(handle) for handle in group]) for key, group in groups.items()}
 
 
-def _meet(program: Program, one: torch.Tensor, two: torch.Tensor) -> bool:
+def _may_overlap(context: FunctionalizationContext, one: torch.Tensor, two: torch.Tensor) -> bool:
     if storage_key(one) != storage_key(two):
         return False
-    views = program.graph.ensure(one), program.graph.ensure(two)
-    return not (views[0].disjoint(views[1]) or regions.apart(views[0].geometry, views[1].geometry))
+    views = context.graph.ensure(one), context.graph.ensure(two)
+    return not (views[0].disjoint(views[1]) or spans_disjoint_guarded(views[0].layout, views[1].layout))
 
 
-def _hull(func: Any, places: Sequence[Geometry]) -> Geometry:
-    whole: Geometry | None = places[0]
-    for place in places:
-        whole = _around(whole, place)
-    if whole is None or any((place.dtype, place.conj, place.neg) != (whole.dtype, False, False) for place in places):
+def _hull(func: Any, layouts: Sequence[Layout]) -> Layout:
+    whole: Layout | None = layouts[0]
+    for layout in layouts:
+        whole = _around(whole, layout)
+    if whole is None or any(
+        (layout.dtype, layout.conj, layout.neg) != (whole.dtype, False, False) for layout in layouts
+    ):
         raise UnsupportedMutationError(
             f"{func} writes arguments that share elements",
             why="they are read in different ways, and auto_functionalized has one base of one dtype for all",
@@ -134,12 +140,17 @@ def _hull(func: Any, places: Sequence[Geometry]) -> Geometry:
     return whole
 
 
-def _around(whole: Geometry | None, place: Geometry) -> Geometry | None:
-    return None if whole is None else regions.image(whole, place)
+def _around(whole: Layout | None, layout: Layout) -> Layout | None:
+    return None if whole is None else flat_base_layout(whole, layout)
 
 
 def _with_bases(
-    program: Program, func: Any, row: OpRow, named: Kwargs, targets: Sequence[_Target], shared: dict[int, Geometry]
+    context: FunctionalizationContext,
+    func: Any,
+    row: OpRow,
+    named: Kwargs,
+    targets: Sequence[_Target],
+    shared: dict[int, Layout],
 ) -> Any:
     """The op's own results; what it writes is committed, to arguments that share elements through their base."""
     handles: list[torch.Tensor] = []
@@ -150,7 +161,7 @@ def _with_bases(
         whole = shared.get(key)
         if whole is None or key not in index_of:
             index_of[key] = len(handles)
-            handles.append(handle if whole is None else _spanning(program, handle, whole))
+            handles.append(handle if whole is None else _spanning(context, handle, whole))
         encoded[f"_{target.name}_base_index"] = index_of[key]
         if whole is not None:
             encoded[f"_{target.name}_size"] = list(handle.size())
@@ -163,18 +174,18 @@ def _with_bases(
         elif given is None:
             encoded[f"_{w.name}_base_index"] = None
     read = {name: arg for name, arg in named.items() if name not in {w.name for w in row.written}}
-    encoded |= {name: _values(program, arg) for name, arg in read.items()}
+    encoded |= {name: _values(context, arg) for name, arg in read.items()}
     # Cloned, since views of a base count from the start of its storage.
-    bases = [program.domain.call(aten.clone.default, program.value(handle)) for handle in handles]
+    bases = [context.executor.call(aten.clone.default, context.value(handle)) for handle in handles]
     results = auto_functionalized_v2(func, **encoded, _all_bases=bases)
     for handle, value in zip(handles, results[-len(bases) :], strict=True):
-        program.write(handle, value)
+        context.write(handle, value)
     return results[: -len(bases)]
 
 
-def _spanning(program: Program, handle: torch.Tensor, whole: Geometry) -> torch.Tensor:
-    place = list(whole.size), list(whole.stride), whole.offset
-    spanning: torch.Tensor = program.domain.on_handles(aten.as_strided.default, (handle, *place), {})
+def _spanning(context: FunctionalizationContext, handle: torch.Tensor, whole: Layout) -> torch.Tensor:
+    layout = list(whole.size), list(whole.stride), whole.offset
+    spanning: torch.Tensor = context.executor.on_handles(aten.as_strided.default, (handle, *layout), {})
     return spanning
 
 

@@ -15,27 +15,20 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import (
-    HigherOrderOperator,
-    OpOverload,
-    mode_stack,
-    pytree,
-    storage_key,
-    unwrap_functorch,
-)
+from functionalize._torch import HigherOrderOperator, OpOverload, mode_stack, pytree, storage_key, unwrap_functorch
 from functionalize.aliasing.geometry import same
 from functionalize.errors import UnsupportedMutationError
-from functionalize.transform.context import Program
+from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]
 Function = Callable[..., Any]
-Purify = Callable[[Function, "Frame"], Function]
+FunctionalizeBody = Callable[[Function, "Frame"], Function]
 
 
 class OperandsWritten(Exception):
-    """A body wrote to operands of whose new values nobody knew to ask for; never seen outside of this module."""
+    """A body wrote to operands whose new values it was not asked to return; caught in this module."""
 
     def __init__(self, positions: Sequence[int]) -> None:
         super().__init__(positions)
@@ -43,7 +36,7 @@ class OperandsWritten(Exception):
 
 
 class Frame:
-    """What one body gets and gives: handles laid out as the operands are; its results, and what it wrote."""
+    """One body: its operands, with the strides of the originals; its results, and which operands it wrote."""
 
     def __init__(self, func: Any, operands: Sequence[Any] | None = None, given: Sequence[int] = ()) -> None:
         self.func, self.operands, self.given = func, operands, tuple(given)
@@ -51,25 +44,25 @@ class Frame:
         self.strides: list[Any] = []  # of the results
         self.aliased: set[int] = set()  # operands that a result shares memory with
 
-    def enter(self, program: Program, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def enter(self, context: FunctionalizationContext, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The operands as the body sees them."""
         if self.operands is None:
             return args
-        return tuple(_as_laid_out(program, arg, like) for arg, like in zip(args, self.operands, strict=True))
+        return tuple(_as_laid_out(context, arg, like) for arg, like in zip(args, self.operands, strict=True))
 
     def leave(self, args: tuple[Any, ...], outputs: Any, epilogue: Epilogue) -> Any:
-        """The body's results, and after them the new values of the operands that it is known to write."""
+        """The body's results, followed by the new values of the operands in ``given``."""
         position = {id(unwrap_functorch(arg)): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         leaves, self.spec = pytree.tree_flatten(outputs)
         self._look_at(args, leaves)
         values: dict[int, Any] = {}
-        for back in epilogue.settle():
+        for back in epilogue.prepare():
             handle = back.input.handle
             if back.metadata or id(handle) not in position:
                 raise _refusal(self.func, "changes the shape or the strides of an operand", "compute a new tensor")
             values[position[id(handle)]] = back.data
             if back.shown is not None:
-                epilogue.program.domain.point(handle, back.shown)
+                epilogue.context.executor.retarget_proxy(handle, back.shown)
         if not values.keys() <= set(self.given):
             if self.operands is None:
                 raise _refusal(
@@ -78,7 +71,7 @@ class Frame:
             raise OperandsWritten(sorted(values))
         if not self.given:
             return outputs
-        call = epilogue.program.domain.call
+        call = epilogue.context.executor.call
         news = [call(aten.clone.default, values.get(i, args[i])) for i in self.given]  # results share no memory
         return (*leaves, *news)
 
@@ -89,17 +82,23 @@ class Frame:
         self.aliased |= {keys[key] for leaf in tensors if (key := storage_key(leaf)) in keys}
 
 
-def run(program: Program, purify: Purify, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+def run(
+    context: FunctionalizationContext,
+    functionalize_body: FunctionalizeBody,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Kwargs,
+) -> Any:
     """Run a higher-order op with bodies that belong to the program, or that are free of mutation."""
     if not mode_stack():
-        return _at_once(program, func, args, kwargs)
+        return _at_once(context, func, args, kwargs)
     if func in _WITH_WRITES:
-        return _WITH_WRITES[func](program, purify, func, *args)
+        return _WITH_WRITES[func](context, functionalize_body, func, args)
 
     def pure(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return program.value(leaf)
-        return purify(leaf, Frame(func)) if _is_body(leaf) else leaf
+            return context.value(leaf)
+        return functionalize_body(leaf, Frame(func)) if _is_body(leaf) else leaf
 
     call_args, call_kwargs = pytree.tree_map(pure, (tuple(args), kwargs))
     return func(*call_args, **call_kwargs)
@@ -109,12 +108,12 @@ def _is_body(leaf: Any) -> bool:
     return callable(leaf) and not isinstance(leaf, (OpOverload, HigherOrderOperator, type))
 
 
-def _at_once(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+def _at_once(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """Run the op on the program's own tensors; its bodies are dispatched to the program again."""
 
     def entering(leaf: Any) -> Any:
         def body(*args: Any, **kwargs: Any) -> Any:
-            with program.enter():
+            with context.enter():
                 return leaf(*args, **kwargs)
 
         return body if _is_body(leaf) else leaf
@@ -126,34 +125,35 @@ def _at_once(program: Program, func: Any, args: Sequence[Any], kwargs: Kwargs) -
 # In a graph
 
 
-def _cond(program: Program, purify: Purify, func: Any, pred: Any, yes: Function, no: Function, operands: Any) -> Any:
+def _cond(context: FunctionalizationContext, functionalize_body: FunctionalizeBody, func: Any, args: Any) -> Any:
+    pred, yes, no, operands = args
+
     def attempt(given: Sequence[int]) -> Any:
         frames = [Frame(func, operands, given) for _ in (yes, no)]
-        bodies = [purify(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
-        outputs = func(_value(program, pred), *bodies, [_value(program, operand) for operand in operands])
+        bodies = [functionalize_body(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
+        outputs = func(_value(context, pred), *bodies, [_value(context, operand) for operand in operands])
         return frames, pytree.tree_leaves(outputs)
 
-    (frame, other), given, leaves = _until_known(program, func, operands, attempt)
-    for place, strides in enumerate(frame.strides):
-        if len(other.strides) == len(frame.strides) and strides == other.strides[place]:
-            leaves[place] = _with_strides(program, leaves[place], strides)
+    (frame, other), given, leaves = _until_known(context, func, operands, attempt)
+    for index, strides in enumerate(frame.strides):
+        if len(other.strides) == len(frame.strides) and strides == other.strides[index]:
+            leaves[index] = _with_strides(context, leaves[index], strides)
     count = len(leaves) - len(given)
     for position, value in zip(given, leaves[count:], strict=True):
-        program.write(operands[position], value)
-    _protect(program, func, [operands[i] for i in frame.aliased | other.aliased], leaves[:count])
+        context.write(operands[position], value)
+    _protect(context, func, [operands[i] for i in frame.aliased | other.aliased], leaves[:count])
     return pytree.tree_unflatten(leaves[:count], frame.spec)
 
 
-def _while_loop(
-    program: Program, purify: Purify, func: Any, condition: Function, body: Function, carried: Any, additional: Any
-) -> Any:
+def _while_loop(context: FunctionalizationContext, functionalize_body: FunctionalizeBody, func: Any, args: Any) -> Any:
     """An operand that is written is carried along. One that is carried anyway is written in the first round only."""
+    condition, body, carried, additional = args
     operands, count = (*carried, *additional), len(carried)
 
     def attempt(given: Sequence[int]) -> Any:
         frame = Frame(func, operands, given)
-        pure_condition, pure_body = purify(condition, Frame(func)), purify(body, frame)
-        values = [_value(program, operand) for operand in operands]
+        pure_condition, pure_body = functionalize_body(condition, Frame(func)), functionalize_body(body, frame)
+        values = [_value(context, operand) for operand in operands]
         slots = [values[position] for position in given]
         first = [aten.ones.default([], dtype=torch.bool)] if any(position < count for position in given) else []
         width = count + len(slots)
@@ -180,10 +180,10 @@ def _while_loop(
         outputs = func(again, round_, (*values[:count], *slots, *first), tuple(values[count:]))
         return (frame,), list(outputs)[:width]
 
-    (frame,), given, leaves = _until_known(program, func, operands, attempt)
+    (frame,), given, leaves = _until_known(context, func, operands, attempt)
     for position, value in zip(given, leaves[count:], strict=True):
-        program.write(operands[position], value)
-    _protect(program, func, [operands[i] for i in frame.aliased], leaves[:count])
+        context.write(operands[position], value)
+    _protect(context, func, [operands[i] for i in frame.aliased], leaves[:count])
     return tuple(leaves[:count])
 
 
@@ -193,62 +193,64 @@ _WITH_WRITES: dict[Any, Function] = {
 }
 
 
-def _until_known(program: Program, func: Any, operands: Sequence[Any], attempt: Function) -> tuple[Any, Any, list[Any]]:
-    """Trace the bodies until it is known which operands they write; frames, these positions, results."""
+def _until_known(
+    context: FunctionalizationContext, func: Any, operands: Sequence[Any], attempt: Function
+) -> tuple[Any, Any, list[Any]]:
+    """Trace the bodies until all operands that they write are given; returns frames, their positions, results."""
     given: tuple[int, ...] = ()
     while True:
         try:
             frames, leaves = attempt(given)
         except OperandsWritten as found:
             given = tuple(sorted({*given, *found.positions}))
-            _refuse_shared(program, func, operands, given)
+            _refuse_shared(context, func, operands, given)
         else:
             return frames, given, leaves
 
 
-def _refuse_shared(program: Program, func: Any, operands: Sequence[Any], given: Sequence[int]) -> None:
+def _refuse_shared(context: FunctionalizationContext, func: Any, operands: Sequence[Any], given: Sequence[int]) -> None:
     for position in given:
         for other, operand in enumerate(operands):
             if other == position or not isinstance(operand, torch.Tensor):
                 continue
             if storage_key(operand) == storage_key(operands[position]):
-                one, two = program.graph.ensure(operand), program.graph.ensure(operands[position])
+                one, two = context.graph.ensure(operand), context.graph.ensure(operands[position])
                 if not one.disjoint(two):
                     what = f"writes to operand {position}, which shares elements with operand {other}"
                     raise _refusal(func, what, "pass one of the two, and take the view of it inside the body")
 
 
-def _protect(program: Program, func: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
-    """Refuse later writes to what the graph keeps apart, and eager perhaps does not."""
+def _protect(context: FunctionalizationContext, func: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    """Refuse later writes to operands and results that may be one tensor in eager, and are two in the graph."""
     for tensor in (*operands, *results) if operands else ():
         if isinstance(tensor, torch.Tensor):
-            program.protect(tensor, f"{func} may have returned an operand, so that both may be the same memory")
+            context.protect(tensor, f"{func} may have returned an operand, so that both may be the same memory")
 
 
-def _value(program: Program, leaf: Any) -> Any:
-    return program.value(leaf) if isinstance(leaf, torch.Tensor) else leaf
+def _value(context: FunctionalizationContext, leaf: Any) -> Any:
+    return context.value(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _as_laid_out(program: Program, value: Any, like: Any) -> Any:
+def _as_laid_out(context: FunctionalizationContext, value: Any, like: Any) -> Any:
     strided = isinstance(like, torch.Tensor) and like.layout is torch.strided
-    return _with_strides(program, value, like.stride()) if strided else value
+    return _with_strides(context, value, like.stride()) if strided else value
 
 
 def _strides(leaf: Any) -> tuple[int, ...] | None:
-    """Strides that can be compared: those of a tensor whose size and strides are numbers."""
+    """The strides of a tensor whose size and strides are plain integers; else None."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return None
     known = all(type(n) is int for n in (*leaf.size(), *leaf.stride()))
     return leaf.stride() if known else None
 
 
-def _with_strides(program: Program, value: Any, strides: Any) -> Any:
-    """A handle that lies so, since bodies may look; see Note [Values may have other strides than their handles]."""
+def _with_strides(context: FunctionalizationContext, value: Any, strides: Any) -> Any:
+    """A handle with strides that bodies may ask for; see Note [Values may have other strides than their handles]."""
     if strides is None or not isinstance(value, torch.Tensor) or same(value.stride(), strides):
         return value
-    handle: torch.Tensor = program.domain.on_handles(value.new_empty_strided, (value.size(), strides), {})
-    program.graph.adopt(handle, value)
-    program.domain.show(handle, value)
+    handle: torch.Tensor = context.executor.on_handles(value.new_empty_strided, (value.size(), strides), {})
+    context.graph.create_base(handle, value)
+    context.executor.sync_memory(handle, value)
     return handle
 
 

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from functionalize._torch import storage_key, unbacked
-from functionalize.aliasing.geometry import Geometry, differ, spans_disjoint, supposed
+from functionalize.aliasing.geometry import Layout, differ, supposed
+from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.tables import OpRow, Written
-from functionalize.transform.context import Program
+from functionalize.transform import dry_run
+from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers import custom_ops
 
 aten = torch.ops.aten
@@ -38,18 +40,26 @@ _ALIKE_EVERYWHERE = _IDEMPOTENT | {aten.masked_fill_}
 
 
 def run(
-    program: Program, func: Any, row: OpRow, written: Sequence[Written], args: Sequence[Any], kwargs: Kwargs
+    context: FunctionalizationContext,
+    func: Any,
+    row: OpRow,
+    written: Sequence[Written],
+    args: Sequence[Any],
+    kwargs: Kwargs,
 ) -> Any:
-    """What the op returns; raises where eager refuses to write. NotImplemented: to be run like any other op."""
+    """Run a write whose targets overlap: returns what it returns; NotImplemented if it can run like any other.
+
+    Raises what eager raises.
+    """
     targets = _strided(tensor_leaves([w.given(args, kwargs) for w in written], {}))
     in_order = any(_order_matters(func, target, args, kwargs) for target in targets)
     if not (in_order or any(map(repeats, targets)) or _arguments_meet(targets, args, kwargs)):
         return NotImplemented
-    if not program.domain.observed:
-        return custom_ops.on_memory(program, func, args, kwargs)
-    program.domain.rehearse_on_copies(func, args, kwargs)
+    if not context.executor.observed:
+        return custom_ops.on_memory(context, func, args, kwargs)
+    dry_run.on_copies(context.executor, func, args, kwargs)
     if in_order:
-        return _by_slices(program, func, row, args, kwargs)
+        return _by_slices(context, func, row, args, kwargs)
     expanded = next(filter(repeats, targets), None)
     if expanded is not None and func.overloadpacket not in _ALIKE_EVERYWHERE:
         raise _refusal(func, expanded)
@@ -66,24 +76,24 @@ def _refusal(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
 
 
 def _strided(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that lie at a place of a storage: sparse tensors and their like have none."""
+    """The strided ones among tensors."""
     return [tensor for tensor in tensors if tensor.layout is torch.strided]
 
 
 def _order_matters(func: Any, target: torch.Tensor, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether it matters that eager writes an element once for each position that shares it."""
-    place = Geometry.of(target)
-    if place.contiguous:
+    layout = Layout.of(target)
+    if layout.contiguous:
         return False
     if func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
-        return place.overlapping and _ambiguous(place)
+        return layout.overlaps_beyond_expand and _ambiguous(layout)
     if func.overloadpacket in _IDEMPOTENT and len(list(tensor_leaves(args, kwargs))) == 1:
         return False
-    return place.overlapping
+    return layout.overlaps_beyond_expand
 
 
-def _ambiguous(place: Geometry) -> bool:
-    strides = [supposed(stride) for size, stride in zip(place.size, place.stride, strict=True) if supposed(size) > 1]
+def _ambiguous(layout: Layout) -> bool:
+    strides = [supposed(stride) for size, stride in zip(layout.size, layout.stride, strict=True) if supposed(size) > 1]
     return len(set(strides)) < len(strides)
 
 
@@ -97,7 +107,7 @@ def _arguments_meet(written: Sequence[torch.Tensor], args: Sequence[Any], kwargs
         return False
     targets = set(map(id, written))
     return any(
-        keys[i] == keys[j] and not spans_disjoint(Geometry.of(leaves[i]), Geometry.of(leaves[j]))
+        keys[i] == keys[j] and not spans_disjoint(Layout.of(leaves[i]), Layout.of(leaves[j]))
         for i in range(len(leaves))
         if id(leaves[i]) in targets
         for j in range(len(leaves))
@@ -105,7 +115,9 @@ def _arguments_meet(written: Sequence[torch.Tensor], args: Sequence[Any], kwargs
     )
 
 
-def _by_slices(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> torch.Tensor:
+def _by_slices(
+    context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs
+) -> torch.Tensor:
     """Run an op on a target whose positions share elements, slice by slice; returns the target."""
     target: torch.Tensor = row.written[0].given(args, kwargs)
     variant = tables.overload(row.functional) if row.functional else func
@@ -118,7 +130,7 @@ def _by_slices(program: Program, func: Any, row: OpRow, args: Sequence[Any], kwa
     dim = _outermost(target, others)
     if unbacked([target.size(dim)]):
         raise _refusal(func, target)
-    with program.enter():  # the slices are views of the program like any other
+    with context.enter():  # the slices are views of the program like any other
         for index in range(int(target.size(dim))):
             sliced = [_slice(arg, target, dim, index) for arg in args]
             func(*sliced, **{name: _slice(arg, target, dim, index) for name, arg in kwargs.items()})
@@ -142,7 +154,7 @@ def _outermost(target: torch.Tensor, others: Sequence[torch.Tensor]) -> int:
 
 
 def _slice(arg: Any, target: torch.Tensor, dim: int, index: int) -> Any:
-    """What an argument has to say to one slice of the target."""
+    """The slice of an argument that belongs to one slice of the target."""
     if not isinstance(arg, torch.Tensor):
         return arg
     whole = arg if arg is target else aten.expand.default(arg, list(target.size()))

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.aliasing.geometry import Geometry, hint
-from functionalize.aliasing.tensor_queries import is_contiguous, placed, same_strides, tensor_leaves
+from functionalize.aliasing.geometry import Layout, hint
+from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
-from functionalize.transform.context import Program
+from functionalize.transform.context import FunctionalizationContext
 
 aten = torch.ops.aten
 
@@ -47,25 +47,27 @@ _FILLING = frozenset(
 )
 
 
-def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, Any], *, writes: bool) -> Any:
-    """Results, as values, of a random op on handles; None where the plain way draws in eager's order.
+def compute(
+    context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: dict[str, Any], *, writes: bool
+) -> Any:
+    """Results, as values, of a random op on handles; None where the op on values draws in eager's order.
 
     ``writes`` tells whether the op stands for one that writes its first argument.
     """
     if kwargs.get("memory_format") not in (None, torch.preserve_format) or (op in _CONTIGUOUS and not writes):
         return None
-    handles, call = list(tensor_leaves(args, kwargs)), program.domain.call
+    handles, call = list(tensor_leaves(args, kwargs)), context.executor.call
     if op not in _READING | _FILLING or len(handles) != 1:
-        return _laid_out(program, op, args, kwargs)
-    handle, order = handles[0], _order(program, handles[0])
+        return _laid_out(context, op, args, kwargs)
+    handle, order = handles[0], _order(context, handles[0])
     if op is aten.normal_functional.default and order == sorted(order) and _is_large_with_gaps(handle):
         drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
         return call(aten.view.default, drawn, list(handle.size()))
-    value = program.value(handle)
+    value = context.value(handle)
     if is_contiguous(value) if order == sorted(order) else op not in _CONTIGUOUS and same_strides(value, handle):
         return None
     back = sorted(range(len(order)), key=order.__getitem__)
-    stand_in = _ordered(program, handle, order) if op in _READING else _alike(program, handle, order)
+    stand_in = _ordered(context, handle, order) if op in _READING else _empty_in_order(context, handle, order)
     call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: stand_in, (tuple(args), kwargs))
     out = call(op, *call_args, **call_kwargs)
     if op in _FILLING:
@@ -73,51 +75,51 @@ def compute(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, An
     return pytree.tree_map_only(torch.Tensor, lambda leaf: call(aten.permute.default, leaf, back), out)
 
 
-def _order(program: Program, handle: torch.Tensor) -> list[int]:
+def _order(context: FunctionalizationContext, handle: torch.Tensor) -> list[int]:
     """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first."""
-    place = Geometry.of(handle)
-    if place.contiguous or not placed(handle):
+    layout = Layout.of(handle)
+    if layout.contiguous or not is_plain_strided(handle):
         return list(range(handle.dim()))
-    return Geometry.of(program.domain.on_handles(aten.empty_like.default, (handle,), {})).outermost_first
+    return Layout.of(context.executor.on_handles(aten.empty_like.default, (handle,), {})).outermost_first
 
 
-def _laid_out(program: Program, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The op on values that lie in storage as the handles do, if some do not."""
-    if not program.domain.observed or not program.values(args, kwargs)[2]:
+def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Results of the op on values with the handles' strides; None where all values have them."""
+    if not context.executor.observed or not context.values_of(args, kwargs)[2]:
         return None
-    lay_out = functools.partial(laid_out, program)
+    lay_out = functools.partial(laid_out, context)
     call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lay_out, (tuple(args), kwargs))
-    return program.domain.call(op, *call_args, **call_kwargs)
+    return context.executor.call(op, *call_args, **call_kwargs)
 
 
-def laid_out(program: Program, handle: torch.Tensor) -> Value:
+def laid_out(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
     """A handle's value with the handle's strides; of one with gaps, in the same order without them."""
-    value = program.value(handle)
-    if value is handle or not placed(handle) or same_strides(value, handle):
+    value = context.value(handle)
+    if value is handle or not is_plain_strided(handle) or same_strides(value, handle):
         return value
-    order = _order(program, handle)
+    order = _order(context, handle)
     if order == sorted(order):
         if is_contiguous(value):
             return value
-        return program.domain.call(aten.clone.default, value, memory_format=torch.contiguous_format)
-    return program.domain.call(aten.copy.default, _alike(program, handle, order), value)
+        return context.executor.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+    return context.executor.call(aten.copy.default, _empty_in_order(context, handle, order), value)
 
 
-def _ordered(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Value:
+def _ordered(context: FunctionalizationContext, handle: torch.Tensor, order: Sequence[int]) -> Value:
     """The value's elements in the order of the handle's storage, contiguous."""
-    ordered = program.domain.call(aten.permute.default, program.value(handle), list(order))
+    ordered = context.executor.call(aten.permute.default, context.value(handle), list(order))
     if is_contiguous(ordered):
         return ordered
-    return program.domain.call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
+    return context.executor.call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
 
 
-def _alike(program: Program, handle: torch.Tensor, order: Sequence[int]) -> Value:
-    """A dense tensor whose dimensions have the handle's order in storage, of no value."""
+def _empty_in_order(context: FunctionalizationContext, handle: torch.Tensor, order: Sequence[int]) -> Value:
+    """An uninitialized dense tensor whose dimensions have the handle's order in storage."""
     strides: list[Any] = [1] * handle.dim()
     for outer, inner in zip(reversed(order[:-1]), reversed(order), strict=False):
         strides[outer] = strides[inner] * handle.size(inner)
     options = {"dtype": handle.dtype, "device": handle.device}
-    return program.domain.call(aten.empty_strided.default, list(handle.size()), strides, **options)
+    return context.executor.call(aten.empty_strided.default, list(handle.size()), strides, **options)
 
 
 _FAST = 16  # elements from which the kernel of `normal_` takes a way of its own, if they are contiguous
@@ -128,7 +130,7 @@ def _is_large_with_gaps(handle: torch.Tensor) -> bool:
 
 
 def _in_turn(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
-    """So many normal numbers, drawn one after another: a tensor of two permuted dimensions is not contiguous."""
+    """``count`` normal numbers, drawn one after another: into a tensor that is not contiguous."""
     size = hint(count)
     rows = next((n for n in range(2, math.isqrt(size) + 1) if size % n == 0), 1)
     rest = count - count // rows * rows if type(count) is not int else 0  # of other sizes than in this trace

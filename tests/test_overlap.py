@@ -15,13 +15,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from functionalize.aliasing.geometry import (
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.overlap import (
     Box,
-    Geometry,
     as_dtype,
-    box,
+    box_of,
     boxes_disjoint,
-    image,
+    flat_base_layout,
     reaches,
     spans_disjoint,
 )
@@ -33,7 +33,7 @@ thorough = settings(max_examples=150, deadline=None, derandomize=True)
 
 
 @st.composite
-def roots(draw: Draw) -> Geometry:
+def roots(draw: Draw) -> Layout:
     """A tensor that somebody allocated: dense or with gaps, its dimensions in any order."""
     size = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     stride, step = [0] * len(size), 1
@@ -41,16 +41,16 @@ def roots(draw: Draw) -> Geometry:
         step *= draw(st.sampled_from([1, 1, 2]))
         stride[dim] = step
         step *= size[dim]
-    return Geometry(tuple(size), tuple(stride), draw(st.integers(0, 3)), torch.float32)
+    return Layout(tuple(size), tuple(stride), draw(st.integers(0, 3)), torch.float32)
 
 
 @st.composite
-def views(draw: Draw, root: Geometry) -> Geometry:
+def views(draw: Draw, root: Layout) -> Layout:
     """A view that a program might make: selects, slices, transposes, new and widened dimensions."""
     tensor = tensor_at(root)
     for _ in range(draw(st.integers(0, 4))):
         tensor = one_step(draw, tensor)
-    return Geometry.of(tensor)
+    return Layout.of(tensor)
 
 
 def one_step(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
@@ -70,77 +70,77 @@ def one_step(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
 
 
 @st.composite
-def places(draw: Draw) -> Geometry:
-    """Any place, with overlaps and empty ones among them."""
+def layouts(draw: Draw) -> Layout:
+    """Any layout, with overlaps and empty ones among them."""
     size = draw(st.lists(st.integers(0, 3), max_size=3))
     stride = [draw(st.integers(0, 6)) for _ in size]
-    return Geometry(tuple(size), tuple(stride), draw(st.integers(0, 8)), torch.float32)
+    return Layout(tuple(size), tuple(stride), draw(st.integers(0, 8)), torch.float32)
 
 
-def tensor_at(place: Geometry) -> torch.Tensor:
-    """A tensor at a place, whose elements say their addresses."""
-    return torch.arange(600).to(place.dtype).as_strided(place.size, place.stride, place.offset)
+def tensor_at(layout: Layout) -> torch.Tensor:
+    """A tensor with a layout, whose elements say their addresses."""
+    return torch.arange(600).to(layout.dtype).as_strided(layout.size, layout.stride, layout.offset)
 
 
-def elements_of(root: Geometry, found: Box) -> list[int]:
+def elements_of(root: Layout, found: Box) -> list[int]:
     """The addresses in a box, each once."""
     indices = itertools.product(*(range(start, start + n * step, step) for start, step, n in found.axes))
     return [root.offset + sum(i * stride for i, stride in zip(index, root.stride, strict=True)) for index in indices]
 
 
 @thorough
-@given(places())
-def test_span_and_extent(place: Geometry) -> None:
-    found = addresses(place)
-    item = place.dtype.itemsize
+@given(layouts())
+def test_span_and_extent(layout: Layout) -> None:
+    found = addresses(layout)
+    item = layout.dtype.itemsize
     expected = (min(found) * item, (max(found) + 1) * item) if found else (0, 0)
-    assert place.span == expected
-    assert place.extent == (expected[1] - expected[0]) // item
-    assert place.elements == len(found)
+    assert layout.span == expected
+    assert layout.extent == (expected[1] - expected[0]) // item
+    assert layout.elements == len(found)
 
 
 @thorough
-@given(places() | roots())
-def test_dense_is_each_element_once(place: Geometry) -> None:
-    found = addresses(place)
-    if place.dense:
-        assert sorted(found) == list(range(place.offset, place.offset + len(found)))
+@given(layouts() | roots())
+def test_dense_is_each_element_once(layout: Layout) -> None:
+    found = addresses(layout)
+    if layout.dense:
+        assert sorted(found) == list(range(layout.offset, layout.offset + len(found)))
 
 
 @thorough
-@given(places() | roots())
-def test_contiguous_is_what_torch_says(place: Geometry) -> None:
-    assume(0 not in place.size)  # torch calls every empty tensor contiguous
-    assert place.contiguous == tensor_at(place).is_contiguous()
+@given(layouts() | roots())
+def test_contiguous_is_what_torch_says(layout: Layout) -> None:
+    assume(0 not in layout.size)  # torch calls every empty tensor contiguous
+    assert layout.contiguous == tensor_at(layout).is_contiguous()
 
 
 @thorough
 @given(st.data())
 def test_a_box_has_the_elements_of_its_view(data: st.DataObject) -> None:
     root = data.draw(roots())
-    view = data.draw(views(root) | places())
-    found = box(root, view)
+    view = data.draw(views(root) | layouts())
+    found = box_of(root, view)
     if found is not None:
         assert sorted(elements_of(root, found)) == sorted(set(addresses(view)))
 
 
 @thorough
 @given(st.data())
-def test_disjoint_places_share_no_element(data: st.DataObject) -> None:
+def test_disjoint_layouts_share_no_element(data: st.DataObject) -> None:
     root = data.draw(roots())
     one, two = data.draw(views(root)), data.draw(views(root))
     meet = bool(set(addresses(one)) & set(addresses(two)))
     if spans_disjoint(one, two):
         assert not meet
-    box_1, box_2 = box(root, one), box(root, two)
+    box_1, box_2 = box_of(root, one), box_of(root, two)
     if box_1 is not None and box_2 is not None and boxes_disjoint(box_1, box_2):
         assert not meet
 
 
 @thorough
-@given(places(), places())
-def test_disjoint_spans_of_two_dtypes(one: Geometry, other: Geometry) -> None:
-    two = Geometry(other.size, other.stride, other.offset, torch.float64)
+@given(layouts(), layouts())
+def test_disjoint_spans_of_two_dtypes(one: Layout, other: Layout) -> None:
+    two = Layout(other.size, other.stride, other.offset, torch.float64)
     bytes_1 = {4 * address + byte for address in addresses(one) for byte in range(4)}
     bytes_2 = {8 * address + byte for address in addresses(two) for byte in range(8)}
     if spans_disjoint(one, two):
@@ -152,45 +152,45 @@ def test_disjoint_spans_of_two_dtypes(one: Geometry, other: Geometry) -> None:
 def test_steps_reach_the_view(data: st.DataObject) -> None:
     root = data.draw(roots())
     view = data.draw(views(root))
-    found = box(root, view)
+    found = box_of(root, view)
     assume(found is not None)
     assert found is not None
     tensor = tensor_at(root)
     way = steps(root, found, view)
-    for op, args, place in way:
+    for op, args, layout in way:
         tensor = op(tensor, *args)
-        assert tuple(tensor.size()) == place.size
-        assert [int(number) for number in tensor.flatten()] == addresses(place), "a step reaches what it says"
+        assert tuple(tensor.size()) == layout.size
+        assert [int(number) for number in tensor.flatten()] == addresses(layout), "a step reaches what it says"
     assert [int(number) for number in tensor.flatten()] == addresses(view)
-    assert not way or way[-1][2] is view, "the last step's place is the view's, to the stride"
+    assert not way or way[-1][2] is view, "the last step's layout is the view's, to the stride"
 
 
 @thorough
 @given(st.data())
-def test_what_reaches_a_place_has_its_elements(data: st.DataObject) -> None:
+def test_what_reaches_a_layout_has_its_elements(data: st.DataObject) -> None:
     size = data.draw(st.lists(st.integers(1, 4), max_size=2))
-    source = Geometry.of(torch.zeros(size))
-    place = data.draw(places())
-    if reaches(source, place):
-        assert set(addresses(place)) <= set(addresses(source))
+    source = Layout.of(torch.zeros(size))
+    layout = data.draw(layouts())
+    if reaches(source, layout):
+        assert set(addresses(layout)) <= set(addresses(source))
 
 
 @thorough
 @given(st.data())
-def test_an_image_has_the_elements_of_both(data: st.DataObject) -> None:
-    old, place = data.draw(roots()), data.draw(places())
+def test_a_flat_base_has_the_elements_of_both(data: st.DataObject) -> None:
+    old, layout = data.draw(roots()), data.draw(layouts())
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.int16]))
-    place = Geometry(place.size, place.stride, place.offset, dtype)
-    whole = image(old, place)
-    assert whole is not None, "only symbols can hide what an image would be"
+    layout = Layout(layout.size, layout.stride, layout.offset, dtype)
+    whole = flat_base_layout(old, layout)
+    assert whole is not None, "only symbols can hide what a flat base would be"
     assert whole.dtype == old.dtype and whole.contiguous
-    for part in (old, place):
+    for part in (old, layout):
         assert part.span == (0, 0) or (whole.span[0] <= part.span[0] and part.span[1] <= whole.span[1])
-    assert reaches(whole, place)
+    assert reaches(whole, layout)
     assert as_dtype(whole, dtype).span == whole.span
 
 
-SQUARE = Geometry.of(torch.zeros(4, 4))
+SQUARE = Layout.of(torch.zeros(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ SQUARE = Geometry.of(torch.zeros(4, 4))
 )
 def test_regions_that_must_be_told_apart(one: Any, two: Any) -> None:
     square = torch.zeros(4, 4)
-    boxes = [box(SQUARE, Geometry.of(square[index])) for index in (one, two)]
+    boxes = [box_of(SQUARE, Layout.of(square[index])) for index in (one, two)]
     assert boxes[0] is not None and boxes[1] is not None
     assert boxes_disjoint(boxes[0], boxes[1])
 
@@ -216,13 +216,13 @@ def test_regions_that_must_be_told_apart(one: Any, two: Any) -> None:
 def test_views_that_must_be_boxes(root: torch.Tensor) -> None:
     made = [root, root.t(), root[1], root[:, 1:3], root[::2].t(), root[3, 3], root[0].expand(3, 4), root[None, :1]]
     for view in made:
-        assert box(Geometry.of(root), Geometry.of(view)) is not None
+        assert box_of(Layout.of(root), Layout.of(view)) is not None
 
 
 def test_the_oracle_sees_overlap() -> None:
     assert distinct(SQUARE)
-    assert not distinct(Geometry.of(torch.zeros(1).expand(2)))
+    assert not distinct(Layout.of(torch.zeros(1).expand(2)))
 
 
 def test_a_diagonal_is_no_box() -> None:
-    assert box(SQUARE, Geometry.of(torch.zeros(4, 4).diagonal())) is None
+    assert box_of(SQUARE, Layout.of(torch.zeros(4, 4).diagonal())) is None

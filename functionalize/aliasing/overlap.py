@@ -1,0 +1,155 @@
+"""Whether two layouts of one storage share elements, and which layout reaches another.
+
+Invariant: answers are exact or conservative: "disjoint" is only said when proved.
+Limits: proofs need sizes known as plain integers; symbolic layouts compare equal by expression, nothing more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from functionalize._torch import unbacked
+from functionalize.aliasing.geometry import Layout, hint, hinted_span, plain, stop, strides_nest
+
+
+@dataclass(frozen=True)
+class Box:
+    """A view as one arithmetic progression for each dimension of its root.
+
+    ``axes[i] = (start, step, count)`` for root dimension i; ``dims[d]`` is the root dimension that dimension d
+    of the view walks along, None where it has size 1 or stride 0.
+    """
+
+    axes: tuple[tuple[int, int, int], ...]
+    dims: tuple[int | None, ...]
+
+
+def box_of(root: Layout, view: Layout) -> Box | None:
+    """The view as a Box of the root, or None when it is not one (or nothing can be proved)."""
+    if not (root.static and view.static) or root.dtype != view.dtype or 0 in view.size or 0 in root.size:
+        return None
+    if not strides_nest(root):
+        return None
+    starts = _starts(root, view.offset - root.offset)
+    if starts is None:
+        return None
+    axes = [(start, 1, 1) for start in starts]
+    dims: list[int | None] = []
+    for size, stride in zip(view.size, view.stride, strict=True):
+        if size == 1 or stride == 0:
+            dims.append(None)
+            continue
+        dim = _axis(root, axes, size, stride)
+        if dim is None:
+            return None
+        axes[dim] = (axes[dim][0], stride // root.stride[dim], size)
+        dims.append(dim)
+    return Box(tuple(axes), tuple(dims))
+
+
+def _starts(root: Layout, delta: int) -> list[int] | None:
+    starts = [0] * len(root.size)
+    if delta < 0:
+        return None
+    for dim in root.outermost_first:
+        if root.size[dim] == 1:
+            continue
+        starts[dim], delta = divmod(delta, root.stride[dim])
+        if starts[dim] >= root.size[dim]:
+            return None
+    return starts if delta == 0 else None
+
+
+def _axis(root: Layout, axes: list[tuple[int, int, int]], size: int, stride: int) -> int | None:
+    for dim in root.outermost_first:
+        start, _, count = axes[dim]
+        if root.size[dim] == 1 or count != 1 or stride % root.stride[dim]:
+            continue
+        if start + (size - 1) * (stride // root.stride[dim]) < root.size[dim]:
+            return dim
+    return None
+
+
+def boxes_disjoint(one: Box, two: Box) -> bool:
+    """Whether two boxes of one root share no element: some root dimension keeps them apart."""
+    return any(_progressions_disjoint(a, b) for a, b in zip(one.axes, two.axes, strict=True))
+
+
+def _progressions_disjoint(one: tuple[int, int, int], two: tuple[int, int, int]) -> bool:
+    (a, step_a, count_a), (b, step_b, count_b) = one, two
+    if a + (count_a - 1) * step_a < b or b + (count_b - 1) * step_b < a:
+        return True
+    return (a - b) % math.gcd(step_a, step_b) != 0
+
+
+def spans_disjoint_guarded(one: Layout, two: Layout) -> bool:
+    """Whether the byte ranges do not meet, for the sizes of this trace: asks the symbols, which become guards."""
+    if any(unbacked(layout.symbols) for layout in (one, two)):
+        return False
+    ends = [(layout.offset * layout.dtype.itemsize, stop(layout) * layout.dtype.itemsize) for layout in (one, two)]
+    (low_1, high_1), (low_2, high_2) = ends
+    return bool(high_1 <= low_2) or bool(high_2 <= low_1)
+
+
+def spans_disjoint(one: Layout, two: Layout) -> bool:
+    """Whether the byte ranges do not meet. Unknown (symbolic) counts as meeting."""
+    if not (one.static and two.static):
+        return False
+    (low_1, high_1), (low_2, high_2) = one.span, two.span
+    return low_1 == high_1 or low_2 == high_2 or high_1 <= low_2 or high_2 <= low_1
+
+
+def reaches(source: Layout, layout: Layout) -> bool:
+    """Whether ``as_strided`` of a contiguous source can address a layout."""
+    if not source.contiguous:
+        return False
+    if unbacked(source.size):
+        return source.dtype == layout.dtype  # the op checks its bounds
+    (low, high), (first, last) = hinted_span(source), hinted_span(layout)
+    if source.dtype != layout.dtype and (len(source.size) != 1 or not _aligned((low, high), layout.dtype)):
+        return False
+    return first == last or (low <= first and last <= high)
+
+
+def as_dtype(source: Layout, dtype: torch.dtype) -> Layout:
+    """A one-dimensional contiguous source read as another dtype."""
+    have, want = source.dtype.itemsize, dtype.itemsize
+    return Layout((_in_units(source.size[0], have, want),), (1,), _in_units(source.offset, have, want), dtype)
+
+
+def _in_units(count: Any, have: int, want: int) -> Any:
+    """A number of units of ``have`` bytes as one of units of ``want``; one of the two divides the other."""
+    return count * (have // want) if have >= want else count // (want // have)
+
+
+def flat_base_layout(old: Layout, layout: Layout) -> Layout | None:
+    """The flat base below two layouts: all elements from the first to the last that either addresses, in order.
+
+    Its dtype is the old top's. Of symbolic layouts the ends are those for the sizes of this trace; the ops check their
+    bounds. None where symbols would have to be rounded.
+    """
+    if unbacked(old.size):  # all that is old: it cannot be told what lies beyond
+        whole = old.order is not None and old.dtype == layout.dtype
+        return Layout((math.prod(old.size),), (1,), old.offset, old.dtype) if whole else None
+    item, unit = old.dtype.itemsize, min(old.dtype.itemsize, layout.dtype.itemsize)
+    layouts = [g for g in (old, layout) if 0 not in map(hint, g.size)] or [old]
+    first = min(layouts, key=lambda g: hinted_span(g)[0])
+    last = max(layouts, key=lambda g: hinted_span(g)[1])
+    if first is last is old and old.order is not None and _aligned(hinted_span(old), layout.dtype):
+        return Layout((math.prod(old.size),), (1,), old.offset, old.dtype)
+    low, high = _in_units(first.offset, first.dtype.itemsize, unit), _in_units(stop(last), last.dtype.itemsize, unit)
+    step = max(item, layout.dtype.itemsize) // unit
+    if type(low) is int and type(high) is int:
+        low, high = low // step * step, -(-high // step) * step
+    elif hint(low) % step or hint(high) % step:
+        return None
+    length = high if type(low) is int and low == 0 else high - low
+    return Layout((plain(_in_units(length, unit, item)),), (1,), plain(_in_units(low, unit, item)), old.dtype)
+
+
+def _aligned(span: tuple[int, int], dtype: torch.dtype) -> bool:
+    return all(byte % dtype.itemsize == 0 for byte in span)
