@@ -25,8 +25,9 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from functionalize._torch.fakes import FakeTensorMode
+from functionalize._torch.sizes import SYMBOLS
 
-__all__ = ["ProxyTorchDispatchMode", "PythonKeyTracer"]
+__all__ = ["SYMBOLS", "ProxyTorchDispatchMode", "PythonKeyTracer"]
 
 
 class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
@@ -160,9 +161,6 @@ def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
     """The node that a tensor stands for."""
     entry = tracer.tensor_tracker.get(tensor)
     return None if entry is None else _node_of(entry)
-
-
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def symbol_node(tracer: Any, symbol: Any) -> Any:

@@ -18,14 +18,13 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from functionalize._torch import FakeTensorMode, storage_key
+from functionalize._torch import SYMBOLS, FakeTensorMode, storage_key
 from functionalize._torch.dynamo import alias_of, inside
 from functionalize.aliasing.geometry import Geometry, hint, plain, same
 from functionalize.errors import UnsupportedMutationError
 from functionalize.transform.api import functionalize
 
 Program = Callable[[list[Any]], Sequence[Any]]
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from functionalize.backends.joint_graph import SYMBOLS, Traced
+from functionalize._torch import SYMBOLS
+from functionalize.backends.joint_graph import Traced
 
 _aten = torch.ops.aten
 _WRITE_BACKS = frozenset({_aten.copy_, _aten.resize_, _aten.as_strided_, _aten.set_})

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import OpOverload
+from functionalize._torch import OpOverload, decomposes
 
 
 class Kind(enum.Enum):
@@ -178,11 +178,3 @@ def returns(op: OpOverload) -> tuple[int, ...]:
             index = -(written.index(alias.before_set) + 1)
         found.append(index)
     return tuple(found)
-
-
-def decomposes(op: OpOverload) -> bool:
-    """Whether the operator has a CompositeImplicitAutograd kernel."""
-    try:
-        return bool(op._can_decompose())
-    except RuntimeError:  # prim::device and its like are known to TorchScript alone, not to the dispatcher
-        return False

@@ -19,6 +19,7 @@ from functionalize._torch import (
     is_symbolic,
     mode_stack,
     pytree,
+    storage_id,
     storage_key,
     unbacked,
 )
@@ -180,7 +181,7 @@ class Program:
 
     def meet(self, storage: torch.UntypedStorage) -> None:
         """The program is about to set a tensor to a storage, of which the graph may not know yet."""
-        if int(storage._cdata) in self.graph.bases:
+        if storage_id(storage) in self.graph.bases:
             return
         holder = self.domain.holder(storage)
         if holder is not None:

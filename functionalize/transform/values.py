@@ -37,6 +37,7 @@ from functionalize._torch import (
     record_view,
     same_node,
     sized_by_data,
+    storage_id,
     storage_key,
     track_symbols,
     unbacked,
@@ -261,7 +262,7 @@ class TensorsDomain:
 
     def holder(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
         """A tensor that tells the tracer what a storage holds."""
-        return None if self.proxies is None else next(holders(self.proxies, int(storage._cdata)), None)
+        return None if self.proxies is None else next(holders(self.proxies, storage_id(storage)), None)
 
     def expected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """``out``, or fresh handles where eager, from the handles ``args``, would have given other strides."""
