@@ -21,7 +21,6 @@ from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Geometry, fits, plain, same, stop
 from functionalize.aliasing.tensor_queries import counts_elements, repeated, repeats
 from functionalize.aliasing.view_rules import Value
-from functionalize.call_stack import traced_itself
 from functionalize.errors import UnsupportedMutationError
 from functionalize.transform.context import Program
 from functionalize.transform.values import TensorsDomain
@@ -60,13 +59,12 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class WriteBack:
-    """An input that changed: ops for its metadata, what to copy to it, and what it stands for from then on."""
+    """An input that changed: ops for its metadata, and what to copy to it."""
 
     input: Input
     metadata: tuple[Step, ...]
     data: Value | None
     after: tuple[Step, ...]  # ops for its metadata once the data are there
-    shown: Value | None
     parts: tuple[Part, ...] = ()  # instead of the data: what was written, where that is less
 
 
@@ -83,12 +81,8 @@ class Epilogue:
 
     def run(self) -> None:
         """Every value is computed before the first write-back runs."""
-        backs = self.settle()
-        for back in backs:
+        for back in self.settle():
             self._emit(back)
-        for back in backs:  # when all are written: until then an input stands for itself, others may be set_ to it
-            if back.shown is not None:
-                self.program.domain.point(back.input.handle, back.shown)
 
     def settle(self) -> list[WriteBack]:
         """Bring all that escapes up to date; the write-backs that are left to do."""
@@ -101,6 +95,12 @@ class Epilogue:
         self.program.release()
         self._surface_others(own | self._returned)
         return backs
+
+    def return_value(self, handle: torch.Tensor) -> None:
+        """Let an input that was written stand for its value where it is returned, as nobody writes back to it."""
+        view = self.program.graph.find(handle)
+        if view is not None and id(handle) in self._returned:
+            self.program.domain.point(handle, self._presentable(handle, view))
 
     def _presentable(self, handle: torch.Tensor, view: View) -> Value:
         """A handle's value as a node that is the handle's alone."""
@@ -145,20 +145,17 @@ class Epilogue:
         program = self.program
         parts = self._parts(entry, view, storages)
         if parts:
-            return WriteBack(entry, (), None, (), None, parts)
+            return WriteBack(entry, (), None, (), parts)
         fresh = entry in self.moved and metadata.takes_fresh_storage(entry)
         data = program.read(view) if written or fresh else None
         data = None if data is None else self._apart(data, storages)
-        # A graph returns what was written back. Code that goes on in the trace needs the input itself, to write to it.
-        returned = id(entry.handle) in self._returned and traced_itself()
-        shown = self._presentable(entry.handle, view) if returned else None
         steps = tuple(metadata.steps(entry)) if entry in self.moved else ()
         after: tuple[Step, ...] = ()
         if data is not None and repeated(entry.handle):
             data, before, after = self._once(entry.handle, data)
             steps += before
         program.domain.fix_symbols([args for _, args in steps])
-        return WriteBack(entry, steps, data, after, shown)
+        return WriteBack(entry, steps, data, after)
 
     def _apart(self, data: Value, storages: set[int]) -> Value:
         """What to copy, if need be out of the memory of an input that is about to be written, maybe before this one."""
@@ -192,7 +189,11 @@ class Epilogue:
         return data, ((place, (compact, stride, offset)),), ((place, (size, stride, offset)),)
 
     def _emit(self, back: WriteBack) -> None:
-        """Run a write-back in the modes below, which record it."""
+        """Run a write-back in the modes below, which record it.
+
+        They take the input for the result of its last write-back from then on. So a graph that returns the input
+        returns that, and code that goes on in the trace reads and writes the input itself.
+        """
         handle, domain = back.input.handle, self.program.domain
         node = domain.alias(handle) if back.metadata else handle  # stands for the input; each op below is one on it
         self._run(back.metadata, handle, node)
