@@ -23,11 +23,10 @@ from functionalize.aliasing.geometry import hint
 from functionalize.backends.joint_graph import Program, Traced, trace
 from functionalize.backends.partitioner import Extra, Given, Parts, split
 from functionalize.backends.runtime_wrapper import Plan, call
-from functionalize.errors import UnsupportedMutationError
+from functionalize.errors import UnsupportedMutationError, check_remove
 from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
-_REMOVE = ("mutations", "mutations_and_views")
 _OPTIONS = ("compiler", "remove")
 
 
@@ -67,8 +66,7 @@ def dynamo_backend(
         select_copy add select_scatter sum_1
         (tensor(1.), tensor([1., 0., 0.]))
     """
-    if remove not in _REMOVE:
-        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    check_remove(remove)
 
     def functionalized(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         return _compile(_named(compiler), remove, graph, inputs)

@@ -17,9 +17,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import SYMBOLS
 from functionalize.backends.joint_graph import Traced
+from functionalize.ops.tables import WRITE_BACKS
 
 _aten = torch.ops.aten
-_WRITE_BACKS = frozenset({_aten.copy_, _aten.resize_, _aten.as_strided_, _aten.set_})
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _take_write_backs(
         return Extra(extras.index(node))
 
     for node in list(graph.nodes):
-        if node.op != "call_function" or getattr(node.target, "overloadpacket", None) not in _WRITE_BACKS:
+        if node.op != "call_function" or getattr(node.target, "overloadpacket", None) not in WRITE_BACKS:
             continue
         target = node.args[0]
         if target not in inputs:

@@ -23,7 +23,7 @@ from functionalize._torch.fakes import (
     new_fake_mode,
 )
 from functionalize._torch.tracing import new_placeholder, recording, track
-from functionalize.errors import DataDependentError
+from functionalize.errors import DataDependentError, check_remove
 from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of
 from functionalize.graph_capture.finalize import Outcome
 from functionalize.graph_capture.observers import heard
@@ -38,7 +38,6 @@ from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.recording_mode import RecordingMode
 from functionalize.transform.api import new_program, run_call, unheard
 
-_REMOVE = ("mutations", "mutations_and_views")
 
 
 def capture(
@@ -89,8 +88,7 @@ def capture(
         >>> program(x), x
         (tensor(1.), tensor([1., 0., 0.]))
     """
-    if remove not in _REMOVE:
-        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    check_remove(remove)
     if on_guard_failure not in ("raise", "recapture"):
         raise ValueError(f"on_guard_failure must be 'raise' or 'recapture', not {on_guard_failure!r}")
     if not isinstance(args, (tuple, list)):

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import logging
 import os
-import runpy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -25,8 +24,12 @@ from functionalize.generated import reasons, rows
 from functionalize.ops import live_schema
 from functionalize.ops.live_schema import Kind, OpRow, ViewKind, Written
 
-__all__ = ["UNPAIRED", "Kind", "OpRow", "ViewKind", "Written", "known_ops", "overload", "row"]
+__all__ = ["UNPAIRED", "WRITE_BACKS", "Kind", "OpRow", "ViewKind", "Written", "known_ops", "overload", "row"]
 
+# What an epilogue may call on an input: data first, then the metadata that eager would have left.
+WRITE_BACKS = frozenset(
+    getattr(torch.ops.aten, name) for name in ("copy_", "resize_", "resize_as_sparse_", "as_strided_", "set_")
+)
 _LOG = logging.getLogger("functionalize")
 
 # Operators that write, do not decompose, and have no functional variant: name -> why.
@@ -140,12 +143,17 @@ def _cache_folder(source: sources.Source) -> Path | None:
 
 
 def _read_cached(folder: Path, sha256: str) -> str | None:
-    """The cached rows; None where there are none for these sources."""
+    """The cached rows; None where there are none for these sources. Literals are read, nothing is run."""
     try:
-        found = runpy.run_path(str(folder / "rows.py"))
-    except OSError:
+        module = ast.parse((folder / "rows.py").read_text(encoding="utf-8"))
+        found = {
+            ast.unparse(node.targets[0]): ast.literal_eval(node.value)
+            for node in module.body
+            if isinstance(node, ast.Assign)
+        }
+        return found["ROWS"] if found["SOURCES_SHA256"] == sha256 else None
+    except (OSError, SyntaxError, ValueError, KeyError):  # not there, or no file that we wrote
         return None
-    return found["ROWS"] if found["SOURCES_SHA256"] == sha256 else None
 
 
 def _make(source: sources.Source, folder: Path | None) -> str:
