@@ -39,7 +39,6 @@ from functionalize.tracing.recording_mode import RecordingMode
 from functionalize.transform.api import new_program, run_call, unheard
 
 
-
 def capture(
     fn: Callable[..., Any],
     args: Sequence[Any],

@@ -20,9 +20,9 @@ import torch
 
 from functionalize._torch import OpOverload
 from functionalize.codegen import sources
+from functionalize.codegen.columns import Kind, OpRow, ViewKind, Written
 from functionalize.generated import reasons, rows
 from functionalize.ops import live_schema
-from functionalize.ops.live_schema import Kind, OpRow, ViewKind, Written
 
 __all__ = ["UNPAIRED", "WRITE_BACKS", "Kind", "OpRow", "ViewKind", "Written", "known_ops", "overload", "row"]
 
@@ -50,7 +50,7 @@ def row(op: OpOverload) -> OpRow:
     if found is None:
         name = op.name()
         text = _texts.get(name)
-        found = live_schema.row(op) if text is None else _parse(name, *ast.literal_eval(text))
+        found = live_schema.row(op) if text is None else OpRow.parse(text)
         _rows[op] = found
     return found
 
@@ -75,39 +75,6 @@ def overload(name: str) -> OpOverload:
 def known_ops() -> Iterable[str]:
     """The names of all operators in the tables."""
     return _texts.keys()
-
-
-def _parse(
-    name: str,
-    kind: str,
-    composite: bool = False,
-    random: bool = False,
-    returns: tuple[int, ...] = (0,),
-    view: str = "none",
-    copy: str | None = None,
-    written: tuple[tuple[str, int | None, int | None, bool, str | None], ...] = (),
-    functional: str | None = None,
-    functional_args: tuple[str, ...] | None = None,
-    options: tuple[str, ...] = (),
-    constants: tuple[tuple[str, object], ...] = (),
-    quiet: str | None = None,
-) -> OpRow:
-    """One generated row; the parameters are the columns of codegen's `Row`, and have its defaults."""
-    return OpRow(
-        name=name,
-        kind=Kind(kind),
-        view=ViewKind(view),
-        written=tuple(Written(w[1], w[0], *w[2:]) for w in written),
-        functional=functional,
-        functional_args=functional_args,
-        returns=returns,
-        copy=copy,
-        composite=composite,
-        random=random,
-        options=options,
-        constants=constants,
-        quiet=quiet,
-    )
 
 
 def _installed_rows() -> str:
@@ -179,4 +146,4 @@ def _make(source: sources.Source, folder: Path | None) -> str:
 
 
 _rows: dict[OpOverload, OpRow] = {}
-_texts: dict[str, str] = dict(line.split(" ", 1) for line in _installed_rows().splitlines())
+_texts: dict[str, str] = {line.partition(" ")[0]: line for line in _installed_rows().splitlines()}

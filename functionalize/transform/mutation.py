@@ -232,7 +232,7 @@ class Admission:
         pairs = [
             (handle, value)
             for w, target in zip(written, self._targets, strict=True)
-            for handle, value in _pairs(w, target, results[w.result or 0])
+            for handle, value in _pairs(w, target, w.value_among(results))
         ]
         values = [self._admitted(handle, value) for handle, value in pairs]
         for (handle, _), value in zip(pairs, values, strict=True):
