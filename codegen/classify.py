@@ -10,33 +10,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .autogen import functional_returns, tensor_options
+from .columns import Kind, ViewKind
 from .schema import OpName, Schema
 from .spec import Entry
 
-FUNCTIONAL, INPLACE, OUT, MUTABLE = "functional", "inplace", "out", "mutable"
-NO_VIEW, SINGLE, MULTI, INPLACE_VIEW, MAYBE_ALIAS = "none", "single", "multi", "inplace_view", "maybe_alias"
-VIEW_KINDS = (NO_VIEW, SINGLE, MULTI, INPLACE_VIEW, MAYBE_ALIAS)
 
-
-def kind(schema: Schema) -> str:
+def kind(schema: Schema) -> Kind:
     """How the op writes: not at all, its `self`, its `out=` arguments, or other arguments."""
     if not schema.written:
-        return FUNCTIONAL
+        return Kind.FUNCTIONAL
     if schema.name.inplace:
-        return INPLACE
-    return OUT if any(p.is_out for p in schema.parameters) else MUTABLE
+        return Kind.INPLACE
+    return Kind.OUT if any(p.is_out for p in schema.parameters) else Kind.MUTABLE
 
 
-def view_kind(entry: Entry) -> str:
+def view_kind(entry: Entry) -> ViewKind:
     """Whether what the op returns shares memory with what it takes."""
     if "inplace_view" in entry.tags:
-        return INPLACE_VIEW
+        return ViewKind.INPLACE_VIEW
     aliased = [r for r in entry.schema.returns if r.type.alias and not r.type.written]
     if entry.composite and (aliased or "maybe_aliasing_or_mutating" in entry.tags):
-        return MAYBE_ALIAS
+        return ViewKind.MAYBE_ALIAS
     if not aliased:
-        return NO_VIEW
-    return MULTI if any(r.type.is_list for r in aliased) else SINGLE
+        return ViewKind.NONE
+    return ViewKind.MULTI if any(r.type.is_list for r in aliased) else ViewKind.SINGLE
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Partners:
         self._functional: dict[Signature, Entry] = {}
         for entry in entries:
             self._by_name[entry.schema.name] = entry
-            if kind(entry.schema) == FUNCTIONAL:
+            if kind(entry.schema) == Kind.FUNCTIONAL:
                 signature = Signature.of(entry.schema)
                 other = self._functional.setdefault(signature, entry)
                 if other is not entry:

@@ -10,8 +10,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from . import classify
-from .row import Row
+from .columns import OpRow, ViewKind
 from .tables import Tables
 
 _SIMILAR = 0.6  # difflib's ratio of the names; below it, an equal schema means nothing
@@ -35,7 +34,7 @@ def diff(old: Tables, new: Tables, rules: Mapping[str, str]) -> list[Section]:
     sections = [
         Section(
             "New views without a rule",
-            tuple(f"{_code(n)}: {new.rows[n].view}" for n in _new_views(old, new) if n not in rules),
+            tuple(f"{_code(n)}: {new.rows[n].view.value}" for n in _new_views(old, new) if n not in rules),
             "write a view rule, or give the reason in UNSUPPORTED_VIEWS",
         ),
         Section(
@@ -50,7 +49,7 @@ def diff(old: Tables, new: Tables, rules: Mapping[str, str]) -> list[Section]:
         ),
         Section("Kinds changed", _changed(old, new, kept, _kind), "see what the op writes now"),
         Section("Pairs changed", _changed(old, new, kept, _pair), "see that the new pair computes the same"),
-        Section("New views", tuple(f"{_code(n)}: {new.rows[n].view}" for n in _new_views(old, new))),
+        Section("New views", tuple(f"{_code(n)}: {new.rows[n].view.value}" for n in _new_views(old, new))),
         Section("Ops renamed", tuple(f"{_code(a)} is now {_code(b)}" for a, b in renamed.items())),
         Section("Ops added", tuple(_listed(new, [n for n in added if n not in renamed.values()]))),
         Section("Ops removed", tuple(_listed(old, [n for n in removed if n not in renamed]))),
@@ -86,7 +85,7 @@ def _texts(tables: Tables) -> set[str]:
 
 def _new_views(old: Tables, new: Tables) -> list[str]:
     """Primitive views that were none, or were not there, before."""
-    primitive = (classify.SINGLE, classify.MULTI)
+    primitive = (ViewKind.SINGLE, ViewKind.MULTI)
     return [
         name
         for name, row in new.rows.items()
@@ -111,19 +110,19 @@ def _nameless(tables: Tables, name: str) -> str:
     return str(tables.spec.entries[name].schema).partition("(")[2]
 
 
-def _kind(row: Row) -> str:
+def _kind(row: OpRow) -> str:
     writes = ", ".join(name for name, *_ in row.written)
-    view = "" if row.view == classify.NO_VIEW else f", {row.view} view"
-    return f"{row.kind}{f' (writes {writes})' if writes else ''}{view}{', composite' if row.composite else ''}"
+    view = "" if row.view == ViewKind.NONE else f", {row.view.value} view"
+    return f"{row.kind.value}{f' (writes {writes})' if writes else ''}{view}{', composite' if row.composite else ''}"
 
 
-def _pair(row: Row) -> str:
+def _pair(row: OpRow) -> str:
     arguments = "" if row.functional_args is None else f"({', '.join(row.functional_args)})"
     copy = f", copied by {row.copy}" if row.copy else ""
     return f"{row.functional or 'none'}{arguments}{copy}"
 
 
-def _changed(old: Tables, new: Tables, names: list[str], facet: Callable[[Row], str]) -> tuple[str, ...]:
+def _changed(old: Tables, new: Tables, names: list[str], facet: Callable[[OpRow], str]) -> tuple[str, ...]:
     pairs = ((name, facet(old.rows[name]), facet(new.rows[name])) for name in names)
     return tuple(f"{_code(name)}: {before} -> {after}" for name, before, after in pairs if before != after)
 

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from . import classify
+from .columns import ViewKind
 from .spec import Entry, SpecError, items
 from .treatments import TREATMENTS, Override
 
@@ -49,6 +50,8 @@ def _override(file: Path, line: int, item: dict[str, object]) -> Override:
         raise error(f"the treatment {treatment} has {', '.join(sorted(missing))}")
     if surplus := given - needs - may:
         raise error(f"the treatment {treatment} does not use {', '.join(sorted(surplus))}")
+    if item.get("view") not in (None, "single", "multi"):
+        raise error("a view is single or multi")
     known = {f.name for f in fields(Override)}
     values = {key: _frozen(key, value) for key, value in item.items() if key in known}
     for key in ("op", "functional", "quiet", "copy"):
@@ -60,6 +63,8 @@ def _override(file: Path, line: int, item: dict[str, object]) -> Override:
 def _frozen(key: str, value: object) -> object:
     if key == "constants" and isinstance(value, dict):
         return tuple((name, _frozen("", constant)) for name, constant in value.items())
+    if key == "view":
+        return ViewKind(value)
     return tuple(value) if isinstance(value, list) else value
 
 

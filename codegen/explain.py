@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
-from . import classify
-from .row import Row
+from .columns import Kind, OpRow, ViewKind, as_literal
 from .tables import Tables
 
 
@@ -18,7 +17,7 @@ def lines(tables: Tables, name: str, rules: Mapping[str, str]) -> Iterator[tuple
     row = tables.rows[name]
     yield "op", name
     yield from _entry(tables, name, "yaml")
-    for column in fields(Row):
+    for column in fields(OpRow):
         value = getattr(row, column.name)
         if column.name not in ("name", "functional", "copy") and value != column.default:
             yield column.name, _text(value)
@@ -29,12 +28,12 @@ def lines(tables: Tables, name: str, rules: Mapping[str, str]) -> Iterator[tuple
         yield "copy", row.copy
     if name in rules:
         yield "rule", rules[name]
-    elif row.view in (classify.SINGLE, classify.MULTI):
+    elif row.view in (ViewKind.SINGLE, ViewKind.MULTI):
         yield "rule", "none: write one, or give the reason in UNSUPPORTED_VIEWS"
     if override := tables.overrides.get(name):
         yield "exception", f"{override.file.name}:{override.line}, {override.treatment}: {override.reason}"
         yield "", override.link
-    elif row.kind != classify.FUNCTIONAL and row.functional is None:
+    elif row.kind != Kind.FUNCTIONAL and row.functional is None:
         yield "functional", "none: it decomposes" if row.composite else "none"
 
 
@@ -46,4 +45,5 @@ def _entry(tables: Tables, name: str, label: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)
+    literal = as_literal(value)
+    return literal if isinstance(literal, str) else repr(literal)

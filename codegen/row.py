@@ -7,48 +7,19 @@ what a functional variant makes of an argument is told by names and defaults, no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 from . import classify
 from .autogen import tensor_options, unreturned
+from .columns import Kind, OpRow, ViewKind, Written
 from .schema import Schema
 from .spec import Entry
 
-# name; position (None: keyword-only); result (None: there is no functional variant); is_list; the flag that
-# has to be true for the write (None: it always takes place)
-WrittenRow = tuple[str, "int | None", "int | None", bool, "str | None"]
 
-
-@dataclass(frozen=True)
-class Row:
-    """One op of the tables. Its columns are those of `functionalize.ops.tables.OpRow`, in the file's order."""
-
-    name: str
-    kind: str
-    composite: bool = False
-    random: bool = False
-    returns: tuple[int, ...] = (0,)
-    view: str = classify.NO_VIEW
-    copy: str | None = None
-    written: tuple[WrittenRow, ...] = ()
-    functional: str | None = None
-    functional_args: tuple[str, ...] | None = None
-    options: tuple[str, ...] = ()
-    constants: tuple[tuple[str, object], ...] = ()
-    quiet: str | None = None
-
-    def __str__(self) -> str:
-        """The name, then the other columns as a Python literal, less trailing ones at their default."""
-        columns = [(getattr(self, column.name), column.default) for column in fields(self)[1:]]
-        while columns[-1][0] == columns[-1][1]:
-            columns.pop()
-        return f"{self.name} {tuple(value for value, _ in columns)!r}"
-
-
-def from_text(entry: Entry, partners: classify.Partners) -> Row:
+def from_text(entry: Entry, partners: classify.Partners) -> OpRow:
     """The row of an entry."""
     schema = entry.schema
-    row = Row(
+    row = OpRow(
         name=entry.name,
         kind=classify.kind(schema),
         composite=entry.composite,
@@ -57,9 +28,9 @@ def from_text(entry: Entry, partners: classify.Partners) -> Row:
         view=classify.view_kind(entry),
         written=written_rows(schema, {}),
     )
-    if row.view in (classify.SINGLE, classify.MULTI) and (copy := partners.copy(entry)):
+    if row.view in (ViewKind.SINGLE, ViewKind.MULTI) and (copy := partners.copy(entry)):
         return replace(row, copy=copy.name)
-    if row.kind == classify.FUNCTIONAL or (partner := partners.functional(entry)) is None:
+    if row.kind == Kind.FUNCTIONAL or (partner := partners.functional(entry)) is None:
         return row
     return replace(
         row,
@@ -90,13 +61,13 @@ def _results(schema: Schema) -> dict[str, int | None]:
 
 def written_rows(
     schema: Schema, results: Mapping[str, int | None], hidden: Mapping[str, str | None] | None = None
-) -> tuple[WrittenRow, ...]:
+) -> tuple[Written, ...]:
     """The declared writes in the order of the schema, then the hidden ones with the flag they depend on."""
     hidden = hidden or {}
     declared = [(p, None) for p in schema.written]
     undeclared = [(p, hidden[p.name]) for p in schema.parameters if p.name in hidden]
     return tuple(
-        (p.name, schema.position(p.name), results.get(p.name), p.type.is_list, when)
+        Written(p.name, schema.position(p.name), results.get(p.name), p.type.is_list, when)
         for p, when in (*declared, *undeclared)
     )
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from . import classify
 from .autogen import expand
+from .columns import Kind, OpRow, ViewKind
 from .exceptions import check_applies
-from .row import Row, from_text
+from .row import from_text
 from .sources import Source
 from .spec import Entry, Spec, SpecError, read
 from .treatments import TREATMENTS, Override
@@ -28,7 +29,7 @@ class Tables:
 
     source: Source
     spec: Spec
-    rows: dict[str, Row]
+    rows: dict[str, OpRow]
     declared: tuple[Override, ...]
     overrides: dict[str, Override]
     stale: tuple[SpecError, ...]
@@ -57,7 +58,7 @@ def build(source: Source, overrides: list[Override]) -> Tables:
             stale.append(error)
         else:
             applying[override.op] = override
-    rows: dict[str, Row] = {}
+    rows: dict[str, OpRow] = {}
     unpaired: list[SpecError] = []
     for name, entry in sorted(spec.entries.items()):
         row = from_text(entry, partners)
@@ -70,11 +71,11 @@ def build(source: Source, overrides: list[Override]) -> Tables:
     return Tables(source, spec, rows, tuple(overrides), applying, tuple(stale), tuple(unpaired))
 
 
-def _missing_partner(entry: Entry, row: Row) -> str | None:
+def _missing_partner(entry: Entry, row: OpRow) -> str | None:
     if entry.composite:
         return None
-    if row.kind != classify.FUNCTIONAL and row.functional is None:
+    if row.kind != Kind.FUNCTIONAL and row.functional is None:
         return "a mutating op has a functional variant, or an exception that names it or says why there is none"
-    if row.view in (classify.SINGLE, classify.MULTI) and row.copy is None:
+    if row.view in (ViewKind.SINGLE, ViewKind.MULTI) and row.copy is None:
         return "a primitive view has a copy op, or an exception"
     return None

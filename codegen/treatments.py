@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import classify
-from .row import Row, written_rows
+from .columns import Kind, OpRow, ViewKind
+from .row import written_rows
 from .schema import Parameter, Schema
 from .spec import Entry, SpecError
 
@@ -32,7 +33,7 @@ class Override:
     returns: tuple[int, ...] | None = None
     when: str | None = None
     quiet: str | None = None
-    view: str | None = None
+    view: ViewKind | None = None
     copy: str | None = None
     since: str | None = None
     until: str | None = None
@@ -73,7 +74,7 @@ class Treatment:
     may: frozenset[str]
     applies: Callable[[Override, Entry, Entry | None], bool]
     rule: str
-    apply: Callable[[Override, Entry, Row], Row]
+    apply: Callable[[Override, Entry, OpRow], OpRow]
 
 
 def _hidden(override: Override, schema: Schema) -> list[Parameter]:
@@ -81,7 +82,7 @@ def _hidden(override: Override, schema: Schema) -> list[Parameter]:
     return [p for p in schema.parameters if p.name in override.results and not p.type.written]
 
 
-def _pair(override: Override, entry: Entry, row: Row) -> Row:
+def _pair(override: Override, entry: Entry, row: OpRow) -> OpRow:
     return replace(
         row,
         functional=override.functional,
@@ -92,11 +93,11 @@ def _pair(override: Override, entry: Entry, row: Row) -> Row:
     )
 
 
-def _hidden_write(override: Override, entry: Entry, row: Row) -> Row:
+def _hidden_write(override: Override, entry: Entry, row: OpRow) -> OpRow:
     hidden = {p.name: override.when for p in _hidden(override, entry.schema)}
     return replace(
         row,
-        kind=classify.MUTABLE if row.kind == classify.FUNCTIONAL else row.kind,
+        kind=Kind.MUTABLE if row.kind == Kind.FUNCTIONAL else row.kind,
         functional=override.functional,
         functional_args=override.args,
         written=written_rows(entry.schema, override.results, hidden),
@@ -105,11 +106,11 @@ def _hidden_write(override: Override, entry: Entry, row: Row) -> Row:
     )
 
 
-def _refuse(override: Override, entry: Entry, row: Row) -> Row:
+def _refuse(override: Override, entry: Entry, row: OpRow) -> OpRow:
     hidden = {p.name: None for p in _hidden(override, entry.schema)}
     if not hidden:
         return row
-    return replace(row, kind=classify.MUTABLE, written=written_rows(entry.schema, {}, hidden))
+    return replace(row, kind=Kind.MUTABLE, written=written_rows(entry.schema, {}, hidden))
 
 
 TREATMENTS: dict[str, Treatment] = {
@@ -133,31 +134,29 @@ TREATMENTS: dict[str, Treatment] = {
         applies=lambda override, entry, partner: bool(entry.schema.written),
         rule="a conditional write is of an argument that the schema declares as written",
         apply=lambda override, entry, row: replace(
-            row, written=tuple((*written[:4], override.when) for written in row.written), quiet=override.quiet
+            row, written=tuple(written._replace(when=override.when) for written in row.written), quiet=override.quiet
         ),
     ),
     "view": Treatment(
         needs=frozenset({"view", "copy"}),
         may=frozenset(),
-        applies=lambda override, entry, partner: classify.view_kind(entry) == classify.NO_VIEW,
+        applies=lambda override, entry, partner: classify.view_kind(entry) == ViewKind.NONE,
         rule="a view kind is given to an op whose schema declares no alias",
         apply=lambda override, entry, row: replace(row, view=override.view or row.view, copy=override.copy),
     ),
     "fresh": Treatment(
         needs=frozenset({"functional"}),
         may=frozenset(),
-        applies=lambda override, entry, partner: classify.view_kind(entry) != classify.NO_VIEW,
+        applies=lambda override, entry, partner: classify.view_kind(entry) != ViewKind.NONE,
         rule="an op is called fresh whose schema declares an alias",
-        apply=lambda override, entry, row: replace(
-            row, view=classify.NO_VIEW, copy=None, functional=override.functional
-        ),
+        apply=lambda override, entry, row: replace(row, view=ViewKind.NONE, copy=None, functional=override.functional),
     ),
     "harmless": Treatment(
         needs=frozenset(),
         may=frozenset(),
         applies=lambda override, entry, partner: bool(entry.schema.written),
         rule="a write is called harmless which the schema declares",
-        apply=lambda override, entry, row: replace(row, kind=classify.FUNCTIONAL, written=()),
+        apply=lambda override, entry, row: replace(row, kind=Kind.FUNCTIONAL, written=()),
     ),
     "refuse": Treatment(
         needs=frozenset(),

@@ -17,12 +17,9 @@ from typing import NamedTuple
 
 import torch
 
-from functionalize._torch import ProxyTorchDispatchMode
-
 _OWN = f"{Path(__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
 _LIBRARIES = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))  # torch's code that programs are written with
-_TRACER = ProxyTorchDispatchMode.__init__.__code__.co_filename
 
 
 def user_frames() -> Iterator[FrameType]:
@@ -199,13 +196,3 @@ _OF_PROGRAMS = _OfPrograms()
 
 def _is_program(file: str) -> bool:
     return not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))
-
-
-def traced_itself() -> bool:
-    """Whether a tracer called the transformed function, and no code of the user between the two."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename == _TRACER:
-            return True
-        frame = frame.f_back
-    return False

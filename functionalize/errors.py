@@ -50,6 +50,19 @@ class DataDependentError(RuntimeError):
         )
 
 
+_REMOVE = ("mutations", "mutations_and_views")
+
+
+def check_remove(remove: str) -> None:
+    """Raise unless it names what is to be removed from a program.
+
+    Raises:
+        ValueError: it is neither of the two.
+    """
+    if remove not in _REMOVE:
+        raise ValueError(f"remove must be {' or '.join(map(repr, _REMOVE))}, not {remove!r}")
+
+
 def name_of(tensor: torch.Tensor) -> str:
     """What the running program calls a tensor: a variable, or a module's buffer or parameter; else its size."""
     for frame in user_frames():

@@ -370,7 +370,7 @@ return mul""")
         self.traced(f, torch.zeros(3)).reads("""\
 add = add.Tensor(x_1, 1)
 copy_ = copy_.default(x_1, add)
-return add""")
+return copy_""")
 
     def test_changed_part_returned(self) -> None:
         def f(x: Tensor) -> Tensor:
@@ -431,7 +431,7 @@ return mul""")
         self.traced(f, torch.zeros(3)).reads("""\
 add = add.Tensor(x_1, 1)
 copy_ = copy_.default(x_1, add)
-return add""")
+return copy_""")
 
     def test_exchanged_inputs(self) -> None:
         def f(x: Tensor, y: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import UnsupportedMutationError, functionalize
-from functionalize.verify import assert_functional
+from functionalize.verify import assert_equivalent, assert_functional
 from tests.graphs import MODES, REMOVES
 
 EITHER = pytest.mark.parametrize("remove", REMOVES)
@@ -326,13 +326,102 @@ def returned_and_written(x: Tensor) -> Any:
     return x * 2
 
 
+def returned_read_and_written(x: Tensor) -> Any:
+    def inner(x: Tensor) -> Tensor:
+        x[1:].mul_(3)
+        return x.add_(1)
+
+    y = functionalize(inner)(x)
+    before = x + y
+    y.mul_(2)
+    x[0].add_(1)
+    y = functionalize(inner)(y)
+    return before, x * 2, y
+
+
+def returned_resized_and_written(x: Tensor) -> Any:
+    y = functionalize(lambda x: x.add_(1).unsqueeze_(0))(x)
+    y.mul_(2)
+    return x * 2, y + x
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "func", [twice, of_what_it_closes_over, of_an_intermediate, written_afterwards, returned_and_written]
+    "func",
+    [
+        twice,
+        of_what_it_closes_over,
+        of_an_intermediate,
+        written_afterwards,
+        returned_and_written,
+        returned_read_and_written,
+        returned_resized_and_written,
+    ],
 )
 def test_a_trace_that_goes_on(func: Function, mode: Any) -> None:
     graph = make_fx(func, tracing_mode=mode)(torch.zeros(3))
     assert_alike(graph, [], func, [], torch.arange(3.0))
+
+
+STATE = torch.ones(3)
+
+
+def returns_its_input(x: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+def returns_it_unwritten(x: Tensor) -> Any:
+    return x, x + 1
+
+
+def returns_a_part(x: Tensor) -> Tensor:
+    return x[1:].add_(1)
+
+
+def returns_what_it_closes_over(x: Tensor) -> Any:
+    return STATE.add_(x), STATE[:1]
+
+
+def returns_it_twice(x: Tensor) -> Any:
+    x[0].add_(1)
+    return {"all": (x, x), "part": x[:2], "sum": x.sum()}
+
+
+def returns_it_resized(x: Tensor) -> Tensor:
+    return x.add_(1).resize_(2)
+
+
+def returns_it_transposed(x: Tensor) -> Tensor:
+    return x.unsqueeze_(0).mul_(2).t_()
+
+
+def returns_it_elsewhere(x: Tensor) -> Any:
+    x.set_(x * 2)  # type: ignore[call-overload]  # torch's stubs leave out tensors
+    return x, x[1:]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize(
+    "func",
+    [
+        returns_its_input,
+        returns_it_unwritten,
+        returns_a_part,
+        returns_what_it_closes_over,
+        returns_it_twice,
+        returns_it_resized,
+        returns_it_transposed,
+        returns_it_elsewhere,
+    ],
+)
+def test_the_graph_is_the_same_whoever_calls(func: Function, remove: str, mode: Any) -> None:
+    pure = functionalize(func, remove=remove)
+    tracers = [make_fx(one, tracing_mode=mode, _allow_non_fake_inputs=True) for one in (pure, lambda x: pure(x))]
+    texts = [str(tracer(torch.ones(3)).graph) for tracer in tracers]
+    assert texts[0] == texts[1]
+    if func is not returns_what_it_closes_over:  # the state would differ from run to run
+        assert_equivalent(func, torch.arange(3.0), remove=remove, tracing_mode=mode)
 
 
 def test_data_of_a_constant_is_refused() -> None:

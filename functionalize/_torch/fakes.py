@@ -53,6 +53,14 @@ def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
     return mode
 
 
+def mark_as(fake: Any, tensor: torch.Tensor) -> None:
+    """Have a fake tensor taken for a parameter or a buffer, as the tensor is that it stands for."""
+    if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
+        fake._is_param = True
+    elif type(tensor) is torch.nn.Buffer:
+        fake._is_buffer, fake.persistent = True, tensor.persistent
+
+
 _make_subclass: Any = torch.Tensor._make_subclass
 _forbid_data: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 

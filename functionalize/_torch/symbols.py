@@ -10,21 +10,22 @@ from typing import Any
 
 import torch
 from torch._dynamo.source import ConstantSource  # a symbol wants to know where it comes from
-from torch.export.dynamic_shapes import _DerivedDim, _Dim, _DimHint, _DimHintType
+from torch.export import Dim
+from torch.export.dynamic_shapes import _DerivedDim, _DimHint, _DimHintType  # of `2 * Dim("n")`, of `Dim.AUTO`
 from torch.fx.experimental.proxy_tensor import _enable_thunkify, disable_proxy_modes_tracing, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from functionalize._torch.fakes import FakeTensorMode
 
 assume: Any = torch._check  # documented, in spite of its name
-DerivedDim, NamedDim = _DerivedDim, _Dim
+DerivedDim, NamedDim = _DerivedDim, Dim
 
 
 def is_dynamic(dim: Any) -> bool:
     """Whether a dimension's entry in ``dynamic_shapes`` lets it differ."""
     if isinstance(dim, _DimHint):
         return dim.type is not _DimHintType.STATIC
-    return isinstance(dim, (_Dim, _DerivedDim))
+    return isinstance(dim, Dim)  # a derived one is one
 
 
 def may_specialize(dim: Any) -> bool:

@@ -25,8 +25,9 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from functionalize._torch.fakes import FakeTensorMode
+from functionalize._torch.sizes import SYMBOLS
 
-__all__ = ["ProxyTorchDispatchMode", "PythonKeyTracer"]
+__all__ = ["SYMBOLS", "ProxyTorchDispatchMode", "PythonKeyTracer"]
 
 
 class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
@@ -119,30 +120,24 @@ def _node_of(entry: _ProxyTensor) -> Node:
     return entry.node if isinstance(entry, _NodeEntry) else entry.proxy.node
 
 
-_set_args: Callable[[Node, tuple[Any, ...]], None] = Node.args.fset  # type: ignore[attr-defined]
-_set_kwargs: Callable[[Node, dict[str, Any]], None] = Node.kwargs.fset  # type: ignore[attr-defined]
-
-
 def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
-    """A call of an op, given nodes: without what ``create_node`` asks of arguments, and a node of its attributes."""
+    """A call of an op, given nodes: ``create_node`` would look through the arguments for symbols, which takes time."""
     node = graph.create_node("call_function", op, name=name)
-    _set_args(node, args)
+    node.args = args
     if kwargs:
-        _set_kwargs(node, kwargs)
+        node.kwargs = kwargs
     return node
 
 
 def new_placeholder(graph: Graph, name: str) -> Node:
     """A placeholder of just this name, which is a word, and nobody's yet.
 
-    FX would look for a number in the name, letter by letter, and rename what is called like a function of Python's.
+    FX renames what is called like a function of Python's (`input` to `input_1`). It never gives such a name to another
+    node, so this one can have it back.
     """
-    node, names = Node(graph, name, "placeholder", name, (), {}), graph._graph_namespace
-    names._used_names.add(name)
-    names.associate_name_with_obj(name, node)
-    graph._insert(node)
-    graph._find_nodes_lookup_table.insert(node)
-    graph._len += 1
+    node = graph.create_node("placeholder", name, name=name)
+    if node.name != name:
+        node.name = name
     return node
 
 
@@ -160,9 +155,6 @@ def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
     """The node that a tensor stands for."""
     entry = tracer.tensor_tracker.get(tensor)
     return None if entry is None else _node_of(entry)
-
-
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def symbol_node(tracer: Any, symbol: Any) -> Any:

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Interpreter
 from functionalize._torch import FakeTensorMode
 from functionalize._torch.dynamo import alias_of, inside, named_compiler, note_origin, run_apart, to_fakes
 from functionalize.call_stack import Scopes
+from functionalize.errors import check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.finalize import Finalized
 from functionalize.graph_capture.inputs import TracedInput
@@ -33,7 +34,6 @@ from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
-_REMOVE = ("mutations", "mutations_and_views")
 _OPTIONS = ("compiler", "remove", "partition_fn")
 
 
@@ -78,8 +78,7 @@ def dynamo_backend(
         select_copy add select_scatter sum_1
         (tensor(1.), tensor([1., 0., 0.]))
     """
-    if remove not in _REMOVE:
-        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    check_remove(remove)
 
     def functionalized(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         named = named_compiler(compiler) if isinstance(compiler, str) else compiler

@@ -43,14 +43,14 @@ def operators(
             )
         rows = [row for row in tables.rows.values() if _fits(row, kind, view, random, match)]
         if as_json:
-            click.echo(json.dumps({"ops": [asdict(row) for row in rows]}, indent=2))
+            click.echo(json.dumps({"ops": [_columns(row) for row in rows]}, indent=2))
         else:
             for row in rows:
                 click.echo(row.name)
         return
     found = [full for name in names for full in _named(tables, name)]
     if as_json:
-        click.echo(json.dumps({"ops": [asdict(tables.rows[name]) for name in found]}, indent=2))
+        click.echo(json.dumps({"ops": [_columns(tables.rows[name]) for name in found]}, indent=2))
         return
     for line in _explained(tables, found):
         click.echo(line)
@@ -62,10 +62,16 @@ def _tables() -> Any:
     return tables.build(sources.installed_source(), exceptions.load())
 
 
+def _columns(row: Any) -> dict[str, Any]:
+    from functionalize.codegen.columns import as_literal
+
+    return {name: as_literal(value) for name, value in asdict(row).items()}
+
+
 def _fits(row: Any, kind: str | None, view: str | None, random: bool, match: str | None) -> bool:
     return (
-        kind in (None, row.kind)
-        and view in (None, row.view)
+        kind in (None, row.kind.value)
+        and view in (None, row.view.value)
         and (row.random or not random)
         and (match is None or match in row.name)
     )

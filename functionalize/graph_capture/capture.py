@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from functionalize._torch.fakes import below_dispatch, fake_mode_of, new_fake_mode
+from functionalize.errors import check_remove
 from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of, size_guards
 from functionalize.graph_capture.finalize import Finalized
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf, reached
@@ -28,8 +29,6 @@ from functionalize.runtime.side_effects import SideEffectRecorder
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.transform.api import run_call
-
-_REMOVE = ("mutations", "mutations_and_views")
 
 
 def capture(
@@ -83,8 +82,7 @@ def capture(
         >>> program(x), x
         (tensor(1.), tensor([1., 0., 0.]))
     """
-    if remove not in _REMOVE:
-        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    check_remove(remove)
     if on_guard_failure not in ("raise", "recapture"):
         raise ValueError(f"on_guard_failure must be 'raise' or 'recapture', not {on_guard_failure!r}")
     if not isinstance(args, (tuple, list)):

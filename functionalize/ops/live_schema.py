@@ -1,4 +1,4 @@
-"""The row of an operator, and how to read one from the operator's own live schema.
+"""How to read an operator's row from its own live schema.
 
 For operators that the tables do not know: custom ones, and those of namespaces other than aten. Invariant:
 for every operator that the tables do know, the live row agrees on kind, view, written arguments and returns,
@@ -8,98 +8,10 @@ functional variant, so a live row never has one.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 
-from functionalize._torch import OpOverload
-
-
-class Kind(enum.Enum):
-    """How an operator writes."""
-
-    FUNCTIONAL = "functional"
-    INPLACE = "inplace"
-    OUT = "out"
-    MUTABLE = "mutable"  # writes arguments that are neither `self` of an in-place op nor `out=`
-
-
-class ViewKind(enum.Enum):
-    """Whether what an operator returns shares memory with what it takes."""
-
-    NONE = "none"
-    SINGLE = "single"
-    MULTI = "multi"
-    INPLACE_VIEW = "inplace_view"  # changes the metadata of its `self`
-    MAYBE_ALIAS = "maybe_alias"  # a composite: it may return a view, its argument, or a new tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """One argument that an operator writes.
-
-    Attributes:
-        position: index among the positional arguments; None for a keyword-only one.
-        name: its name.
-        result: which result of the functional variant carries its new value; None without such a variant.
-        is_list: whether it is a list of tensors.
-        when: a flag among the operator's arguments; where it is false, this one is not written. None: always.
-    """
-
-    position: int | None
-    name: str
-    result: int | None
-    is_list: bool
-    when: str | None = None
-
-    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a call passes for it; None where the call leaves it out."""
-        if self.position is not None and self.position < len(args):
-            return args[self.position]
-        return kwargs.get(self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class OpRow:
-    """What one operator is.
-
-    Attributes:
-        name: `aten::add_.Tensor`; the default overload prints without a dot, `aten::relu_`.
-        kind: how it writes.
-        view: whether it views.
-        written: the arguments that it writes: those that the schema declares in its order, then others.
-        functional: the functional variant. On a row of kind FUNCTIONAL, the operator to run in its place.
-        functional_args: None: the functional variant takes the operator's own arguments, less `out=` ones, as
-            they are. Else the operator's arguments in the order of the variant's parameters; those for its
-            keyword-only parameters have these parameters' names. One that a call leaves out has the
-            operator's default, which need not be the variant's.
-        returns: for each return the variant's result i >= 0, or -(k+1) for the written argument k itself.
-        copy: the operator that computes a primitive view's value without aliasing.
-        composite: whether it decomposes (CompositeImplicitAutograd).
-        random: whether it draws random numbers.
-        options: tensor options (`dtype`, `layout`, `device`) that the functional variant takes beside; they
-            have to be those of the first written argument.
-        constants: further arguments of the functional variant, by name, always these.
-        quiet: the operator that computes the same when no argument with a `when` is written (its flag is
-            false, or the argument is None); None: this operator itself.
-    """
-
-    name: str
-    kind: Kind
-    view: ViewKind
-    written: tuple[Written, ...]
-    functional: str | None
-    functional_args: tuple[str, ...] | None
-    returns: tuple[int, ...]
-    copy: str | None
-    composite: bool
-    random: bool
-    options: tuple[str, ...] = ()
-    constants: tuple[tuple[str, object], ...] = ()
-    quiet: str | None = None
+from functionalize._torch import OpOverload, decomposes
+from functionalize.codegen.columns import Kind, OpRow, ViewKind, Written
 
 
 def row(op: OpOverload) -> OpRow:
@@ -117,10 +29,7 @@ def row(op: OpOverload) -> OpRow:
         kind=kind(op),
         view=view_kind(op),
         written=written,
-        functional=None,
-        functional_args=None,
         returns=returns(op),
-        copy=None,
         composite=decomposes(op),
         random=torch.Tag.nondeterministic_seeded in op.tags,
     )
@@ -178,11 +87,3 @@ def returns(op: OpOverload) -> tuple[int, ...]:
             index = -(written.index(alias.before_set) + 1)
         found.append(index)
     return tuple(found)
-
-
-def decomposes(op: OpOverload) -> bool:
-    """Whether the operator has a CompositeImplicitAutograd kernel."""
-    try:
-        return bool(op._can_decompose())
-    except RuntimeError:  # prim::device and its like are known to TorchScript alone, not to the dispatcher
-        return False

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import logging
 import os
-import runpy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -21,12 +20,16 @@ import torch
 
 from functionalize._torch import OpOverload
 from functionalize.codegen import sources
+from functionalize.codegen.columns import Kind, OpRow, ViewKind, Written
 from functionalize.generated import reasons, rows
 from functionalize.ops import live_schema
-from functionalize.ops.live_schema import Kind, OpRow, ViewKind, Written
 
-__all__ = ["UNPAIRED", "Kind", "OpRow", "ViewKind", "Written", "known_ops", "overload", "row"]
+__all__ = ["UNPAIRED", "WRITE_BACKS", "Kind", "OpRow", "ViewKind", "Written", "known_ops", "overload", "row"]
 
+# What an epilogue may call on an input: data first, then the metadata that eager would have left.
+WRITE_BACKS = frozenset(
+    getattr(torch.ops.aten, name) for name in ("copy_", "resize_", "resize_as_sparse_", "as_strided_", "set_")
+)
 _LOG = logging.getLogger("functionalize")
 
 # Operators that write, do not decompose, and have no functional variant: name -> why.
@@ -47,7 +50,7 @@ def row(op: OpOverload) -> OpRow:
     if found is None:
         name = op.name()
         text = _texts.get(name)
-        found = live_schema.row(op) if text is None else _parse(name, *ast.literal_eval(text))
+        found = live_schema.row(op) if text is None else OpRow.parse(text)
         _rows[op] = found
     return found
 
@@ -72,39 +75,6 @@ def overload(name: str) -> OpOverload:
 def known_ops() -> Iterable[str]:
     """The names of all operators in the tables."""
     return _texts.keys()
-
-
-def _parse(
-    name: str,
-    kind: str,
-    composite: bool = False,
-    random: bool = False,
-    returns: tuple[int, ...] = (0,),
-    view: str = "none",
-    copy: str | None = None,
-    written: tuple[tuple[str, int | None, int | None, bool, str | None], ...] = (),
-    functional: str | None = None,
-    functional_args: tuple[str, ...] | None = None,
-    options: tuple[str, ...] = (),
-    constants: tuple[tuple[str, object], ...] = (),
-    quiet: str | None = None,
-) -> OpRow:
-    """One generated row; the parameters are the columns of codegen's `Row`, and have its defaults."""
-    return OpRow(
-        name=name,
-        kind=Kind(kind),
-        view=ViewKind(view),
-        written=tuple(Written(w[1], w[0], *w[2:]) for w in written),
-        functional=functional,
-        functional_args=functional_args,
-        returns=returns,
-        copy=copy,
-        composite=composite,
-        random=random,
-        options=options,
-        constants=constants,
-        quiet=quiet,
-    )
 
 
 def _installed_rows() -> str:
@@ -140,12 +110,17 @@ def _cache_folder(source: sources.Source) -> Path | None:
 
 
 def _read_cached(folder: Path, sha256: str) -> str | None:
-    """The cached rows; None where there are none for these sources."""
+    """The cached rows; None where there are none for these sources. Literals are read, nothing is run."""
     try:
-        found = runpy.run_path(str(folder / "rows.py"))
-    except OSError:
+        module = ast.parse((folder / "rows.py").read_text(encoding="utf-8"))
+        found = {
+            ast.unparse(node.targets[0]): ast.literal_eval(node.value)
+            for node in module.body
+            if isinstance(node, ast.Assign)
+        }
+        return found["ROWS"] if found["SOURCES_SHA256"] == sha256 else None
+    except (OSError, SyntaxError, ValueError, KeyError):  # not there, or no file that we wrote
         return None
-    return found["ROWS"] if found["SOURCES_SHA256"] == sha256 else None
 
 
 def _make(source: sources.Source, folder: Path | None) -> str:
@@ -171,4 +146,4 @@ def _make(source: sources.Source, folder: Path | None) -> str:
 
 
 _rows: dict[OpOverload, OpRow] = {}
-_texts: dict[str, str] = dict(line.split(" ", 1) for line in _installed_rows().splitlines())
+_texts: dict[str, str] = {line.partition(" ")[0]: line for line in _installed_rows().splitlines()}

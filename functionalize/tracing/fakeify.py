@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import PLAIN_TYPES, is_symbolic, set_versions, storage_key, unwrap_functorch
-from functionalize._torch.fakes import FakeFactory, below_dispatch
+from functionalize._torch import PLAIN_TYPES, is_symbolic, is_view, set_versions, storage_key, unwrap_functorch
+from functionalize._torch.fakes import FakeFactory, below_dispatch, mark_as
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
@@ -57,7 +57,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not (is_symbolic(tensor) or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         and not (tensor.is_inference() or tensor.device.type == "meta")
         and (tensor.is_leaf or not tensor.requires_grad)
-        and not (tensor._is_view() and tensor.requires_grad)
+        and not (is_view(tensor) and tensor.requires_grad)
         and unwrap_functorch(tensor) is tensor
     )
 
@@ -79,10 +79,7 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
 
 def _marked(fake: Any, tensor: torch.Tensor) -> torch.Tensor:
     """A fake tensor, told what torch says of the original besides its layout."""
-    if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
-        fake._is_param = True
-    elif type(tensor) is torch.nn.Buffer:
-        fake._is_buffer, fake.persistent = True, tensor.persistent
+    mark_as(fake, tensor)
     if tensor.requires_grad:
         fake.requires_grad_(True)
     return fake  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic
+from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
 from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
 from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables
@@ -140,11 +140,11 @@ def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
     results = tuple(out) if several else (out,)
     if not all(leaf is None or type(leaf) is FakeTensor for leaf in results):
         return None
-    storages = {int(arg.untyped_storage()._cdata): index for index, arg in enumerate(args) if type(arg) is FakeTensor}
+    storages = {storage_id(arg.untyped_storage()): index for index, arg in enumerate(args) if type(arg) is FakeTensor}
     metas = [None if leaf is None else _meta_of(leaf, storages, args) for leaf in results]
     if any(meta is None and leaf is not None for meta, leaf in zip(metas, results, strict=True)):
         return None
-    own = [int(leaf.untyped_storage()._cdata) for leaf in results if leaf is not None]
+    own = [storage_id(leaf.untyped_storage()) for leaf in results if leaf is not None]
     views = tables.row(func).view is not ViewKind.NONE
     if any(key in storages for key in own) != views or (not views and len(set(own)) < len(own)):
         return None  # a result that is an argument, or shares its memory with another
@@ -157,7 +157,7 @@ def _meta_of(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) ->
         return None
     if leaf.is_conj() or leaf.is_neg() or leaf.is_nested:
         return None
-    source = storages.get(int(leaf.untyped_storage()._cdata))
+    source = storages.get(storage_id(leaf.untyped_storage()))
     layout = Layout.of(leaf)
     if source is None:
         with below_dispatch():

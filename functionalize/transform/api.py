@@ -18,6 +18,7 @@ from functionalize._torch import (
     pytree,
     unwrap_functorch,
 )
+from functionalize.errors import check_remove
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
@@ -25,7 +26,6 @@ from functionalize.transform.handlers.higher_order import Frame
 from functionalize.transform.mode import FunctionalizeMode
 
 End = Callable[[FunctionalizationContext, list[Input], Any], Any]
-_REMOVE = ("mutations", "mutations_and_views")
 
 
 def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
@@ -59,8 +59,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
         >>> [node.target.__name__ for node in graph.graph.nodes if node.op == "call_function"]
         ['add.Tensor', 'view.default', 'add.Tensor', 'view.default']
     """
-    if remove not in _REMOVE:
-        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    check_remove(remove)
     remove_views = remove == "mutations_and_views"
 
     @functools.wraps(func, updated=())

@@ -19,6 +19,7 @@ from functionalize._torch import (
     is_symbolic,
     mode_stack,
     pytree,
+    storage_id,
     storage_key,
     unbacked,
 )
@@ -181,7 +182,7 @@ class FunctionalizationContext:
 
     def find_storage(self, storage: torch.UntypedStorage) -> None:
         """Make a base for a storage that the program is about to set a tensor to, if there is none."""
-        if int(storage._cdata) in self.graph.bases:
+        if storage_id(storage) in self.graph.bases:
             return
         holding = self.executor.tensor_with_storage(storage)
         if holding is not None:

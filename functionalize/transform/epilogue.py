@@ -20,7 +20,6 @@ from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, fits, plain, same, stop
 from functionalize.aliasing.tensor_queries import counts_elements, repeated, repeats
 from functionalize.aliasing.view_rules import OpCall, Value
-from functionalize.call_stack import traced_itself
 from functionalize.errors import UnsupportedMutationError
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.values import ValueExecutor
@@ -56,13 +55,12 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class WriteBack:
-    """An input that changed: ops for its metadata, what to copy to it, and what it stands for from then on."""
+    """An input that changed: ops for its metadata, and what to copy to it."""
 
     input: Input
     metadata: tuple[OpCall, ...]
     data: Value | None
     after: tuple[OpCall, ...]  # ops for its metadata once the data are there
-    shown: Value | None
     parts: tuple[Part, ...] = ()  # instead of the data: what was written, where that is less
 
 
@@ -86,12 +84,8 @@ class Epilogue:
 
     def run(self) -> None:
         """Prepare the write-backs, then emit them: every value is computed before the first one runs."""
-        backs = self.prepare()
-        for back in backs:
+        for back in self.prepare():
             self._emit(back)
-        for back in backs:  # when all are written: until then an input stands for itself, others may be set_ to it
-            if back.shown is not None:
-                self.context.executor.retarget_proxy(back.input.handle, back.shown)
 
     def prepare(self) -> list[WriteBack]:
         """Let all handles that escape stand for current values; returns the write-backs to the inputs."""
@@ -104,6 +98,12 @@ class Epilogue:
         self.context.drop_unread_handles()
         self._surface_others(own | self._returned)
         return backs
+
+    def return_value(self, handle: torch.Tensor) -> None:
+        """Let an input that was written stand for its value where it is returned, as nobody writes back to it."""
+        view = self.context.graph.find(handle)
+        if view is not None and id(handle) in self._returned:
+            self.context.executor.retarget_proxy(handle, self._presentable(handle, view))
 
     def _presentable(self, handle: torch.Tensor, view: View) -> Value:
         """A handle's value, cloned or aliased where its node stands for another tensor too."""
@@ -148,20 +148,17 @@ class Epilogue:
         context = self.context
         parts = self._parts(entry, view, storages)
         if parts:
-            return WriteBack(entry, (), None, (), None, parts)
+            return WriteBack(entry, (), None, (), parts)
         fresh = entry in self.moved and metadata.takes_fresh_storage(entry)
         data = context.read(view) if written or fresh else None
         data = None if data is None else self._apart(data, storages)
-        # A graph returns what was written back. Code that goes on in the trace needs the input itself, to write to it.
-        returned = id(entry.handle) in self._returned and traced_itself()
-        shown = self._presentable(entry.handle, view) if returned else None
         steps = tuple(metadata.steps(entry)) if entry in self.moved else ()
         after: tuple[OpCall, ...] = ()
         if data is not None and repeated(entry.handle):
             data, before, after = self._once(entry.handle, data)
             steps += before
         context.executor.record_sizes([args for _, args in steps])
-        return WriteBack(entry, steps, data, after, shown)
+        return WriteBack(entry, steps, data, after)
 
     def _apart(self, data: Value, storages: set[int]) -> Value:
         """The data; a clone where they are in a storage that the write-backs write, maybe before they are read."""
@@ -204,7 +201,11 @@ class Epilogue:
         return data, ((restride, (compact, stride, offset)),), ((restride, (size, stride, offset)),)
 
     def _emit(self, back: WriteBack) -> None:
-        """Run a write-back in the modes below, which record it."""
+        """Run a write-back in the modes below, which record it.
+
+        They take the input for the result of its last write-back from then on. So a graph that returns the input
+        returns that, and code that goes on in the trace reads and writes the input itself.
+        """
         handle, executor = back.input.handle, self.context.executor
         node = executor.alias(handle) if back.metadata else handle  # stands for the input; each op below is one on it
         self._run(back.metadata, handle, node)

@@ -35,6 +35,7 @@ from functionalize._torch import (
     record_view,
     same_node,
     sized_by_data,
+    storage_id,
     storage_key,
     track_symbols,
     unbacked,
@@ -247,7 +248,7 @@ class ValueExecutor:
 
     def tensor_with_storage(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
         """A tensor that the tracer knows, with this storage; None if there is none."""
-        return None if self.proxies is None else next(holders(self.proxies, int(storage._cdata)), None)
+        return None if self.proxies is None else next(holders(self.proxies, storage_id(storage)), None)
 
 
 def _starts_storage(value: Value) -> bool:

@@ -46,7 +46,7 @@ class WriteLegalizer:
         pairs = [
             (handle, value)
             for w, target in zip(written, self._targets, strict=True)
-            for handle, value in _pairs(w, target, results[w.result or 0])
+            for handle, value in _pairs(w, target, w.value_among(results))
         ]
         values = [self._legalized(handle, value) for handle, value in pairs]
         for (handle, _), value in zip(pairs, values, strict=True):

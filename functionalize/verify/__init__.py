@@ -1,5 +1,7 @@
 """Checks for users and tests: is a graph free of mutations, does a transformed function equal the eager one?"""
 
-from functionalize.verify.checks import assert_equivalent, assert_functional, clone_inputs, source_line
+from functionalize.verify.equivalence import assert_equivalent
+from functionalize.verify.functional import assert_functional, source_line
+from functionalize.verify.observation import clone_inputs
 
 __all__ = ["assert_equivalent", "assert_functional", "clone_inputs", "source_line"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import FakeTensor, pytree
+from functionalize._torch import FakeTensor, is_zero_tensor, pytree
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _groups(seen: Observation, key: Callable[[torch.Tensor], int]) -> set[tuple[
 
 def _storage_key(tensor: torch.Tensor) -> int:
     """A number that two tensors have in common if they share memory; empty and sparse tensors share none."""
-    if tensor.layout is not torch.strided or tensor._is_zerotensor() or tensor.untyped_storage().nbytes() == 0:
+    if tensor.layout is not torch.strided or is_zero_tensor(tensor) or tensor.untyped_storage().nbytes() == 0:
         return -id(tensor)
     return tensor.untyped_storage().data_ptr()
 

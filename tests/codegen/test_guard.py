@@ -73,6 +73,17 @@ def test_a_cache_of_other_sources_is_not_used(other_torch: sources.Source, cache
     assert "aten::novel ('functional',)" in tables._installed_rows().splitlines()
 
 
+@pytest.mark.parametrize(
+    "text", ["", "ROWS = ", "ROWS = open('/')", "import sys\nsys.exit('a cached table was run')\n"], ids=range(4)
+)
+def test_a_damaged_cache_is_made_anew(other_torch: sources.Source, cache: Path, text: str) -> None:
+    made = tables._installed_rows()
+    (folder,) = cache.iterdir()
+    (folder / "rows.py").write_text(text)
+    assert tables._installed_rows() == made
+    assert (folder / "rows.py").read_text() != text
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(
     other_torch: sources.Source,
     tmp_path: Path,

@@ -7,7 +7,7 @@ import torch
 
 from functionalize.codegen.tables import Tables
 from functionalize.ops import tables
-from functionalize.ops.tables import Kind, ViewKind
+from functionalize.ops.tables import Kind, OpRow, ViewKind
 
 aten = torch.ops.aten
 
@@ -56,14 +56,19 @@ def test_rows_are_as_read(installed: Tables, name: str) -> None:
     assert str(installed.rows[f"aten::{name}"]) == f"aten::{name} {expected}"
 
 
+def test_every_row_is_read_as_it_was_written(installed: Tables) -> None:
+    rows = list(installed.rows.values())
+    assert [OpRow.parse(str(row)) for row in rows] == rows
+
+
 def test_counts(installed: Tables) -> None:
     """The figures of torch 2.13; another version has others, and `codegen diff` tells them."""
     if installed.source.torch_version != "2.13.0":
         pytest.skip("the counts are those of torch 2.13.0")
     rows = installed.rows.values()
     assert len(rows) == 3101
-    assert len([row for row in rows if row.view in ("single", "multi")]) == 44
-    assert len([row for row in rows if row.view == "inplace_view"]) == 17
+    assert len([row for row in rows if row.view in (ViewKind.SINGLE, ViewKind.MULTI)]) == 44
+    assert len([row for row in rows if row.view is ViewKind.INPLACE_VIEW]) == 17
 
 
 def test_the_tables_ship_complete(installed: Tables) -> None:

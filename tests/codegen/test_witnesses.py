@@ -49,10 +49,10 @@ UNNAMED_WRITES = {"aten::set_data", "aten::retain_grad", "aten::record_stream"}
 
 def test_torchgen_sees_the_same_kinds(installed: Tables, model: dict[str, NativeFunction]) -> None:
     kinds = {
-        SchemaKind.functional: classify.FUNCTIONAL,
-        SchemaKind.inplace: classify.INPLACE,
-        SchemaKind.out: classify.OUT,
-        SchemaKind.mutable: classify.MUTABLE,
+        SchemaKind.functional: Kind.FUNCTIONAL,
+        SchemaKind.inplace: Kind.INPLACE,
+        SchemaKind.out: Kind.OUT,
+        SchemaKind.mutable: Kind.MUTABLE,
     }
     differing = {
         name
@@ -137,7 +137,7 @@ def test_functional_variants_return_what_is_written() -> None:
         assert all(index is not None and index < len(results) for index in used), row.name
         assert len(set(used)) == len(used), row.name
         for written in row.written:
-            assert isinstance(results[written.result or 0].type, torch.ListType) is written.is_list, row.name
+            assert isinstance(written.value_among(results).type, torch.ListType) is written.is_list, row.name
         assert len(op._schema.returns) == len(row.returns), row.name
 
 

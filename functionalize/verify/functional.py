@@ -1,35 +1,26 @@
-"""Checks for users and tests: is a graph free of mutations, does a transformed function equal the eager one?
+"""Is a graph free of mutations, and of views if asked for, but for its write-backs?
 
-Invariant: both functions only read what they are given; `assert_equivalent` runs everything on copies.
-Limits: `assert_functional` judges ATen (and custom) operators by their table rows, so the graph must come
-from `make_fx`, `torch.export` or the like, not from `torch.fx.symbolic_trace`.
+Invariant: the graph is only read. Limits: ATen (and custom) operators are judged by their table rows, so the graph must
+come from `make_fx`, `torch.export` or the like, not from `torch.fx.symbolic_trace`.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from functionalize._torch import HigherOrderOperator, OpOverload
-from functionalize.errors import NotEquivalentError, NotFunctionalError
+from functionalize.errors import NotFunctionalError, check_remove
 from functionalize.ops import tables
 from functionalize.ops.tables import Kind, ViewKind
-from functionalize.transform.api import functionalize
-from functionalize.verify.observation import clone_inputs, differences, observe
 
-__all__ = ["assert_equivalent", "assert_functional", "clone_inputs", "source_line"]
-
-_REMOVE = ("mutations", "mutations_and_views")
 _aten = torch.ops.aten
-
-# What an epilogue may call on an input: data first, then the metadata that eager would have left.
-_WRITE_BACKS = frozenset({_aten.copy_, _aten.resize_, _aten.resize_as_sparse_, _aten.as_strided_, _aten.set_})
 
 # Modules whose functions handle sizes and tuples, never tensor memory.
 _SCALAR_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch.fx.experimental.sym_node"})
@@ -51,10 +42,7 @@ class Offence:
 
     def __str__(self) -> str:
         place = f" [in {self.graph}]" if self.graph else ""
-        line = (
-            source_line(self.node)
-            or "not recorded (make_fx records the lines of a `forward`, with record_stack_traces=True)"
-        )
+        line = source_line(self.node) or _NO_LINE
         return f"{self.node.format_node()}{place}\n    why  {self.reason}\n    at   {line}"
 
 
@@ -89,8 +77,7 @@ def assert_functional(gm: GraphModule, remove: str = "mutations") -> None:
         >>> from functionalize.verify import assert_functional
         >>> assert_functional(make_fx(lambda x: x.add(1))(torch.zeros(2)))
     """
-    if remove not in _REMOVE:
-        raise ValueError(f"remove must be one of {_REMOVE}, got {remove!r}")
+    check_remove(remove)
     offences = list(_offences(gm, "", remove, may_write_back=True))
     if offences:
         aim = remove.replace("_", " ")
@@ -140,7 +127,7 @@ def _packet(node: Node) -> Any:
 
 
 def _is_write_back(node: Node) -> bool:
-    if node.op != "call_function" or _packet(node) not in _WRITE_BACKS or not node.args:
+    if node.op != "call_function" or _packet(node) not in tables.WRITE_BACKS or not node.args:
         return False
     target = node.args[0]
     while isinstance(target, Node) and _is_write_back(target):
@@ -233,78 +220,3 @@ def _judge_python(target: Any) -> str | None:
     if module in _SCALAR_MODULES or name.startswith(("sym_", "_sym_", "_check")):
         return None
     return f"{module}.{name} is no ATen operator and cannot be judged; trace the function with make_fx first"
-
-
-def assert_equivalent(
-    func: Callable[..., Any],
-    *inputs: Any,
-    transform: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
-    remove: str = "mutations",
-    tracing_mode: Literal["real", "fake", "symbolic"] | None = None,
-    strides: bool = False,
-    aliasing: bool | None = None,
-    seed: int = 0,
-    rtol: float | None = None,
-    atol: float | None = None,
-) -> GraphModule | None:
-    """Raise unless a transformed function does for the caller what the eager one does.
-
-    Both run on copies of the inputs that share storage as the inputs do, under the same random seed. Compared
-    are values, dtypes and shapes of outputs; values, shapes, strides and gradients of the inputs after the
-    call; which outputs and inputs share storage or are one object; and the type of an exception.
-
-    Args:
-        func: the eager function; its arguments and results are any pytree.
-        *inputs: its arguments.
-        transform: what to hold against eager; `functionalize(func, remove=remove)` unless given.
-        remove: for the default transform, and for `assert_functional` on the graph.
-        tracing_mode: None to call the transformed function directly; "real", "fake" or "symbolic" to trace
-            it with `make_fx` on one copy, judge the graph with `assert_functional`, and run it on another.
-        strides: compare strides of outputs as well.
-        aliasing: compare aliasing; by default only in direct use: a graph without views returns no aliases.
-        seed: the random seed of every run.
-        rtol: as in `torch.testing.assert_close`.
-        atol: as in `torch.testing.assert_close`.
-
-    Returns:
-        The graph, where one was traced.
-
-    Raises:
-        NotEquivalentError: says what differs.
-        NotFunctionalError: the traced graph is not pure.
-
-    Example:
-        >>> import torch
-        >>> from functionalize.verify import assert_equivalent
-        >>> def bump(x):
-        ...     x[0].add_(1)
-        ...     return x.sum()
-        >>> graph = assert_equivalent(bump, torch.zeros(3), tracing_mode="fake")
-    """
-    transformed = (transform or _default_transform(remove))(func)
-    expected = observe(func, clone_inputs(inputs), seed)
-    graph: GraphModule | None = None
-    if tracing_mode is not None and expected.error is None:
-        torch.manual_seed(seed)
-        graph = _trace(transformed, clone_inputs(inputs), tracing_mode)
-        assert_functional(graph, remove)
-        transformed = torch.no_grad()(graph)  # gradients are nodes of it; it writes back to leaves
-    actual = observe(transformed, clone_inputs(inputs), seed)
-    if aliasing is None:
-        aliasing = graph is None
-    found = list(differences(expected, actual, strides=strides, aliasing=aliasing, rtol=rtol, atol=atol))
-    if found:
-        name = getattr(func, "__name__", repr(func))
-        listed = "\n".join(f"  {line}" for line in found)
-        raise NotEquivalentError(f"`{name}` and its transform differ:\n{listed}") from actual.error
-    return graph
-
-
-def _default_transform(remove: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return lambda func: functionalize(func, remove=remove)
-
-
-def _trace(func: Callable[..., Any], inputs: Sequence[Any], tracing_mode: Any) -> GraphModule:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    return make_fx(func, tracing_mode=tracing_mode)(*inputs)
