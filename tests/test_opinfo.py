@@ -19,7 +19,7 @@ def runner() -> Iterator[Runner]:
         yield pool
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
     verdicts: list[Verdict] = []

@@ -65,6 +65,7 @@ def test_tables_are_made_once_with_one_notice(
     assert notices(caplog) == []
 
 
+@pytest.mark.slow
 def test_a_cache_of_other_sources_is_not_used(other_torch: sources.Source, cache: Path) -> None:
     tables._installed_rows()
     (folder,) = cache.iterdir()
@@ -73,6 +74,7 @@ def test_a_cache_of_other_sources_is_not_used(other_torch: sources.Source, cache
     assert "aten::novel ('functional',)" in tables._installed_rows().splitlines()
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_done_without(
     other_torch: sources.Source,
     tmp_path: Path,

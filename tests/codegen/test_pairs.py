@@ -128,7 +128,7 @@ def calls(info: Any, sample: Any) -> Iterator[Callable[[], Any]]:
                 yield lambda: info(cloned(sample.input), *sample.args, **sample.kwargs, out=out)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.filterwarnings("ignore")  # of the samples, such as those of deprecated ops
 def test_functional_variants_compute_what_is_written() -> None:
     watch = Pairs()
