@@ -263,6 +263,7 @@ def test_report(run: Any, tmp_path: Path) -> None:
     assert data == {"target": "cli_models:decode", "file": "report.html", "mutations": 1}
 
 
+@pytest.mark.slow
 def test_ops() -> None:
     runner = CliRunner()
     explained = passes(runner.invoke(commands, ["ops", "add_.Tensor", "aten.split"]))

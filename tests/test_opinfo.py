@@ -11,6 +11,7 @@ from tests.opinfo.check import FAILED, PASSED, Verdict, check
 from tests.opinfo.runner import Job, Runner
 
 SHARDS = 24
+pytestmark = pytest.mark.slow  # loading the database takes seconds
 
 
 @pytest.fixture(scope="module")
