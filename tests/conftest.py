@@ -1,13 +1,21 @@
-"""What every test gets: a seeded generator, and its mark as slow where another mode of tracing stands for it.
+"""What every test gets: a seeded generator, its mark as slow where another run stands for it, its place in the queue.
 
 Torch is imported only by tests that already did: those of codegen run without it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
+
+# A worker for each core is all that a machine has to give: inductor compiles in the worker itself.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+SLOW_MODES = ("real", "symbolic")
+# A fast program runs directly and traced, and with both ways to remove: twice, not four times.
+SLOW_PAIRS = ((None, "mutations_and_views"), ("fake", "mutations"))
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +25,25 @@ def seeded() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests run programs directly and traced with fake tensors; real and symbolic traces go with the slow ones."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow what another run stands for; let workers begin with the longest, so that none is left at the end."""
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and callspec.params.get("mode") in ("real", "symbolic"):
+        if is_repetition(item) or item.get_closest_marker("full"):
             item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        items.sort(key=seconds, reverse=True)  # stable: all others stay in the order of their files
+
+
+def is_repetition(item: pytest.Item) -> bool:
+    """Whether a program is run in a mode, or with a way to remove, that quick checks leave out."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or "mode" not in callspec.params:
+        return False
+    mode, remove = callspec.params["mode"], callspec.params.get("remove")
+    return mode in SLOW_MODES or (mode, remove) in SLOW_PAIRS
+
+
+def seconds(item: pytest.Item) -> float:
+    """How long a test says that it takes: `slow(seconds=60)`, `full(seconds=60)`."""
+    return max((mark.kwargs.get("seconds", 0) for mark in item.iter_markers()), default=0)

@@ -263,6 +263,7 @@ def test_report(run: Any, tmp_path: Path) -> None:
     assert data == {"target": "cli_models:decode", "file": "report.html", "mutations": 1}
 
 
+@pytest.mark.slow
 def test_ops() -> None:
     runner = CliRunner()
     explained = passes(runner.invoke(commands, ["ops", "add_.Tensor", "aten.split"]))
@@ -277,6 +278,7 @@ def test_ops() -> None:
     assert runner.invoke(commands, ["ops"]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_tables_are_those_of_codegen(capfd: pytest.CaptureFixture[str]) -> None:
     # On another torch than that of the shipped tables `check` says that they differ.
     assert main(["tables", "check"]) == codegen(["check"])
@@ -332,12 +334,14 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_pipe_sees_no_progress(tmp_path: Path) -> None:
     done = process("-m", "functionalize", "trace", "cli_models:Deep", "f32[2]", "--json", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == ""
     assert json.loads(done.stdout)["ops"] == 20000
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_progress(tmp_path: Path) -> None:
     """A capture of some seconds, with a terminal as its standard error."""
     (tmp_path / "cli_models.py").write_text(MODELS)
@@ -372,6 +376,7 @@ def test_one_line_says_which_package_is_missing(missing: str, tmp_path: Path) ->
     assert f"needs the package {missing}" in done.stderr and "functionalize[cli]" in done.stderr
 
 
+@pytest.mark.slow
 def test_console_script_and_module_are_one(tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("functionalize")
     by_script = subprocess.run([script, "ops", "add_.Tensor"], capture_output=True, text=True, cwd=tmp_path)

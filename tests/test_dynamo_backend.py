@@ -29,7 +29,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler, c++")
-REMOVE = ["mutations", "mutations_and_views"]
+WAYS = pytest.mark.parametrize(  # each way to remove and each kind of sizes is asked by a fast one
+    ("remove", "dynamic"),
+    [
+        pytest.param("mutations", False, id="mutations-static", marks=pytest.mark.slow),
+        pytest.param("mutations", True, id="mutations-dynamic"),
+        pytest.param("mutations_and_views", False, id="mutations_and_views-static"),
+        pytest.param("mutations_and_views", True, id="mutations_and_views-dynamic", marks=pytest.mark.slow),
+    ],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -156,8 +164,7 @@ INFERENCE: list[tuple[Callable[..., Any], int]] = [
 ]
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("remove", REMOVE)
+@WAYS
 @pytest.mark.parametrize(("func", "inputs"), INFERENCE, ids=[func.__name__ for func, _ in INFERENCE])
 def test_inference(func: Callable[..., Any], inputs: int, remove: str, dynamic: bool) -> None:
     check(func, *[torch.randn(3, 4) for _ in range(inputs)], graphs=1, remove=remove, dynamic=dynamic)
@@ -249,8 +256,7 @@ TRAINING = [
 ]
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("remove", REMOVE)
+@WAYS
 @pytest.mark.parametrize("func", TRAINING, ids=lambda func: func.__name__)
 def test_training(func: Callable[..., Any], remove: str, dynamic: bool) -> None:
     inputs = (torch.randn(3, 3), torch.randn(3, 3, requires_grad=True))
@@ -465,9 +471,9 @@ def test_model_in_evaluation(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.full) for name in [*MODELS][1:])])
 def test_inductor_equals_eager(name: str, dynamic: bool) -> None:
     model, size = model_of(name)
     twin = copy.deepcopy(model)
@@ -481,7 +487,7 @@ def test_inductor_equals_eager(name: str, dynamic: bool) -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 def test_inductor_runs_programs_that_write() -> None:
     for func, inputs in INFERENCE:
         torch._dynamo.reset()
@@ -557,6 +563,7 @@ assert "functionalize.backends.dynamo" in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_torch_finds_the_backend_by_its_name(tmp_path: Path) -> None:
     """The entry point of the installed distribution: nothing of ours is imported beforehand."""
     done = subprocess.run([sys.executable, "-c", ENTRY_POINT], cwd=tmp_path, capture_output=True, text=True)

@@ -13,6 +13,7 @@ from tests.fuzz.program import Program, Step
 from tests.fuzz.shrink import shrink
 
 SHARDS, FAST, FRESH, SLOW = 10, 15, 30, 40  # programs of a shard
+QUICK = 2  # shards that are not slow
 FRESH_FROM = int(os.environ.get("FUZZ_SEED", "0"))
 
 
@@ -32,7 +33,7 @@ def _failures(seeds: range) -> list[str]:
     return failed
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("shard", [pytest.param(n, marks=[pytest.mark.slow] * (n >= QUICK)) for n in range(SHARDS)])
 def test_programs_equal_eager(shard: int) -> None:
     failures = _failures(range(shard * FAST, (shard + 1) * FAST))
     assert not failures, "\n\n".join(failures)
@@ -65,6 +66,7 @@ def test_program_prints_what_it_runs() -> None:
     assert "f" in scope and "arguments" in scope
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_check_finds_a_wrong_transform(mode: str) -> None:
     def wrong(function: object, *, remove: str) -> object:

@@ -341,6 +341,7 @@ def test_programs(name: str, mode: Any, remove: str) -> None:
     assert_equivalent(PROGRAMS[name], example, remove=remove, tracing_mode=mode, strides=mode is None)
 
 
+@pytest.mark.slow
 @WHILE
 @EITHER
 @pytest.mark.parametrize("name", WRITING)

@@ -21,6 +21,19 @@ from tests.transformer_models import TRANSFORMERS
 
 REMOVES = ("mutations", "mutations_and_views")
 FAKE = [pytest.param(model, id=model.name) for model in MODELS]
+# Each kind of program once, the small ones: a training step, its convolutions, a decoder and its cache, recurrences.
+COMPILED_OFTEN = (
+    "mlp-step-adamw-foreach",
+    "convolution-func-step",
+    "gpt2-eval",
+    "kv-cache-decode",
+    "gru",
+    "state-space-loop",
+)
+COMPILED = [
+    pytest.param(model, id=model.name, marks=[pytest.mark.full] * (model.name not in COMPILED_OFTEN))
+    for model in MODELS
+]
 OTHER_MODES = [
     pytest.param(model, mode, id=f"{model.name}-{mode}") for model in MODELS for mode in model.modes if mode != "fake"
 ]
@@ -98,10 +111,10 @@ def test_captured_model_equals_eager(model: Model, remove: str) -> None:
 INDUCTOR = {"fallback_random": True, "layout_optimization": False}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler, c++")
-@pytest.mark.parametrize("model", FAKE)
+@pytest.mark.parametrize("model", COMPILED)
 def test_captured_graph_runs_under_inductor(model: Model) -> None:
     func, inputs = model.build()
     program = quietly(capture, func, clone_inputs(inputs))

@@ -11,6 +11,7 @@ from tests.opinfo.check import FAILED, PASSED, Verdict, check
 from tests.opinfo.runner import Job, Runner
 
 SHARDS = 24
+pytestmark = pytest.mark.slow  # loading the database takes seconds
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def runner() -> Iterator[Runner]:
         yield pool
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
     verdicts: list[Verdict] = []

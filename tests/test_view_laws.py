@@ -34,7 +34,10 @@ from tests.addresses import distinct
 
 aten = torch.ops.aten
 Draw = Callable[[st.SearchStrategy[Any]], Any]
-REMOVE_VIEWS = pytest.mark.parametrize("remove_views", [False, True], ids=["mutations", "mutations_and_views"])
+REMOVE_VIEWS = pytest.mark.parametrize(
+    "remove_views",
+    [pytest.param(False, id="mutations", marks=pytest.mark.slow), pytest.param(True, id="mutations_and_views")],
+)
 brief = settings(max_examples=25, deadline=None, derandomize=True)
 
 

@@ -74,6 +74,7 @@ VIEW = (
 )
 
 
+@pytest.mark.slow
 def test_nothing_changed(edited: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["diff", "installed", str(edited())]) == 0
     title, count, last = capsys.readouterr().out.split("\n\n")
@@ -103,6 +104,7 @@ def test_an_op_added_one_removed_one_renamed_one_new_view(report: Callable[..., 
     )
 
 
+@pytest.mark.slow
 def test_a_kind_that_changes(report: Callable[..., str]) -> None:
     op = "_has_compatible_shallow_copy_type"
     found = report(replaced(f"- func: {op}(Tensor self,", f"- func: {op}(Tensor(a!) self,"))
@@ -110,6 +112,7 @@ def test_a_kind_that_changes(report: Callable[..., str]) -> None:
     assert f"- `aten::{op}`: functional, composite -> mutable (writes self), composite\n" in found
 
 
+@pytest.mark.slow
 def test_a_pair_that_changes(report: Callable[..., str]) -> None:
     variant = (
         "\n- func: _cummax_helper_functional(Tensor self, Tensor values, Tensor indices, int dim)"
@@ -121,6 +124,7 @@ def test_a_pair_that_changes(report: Callable[..., str]) -> None:
     assert "- `aten::_cummax_helper`: aten::cummax(self, dim) -> aten::_cummax_helper_functional\n" in found
 
 
+@pytest.mark.slow
 def test_a_mutating_op_without_a_partner(report: Callable[..., str]) -> None:
     lonely = "\n- func: novel_(Tensor(a!) self) -> Tensor(a!)\n  dispatch:\n    CPU: novel_\n"
     found = report(appended(lonely))
@@ -128,6 +132,7 @@ def test_a_mutating_op_without_a_partner(report: Callable[..., str]) -> None:
     assert "- `func: novel_(Tensor(a!) self) -> Tensor(a!)`: a mutating op has a functional variant" in found
 
 
+@pytest.mark.slow
 def test_an_exception_whose_op_is_gone(report: Callable[..., str]) -> None:
     found = report(without("_unsafe_view"))
     assert "- `op: _unsafe_view`: an exception is about an op that exists" in found

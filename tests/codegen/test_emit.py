@@ -58,6 +58,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.py"]
 
 
+@pytest.mark.slow
 def test_check_shows_the_drift_and_the_command_that_mends_it(
     installed: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +93,7 @@ def test_explain_tells_the_row_and_where_it_comes_from(installed: Tables) -> Non
     assert told["rule"].startswith("view_rules.py:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelling", ["polygamma_", "aten::polygamma_", "aten.polygamma_"])
 def test_explain_names_the_exception(spelling: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["explain", spelling]) == 0

@@ -65,6 +65,7 @@ def test_tables_are_made_once_with_one_notice(
     assert notices(caplog) == []
 
 
+@pytest.mark.slow
 def test_a_cache_of_other_sources_is_not_used(other_torch: sources.Source, cache: Path) -> None:
     tables._installed_rows()
     (folder,) = cache.iterdir()
@@ -84,6 +85,7 @@ def test_a_damaged_cache_is_made_anew(other_torch: sources.Source, cache: Path, 
     assert (folder / "rows.py").read_text() != text
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_done_without(
     other_torch: sources.Source,
     tmp_path: Path,
@@ -125,7 +127,7 @@ def test_a_torch_without_its_yaml_leaves_the_shipped_tables(
 def test_processes_that_start_at_once_do_not_disturb_each_other(other_torch: sources.Source, cache: Path) -> None:
     program = (
         "from pathlib import Path\n"
-        "from functionalize import tables\n"
+        "from functionalize.ops import tables\n"
         "from functionalize.codegen import sources\n"
         f"source = sources.source_at(Path({str(other_torch.functions)!r}))\n"
         "sources.installed_source = lambda: source\n"

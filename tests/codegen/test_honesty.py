@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,13 +19,21 @@ from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 
 SAMPLES = 3  # of each op, from the front: those of the database go from plain to odd
-ON_CPU = [
-    info
-    for info in op_db
-    if info.supported_dtypes("cpu")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each op; where slow tests are left out anyway, the database, which takes seconds, is not loaded."""
+    if "info" in metafunc.fixturenames:
+        infos = [] if metafunc.config.option.markexpr == "not slow" else on_cpu()
+        metafunc.parametrize("info", infos, ids=lambda info: f"{info.name}.{info.variant_test_name}".rstrip("."))
+
+
+def on_cpu() -> list[Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
     # These declare dtypes for the CPU and have CUDA kernels alone.
-    and not info.name.startswith(("jiterator_", "torch.ops.aten._flash_", "torch.ops.aten._efficient_"))
-]
+    other = ("jiterator_", "torch.ops.aten._flash_", "torch.ops.aten._efficient_")
+    return [info for info in op_db if info.supported_dtypes("cpu") and not info.name.startswith(other)]
 
 
 def memory(tensor: torch.Tensor) -> int:
@@ -95,7 +102,6 @@ class Watch(TorchDispatchMode):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the samples, such as those of deprecated ops
-@pytest.mark.parametrize("info", ON_CPU, ids=lambda info: f"{info.name}.{info.variant_test_name}".rstrip("."))
 def test_ops_keep_to_their_rows(info: Any) -> None:
     watch = Watch()
     for index, sample in enumerate(info.sample_inputs("cpu", first_dtype(info))):

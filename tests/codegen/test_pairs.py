@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import foreach_binary_op_db as foreach_binary
-from torch.testing._internal.common_methods_invocations import foreach_unary_op_db as foreach_unary
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -128,11 +125,16 @@ def calls(info: Any, sample: Any) -> Iterator[Callable[[], Any]]:
                 yield lambda: info(cloned(sample.input), *sample.args, **sample.kwargs, out=out)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.filterwarnings("ignore")  # of the samples, such as those of deprecated ops
 def test_functional_variants_compute_what_is_written() -> None:
+    from torch.testing._internal import (
+        common_methods_invocations as database,
+    )  # takes seconds, which fast tests need not
+
     watch = Pairs()
-    infos = [info for info in op_db + foreach_unary + foreach_binary if info.supported_dtypes("cpu")]
+    known = database.op_db + database.foreach_unary_op_db + database.foreach_binary_op_db
+    infos = [info for info in known if info.supported_dtypes("cpu")]
     for info in infos:
         samples = info.sample_inputs("cpu", dtype_of(info))
         for sample, _ in zip(samples, range(SAMPLES), strict=False):

@@ -140,6 +140,7 @@ def test_sizes(func: Any, inputs: Any, check: Check) -> None:
     check(func, *inputs)
 
 
+@pytest.mark.slow
 @sizes.each
 def test_a_graph_of_symbolic_sizes_serves_other_sizes(func: Any, inputs: Any, remove: str) -> None:
     graph = make_fx(functionalize(func, remove=remove), tracing_mode="symbolic")(*[x.clone() for x in inputs])
