@@ -105,6 +105,11 @@ def test_the_verifier_of_export_accepts_graph_and_signature() -> None:
     torch.testing.assert_close(exported.module()(*inputs), module.LayerNorm(inputs[0]) + 1)
 
 
+def test_arguments_called_like_what_fx_makes_of_a_builtin() -> None:
+    program = capture(lambda input, input_1: input - 2 * input_1, (torch.ones(2), torch.ones(2)))
+    assert torch.equal(program(torch.ones(2), torch.full((2,), 5.0)), torch.full((2,), -9.0))
+
+
 def test_tied_parameters_are_one_input() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     module[1].weight = module[0].weight

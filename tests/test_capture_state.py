@@ -221,7 +221,8 @@ def test_gradients_flow_through_a_written_input() -> None:
         return x.mul_(2).sin().sum()
 
     leaves = [torch.tensor([1.0, 2, 3], requires_grad=True) for _ in range(2)]
-    for leaf, step in zip(leaves, (run, capture(run, (leaves[0] * 1,))), strict=True):
+    steps: list[Step] = [run, capture(run, (leaves[0] * 1,))]
+    for leaf, step in zip(leaves, steps, strict=True):
         x = leaf * 1
         (step(x) + x.square().sum()).backward()
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -43,16 +45,14 @@ def checkpoint_frame(hook: Any) -> tuple[Any, bool] | None:
 
 def in_reentrant_checkpoint() -> bool:
     """Whether ``checkpoint(use_reentrant=True)`` computes a region again."""
-    import sys
-
     from torch.utils.checkpoint import CheckpointFunction
 
     code = CheckpointFunction.backward.__code__
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is code:
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind
-from torch.fx import Graph, GraphModule, Interpreter
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from functionalize._torch import FakeTensorMode
 from functionalize._torch.dynamo import alias_of, inside, named_compiler, note_origin, run_apart, to_fakes
@@ -257,7 +257,7 @@ class _Run(torch.nn.Module):
 
 def _with_outputs(found: Finalized, positions: Sequence[int]) -> GraphModule:
     """A graph that gives some of the results alone."""
-    graph, made = Graph(), {}
+    graph, made = Graph(), dict[Node, Node]()
     results: Any = found.graph.output_node().args[0]
     for node in found.graph.nodes:
         if node.op != "output":

@@ -10,13 +10,14 @@ other kind that draws random numbers is refused.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate
 
 from functionalize._torch.autograd import (
     checkpoint_frame,
@@ -94,6 +95,17 @@ def is_random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def item_of(node: Node) -> Node | None:
+    """The node of several results that a node takes one of."""
+    return node.args[0] if node.target is operator.getitem else None  # type: ignore[return-value]
+
+
 def _text(node: Node, twins: dict[Node, Node]) -> str:
-    args, kwargs = map_arg((node.args, node.kwargs), lambda arg: twins.get(arg, arg))
+    """A call, equal for two nodes that compute the same from twins."""
+
+    def named(arg: Node) -> Any:
+        whole = item_of(arg)
+        return twins.get(arg, arg).name if whole is None else f"{twins.get(whole, whole).name}[{arg.args[1]}]"
+
+    args, kwargs = map_aggregate((node.args, node.kwargs), lambda arg: named(arg) if isinstance(arg, Node) else arg)
     return f"{node.target} {args} {kwargs}"

@@ -7,6 +7,7 @@ variables and those of functions that it calls by name.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import keyword
@@ -156,6 +157,8 @@ def fresh_name(path: str, taken: set[str]) -> str:
         count += 1
         name = f"{base}_{count}"
     taken.add(name)
+    if hasattr(builtins, name):  # FX prints such a placeholder as `input_1 = input`: no other may be called that
+        taken.add(f"{name}_1")
     return name
 
 

@@ -20,10 +20,17 @@ from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedMutationError
-from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random
+from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random, item_of
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge
 from functionalize.graph_capture.output_analysis import OutputAnalysis
-from functionalize.runtime.metadata import AliasKind, InputMutation, OutputAlias, ProgramMetadata, needed_results
+from functionalize.runtime.metadata import (
+    AliasKind,
+    BaseResult,
+    InputMutation,
+    OutputAlias,
+    ProgramMetadata,
+    needed_results,
+)
 from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.symbol_bindings import SymbolSources
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
@@ -96,8 +103,9 @@ class JointTracer:
                 assert fake is not None
                 targets[mutation.writes[-1].result] = fake
         based = list(zip(analysis.bases, analysis.base_handles, strict=True))
-        own = [(alias, handle) for alias, handle in aliases if alias.kind is AliasKind.RESULT]
-        for described, handle in [*own, *based]:
+        own: list[tuple[OutputAlias | BaseResult, torch.Tensor]] = [*based]
+        own += [(alias, handle) for alias, handle in aliases if alias.kind is AliasKind.RESULT]
+        for described, handle in own:
             if described.result is not None:
                 layouts[described.result] = described.layout
                 targets |= {described.result: handle} if described.requires_grad else {}
@@ -230,7 +238,7 @@ def _copied(
             continue
         copy = made[node] = new.node_copy(node, made.__getitem__)
         phase = "forward" if node in forward else "backward"
-        region = marked.get(node, marked.get(node.args[0]) if _is_item(node) else None)
+        region = marked.get(item_of(node) or node)
         if region is not None:
             copy.meta["recompute"] = must_recompute()
             if node.all_input_nodes:  # others are equal in all regions: merged, they belong to none
@@ -238,10 +246,6 @@ def _copied(
         copy.meta["partitioner_tag"] = f"must_be_in_{phase}" if is_random(node) and region is None else f"is_{phase}"
     new.output(tuple(made[node] if isinstance(node, Node) else node for node in outputs))
     return new
-
-
-def _is_item(node: Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], Node)
 
 
 def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequence[int]) -> SymbolSources:

@@ -13,7 +13,7 @@ import torch
 from functionalize._torch import storage_key
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import InputMismatchError, StateMismatchError
-from functionalize.runtime.metadata import GraphInput, ProgramMetadata
+from functionalize.runtime.metadata import GraphInput, OutputAlias, ProgramMetadata
 from functionalize.runtime.side_effects import ABSENT, TensorRef
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import StateWalk, joined
@@ -160,9 +160,9 @@ class Guards:
                     )
 
     def _input_of(self, name: TensorRef) -> int:
-        number = self._metadata.outputs[name.number].input
-        assert number is not None
-        return number
+        alias: OutputAlias = self._metadata.outputs[name.number]
+        assert alias.input is not None
+        return alias.input
 
     def _refuse_aliasing(self, pattern: Pattern) -> None:
         for number, (now, before) in enumerate(zip(pattern, self._aliasing, strict=True)):

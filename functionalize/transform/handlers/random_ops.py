@@ -21,6 +21,7 @@ from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
+from functionalize.ops import tables
 from functionalize.transform.context import FunctionalizationContext
 
 aten = torch.ops.aten
@@ -45,6 +46,21 @@ _FILLING = frozenset(
         aten.uniform.default,
     }
 )
+
+
+def draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call draws random numbers: an op that drops nothing (attention in evaluation) does not."""
+    if not tables.row(op).random:
+        return False
+    position = _dropout_position(op)
+    return position is None or kwargs.get("dropout_p", args[position] if position < len(args) else 0.0) != 0.0
+
+
+@functools.cache
+def _dropout_position(op: Any) -> int | None:
+    """Where an op takes the probability to drop an element, if its name says so."""
+    names = [argument.name for argument in op._schema.arguments]
+    return names.index("dropout_p") if "dropout_p" in names else None
 
 
 def compute(
