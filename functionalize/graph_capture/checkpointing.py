@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,22 +72,26 @@ class CheckpointRegions:
 
     def resolve(self) -> dict[Node, int]:
         """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once."""
-        waiting: dict[tuple[int, str], list[Node]] = defaultdict(list)
-        for node, number in reversed(self._first.items()):
-            waiting[number, _text(node, {})].append(node)
-        twins: dict[Node, Node] = {}
-        for node, number in self._second:
-            candidates = waiting[number, _text(node, twins)]
-            if candidates:
-                twins[node] = candidates.pop()
-        for node, twin in twins.items():
-            if is_random(node):
+        first, second, names = self._first, dict(self._second), dict[Node, str]()
+        waiting: dict[tuple[int | None, str], deque[Node]] = defaultdict(deque)
+        known: dict[str, str] = {}
+        for node in list(next(iter(first)).graph.nodes) if second else ():
+            text = _text(node, names)
+            if not is_random(node):
+                names[node] = known.setdefault(text, node.name)
+                continue
+            names[node] = node.name
+            if node in first:
+                waiting[first[node], text].append(node)
+            elif twins := waiting.get((second.get(node), text)):
+                twin = twins.popleft()
+                names[node] = twin.name
                 node.replace_all_uses_with(twin)
                 node.graph.erase_node(node)
+        again = {names[node] for node in second if node in names}
         self._second = []
         once = {number for key, (_, number) in self._frames.items() if key < 0}
-        marked = {twin: self._first[twin] for twin in twins.values()}
-        return marked | {node: number for node, number in self._first.items() if number in once}
+        return {node: number for node, number in first.items() if number in once or names.get(node) in again}
 
 
 def is_random(node: Node) -> bool:
@@ -100,12 +104,14 @@ def item_of(node: Node) -> Node | None:
     return node.args[0] if node.target is operator.getitem else None  # type: ignore[return-value]
 
 
-def _text(node: Node, twins: dict[Node, Node]) -> str:
-    """A call, equal for two nodes that compute the same from twins."""
+def _text(node: Node, names: dict[Node, str]) -> str:
+    """A call, equal for two nodes that compute the same; ``names`` are equal for arguments that do."""
 
-    def named(arg: Node) -> Any:
-        whole = item_of(arg)
-        return twins.get(arg, arg).name if whole is None else f"{twins.get(whole, whole).name}[{arg.args[1]}]"
+    def named(arg: Any) -> Any:
+        whole = item_of(arg) if isinstance(arg, Node) else None
+        if whole is not None:
+            return f"{names.get(whole, whole.name)}[{arg.args[1]}]"
+        return names.get(arg, arg.name) if isinstance(arg, Node) else arg
 
-    args, kwargs = map_aggregate((node.args, node.kwargs), lambda arg: named(arg) if isinstance(arg, Node) else arg)
-    return f"{node.target} {args} {kwargs}"
+    args, kwargs = map_aggregate((node.args, node.kwargs), named)
+    return f"{node.op} {node.target} {args} {kwargs}"
