@@ -128,7 +128,7 @@ class Trained:
     forwards: Mapping[str, Forward]
 
     @classmethod
-    def of(cls, name: str) -> Trained:
+    def of(cls, name: str, remove: str) -> Trained:
         torch.manual_seed(0)
         model, batch = MODELS[name]()
         module = Loss(model).train()
@@ -136,8 +136,10 @@ class Trained:
         calls: dict[str, Callable[..., Any]] = {
             "eager": module,
             "aot_eager": torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=False),
-            "call": capture(module, (), batch),
-            "dynamo": torch.compile(module, backend="functionalize", fullgraph=True, dynamic=False),
+            "call": capture(module, (), batch, remove=remove),
+            "dynamo": torch.compile(
+                module, backend="functionalize", options={"remove": remove}, fullgraph=True, dynamic=False
+            ),
         }
         return cls(module, batch, {system: partial(call, **batch) for system, call in calls.items()})
 
@@ -245,9 +247,9 @@ def allocated_bytes(model: Trained, system: str) -> int:
 # Tables
 
 
-def figures(name: str, rounds: int) -> tuple[list[list[str]], dict[str, list[float]]]:
+def figures(name: str, remove: str, rounds: int) -> tuple[list[list[str]], dict[str, list[float]]]:
     """The rows of one model, bytes and time, and the ratios of ours to aot_eager."""
-    model = Trained.of(name)
+    model = Trained.of(name, remove)
     graphs = graphs_and_check(model)
     if any(count != 1 for count in graphs.values()):
         print(f"{name}: not one graph each, so that they do not compare alike: {graphs}")
@@ -268,13 +270,21 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--remove",
+        choices=("mutations", "mutations_and_views"),
+        default="mutations",
+        help="aot_eager keeps views; with the second, ours run copies in their place",
+    )
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    print(f"{environment()}; {ROWS} x {TOKENS} tokens, {LAYERS} layers of {WIDTH}; medians of {options.rounds} rounds")
-    rows, ratios = zip(*(figures(name, options.rounds) for name in options.models), strict=True)
+    print(
+        f"{environment()}; {ROWS} x {TOKENS} tokens, {LAYERS} layers of {WIDTH}; remove={options.remove!r}; medians of {options.rounds} rounds"
+    )
+    rows, ratios = zip(*(figures(name, options.remove, options.rounds) for name in options.models), strict=True)
     titles = ("KiB kept for backward", "KiB allocated and not freed", "ms forward + backward")
     for title, lines in zip(titles, zip(*rows, strict=True), strict=True):
         print(f"\n{table([title, *SYSTEMS, *(f'{ours}/aot_eager' for ours in OURS)], lines)}")

@@ -54,6 +54,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     with partitioning(joint.module):
         cut = partition_fn or default_partition_fn()
         forward, backward = cut(joint.module, (), num_fwd_outputs=joint.forward_outputs)
+    _save_bases(forward, backward, copies, joint.forward_outputs)
     primals = {f"primals_{number}": position for position, number in enumerate(joint.numbers)}
     outputs, gradients = _outputs(forward), _outputs(backward)
     results = outputs[: joint.forward_outputs]
@@ -75,6 +76,48 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         joint.at_risk,
         joint.symbols,
     )
+
+
+def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any, Any], own: int) -> None:
+    """Have the backward take what several saved views are views of, and copy the views itself.
+
+    ``own``: how many of the forward's outputs are not saved ones. Where views are views, saving them along with their base costs nothing; copies have memory of their own.
+    """
+    computed = {node.name: node for node in forward.graph.nodes if node.op != "output"}
+    taken = {node.name: node for node in _placeholders(backward)}
+    chains = {name: _chain(computed[name], copies) for name in taken if name in computed}
+    bases = [chain[0] for chain in chains.values() if len(chain) > 1]
+    kept = {name for name, chain in chains.items() if len(chain) == 1}
+    first: Node = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    added, gone = list[Node](), set[str]()
+    made: dict[Node, Node] = {computed[name]: taken[name] for name in kept}
+    for name, chain in chains.items():
+        base = chain[0]
+        if len(chain) == 1 or (base.op != "placeholder" and base.name not in kept and bases.count(base) == 1):
+            continue
+        if base not in made:
+            with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
+                made[base] = backward.graph.placeholder(base.name)
+            made[base].meta = dict(base.meta)
+            added += [base] if base.op != "placeholder" else []
+        for node in chain[1:]:
+            if node not in made:
+                with backward.graph.inserting_before(first):
+                    made[node] = backward.graph.node_copy(node, made.__getitem__)
+        taken[name].replace_all_uses_with(made[computed[name]])
+        backward.graph.erase_node(taken[name])
+        gone.add(name)
+    results = _outputs(forward)
+    saved = [node for node in results[own:] if node.name not in gone]
+    forward.graph.output_node().args = ((*results[:own], *saved, *added),)
+
+
+def _chain(node: Node, copies: Mapping[Any, Any]) -> list[Node]:
+    """The views that lead to a node, and before them what they are views of."""
+    chain = [node]
+    while chain[0].target in copies and len(chain[0].all_input_nodes) == 1:
+        chain.insert(0, chain[0].all_input_nodes[0])
+    return chain
 
 
 def _placeholders(module: GraphModule) -> list[Node]:
