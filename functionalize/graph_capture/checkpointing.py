@@ -72,26 +72,38 @@ class CheckpointRegions:
 
     def resolve(self) -> dict[Node, int]:
         """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once."""
-        first, second, names = self._first, dict(self._second), dict[Node, str]()
+        second = dict(self._second)
+        names = self._number_values(second) if second else {}
+        again, regions = {names[node] for node in second if node in names}, set(second.values())
+        once = {number for key, (_, number) in self._frames.items() if key < 0}
+        met, marked = set[int](), dict[Node, int]()
+        for node, number in reversed(self._first.items()):
+            repeated = names.get(node) in again
+            met |= {number} if repeated else set()
+            left_out = number in regions and number not in met and not is_random(node)  # a second run stops early
+            if number in once or repeated or left_out:
+                marked[node] = number
+        self._second = []
+        return marked
+
+    def _number_values(self, second: dict[Node, int]) -> dict[Node, str]:
+        """A name for what each node computes; a second draw of random numbers is replaced by the first."""
+        names, known = dict[Node, str](), dict[str, str]()
         waiting: dict[tuple[int | None, str], deque[Node]] = defaultdict(deque)
-        known: dict[str, str] = {}
-        for node in list(next(iter(first)).graph.nodes) if second else ():
+        for node in list(next(iter(second)).graph.nodes):
             text = _text(node, names)
             if not is_random(node):
                 names[node] = known.setdefault(text, node.name)
                 continue
             names[node] = node.name
-            if node in first:
-                waiting[first[node], text].append(node)
+            if node in self._first:
+                waiting[self._first[node], text].append(node)
             elif twins := waiting.get((second.get(node), text)):
                 twin = twins.popleft()
                 names[node] = twin.name
                 node.replace_all_uses_with(twin)
                 node.graph.erase_node(node)
-        again = {names[node] for node in second if node in names}
-        self._second = []
-        once = {number for key, (_, number) in self._frames.items() if key < 0}
-        return {node: number for node, number in first.items() if number in once or names.get(node) in again}
+        return names
 
 
 def is_random(node: Node) -> bool:
