@@ -283,33 +283,6 @@ def main() -> None:
     torch.set_num_threads(1)
     sizes = f"{ROWS} x {TOKENS} tokens, {LAYERS} layers of {WIDTH}"
     print(f"{environment()}; {sizes}; remove={options.remove!r}; medians of {options.rounds} rounds")
-    rows, ratios = [], {}
-    for measured, scale, form in ((kept, 1024, ",.0f"), (allocated, 1024, ",.0f"), (seconds, 1e-3, ",.1f")):
-        against = [measured[system] / measured["aot_eager"] for system in OURS]
-        values = [f"{measured[system] / scale:{form}}" for system in SYSTEMS]
-        rows.append([name, *values, *(f"{ratio:.2f}" for ratio in against)])
-        ratios[len(rows)] = against
-    return rows, {"bytes": ratios[1], "time": ratios[3]}
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--remove",
-        choices=("mutations", "mutations_and_views"),
-        default="mutations",
-        help="aot_eager keeps views; with the second, ours run copies in their place",
-    )
-    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=list(MODELS))
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    print(
-        f"{environment()}; {ROWS} x {TOKENS} tokens, {LAYERS} layers of {WIDTH}; remove={options.remove!r}; medians of {options.rounds} rounds"
-    )
     rows, ratios = zip(*(figures(name, options.remove, options.rounds) for name in options.models), strict=True)
     titles = ("KiB kept for backward", "KiB allocated and not freed", "ms forward + backward")
     for title, lines in zip(titles, zip(*rows, strict=True), strict=True):

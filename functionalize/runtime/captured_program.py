@@ -161,7 +161,7 @@ class CapturedProgram:
         """What the graph gives, known to autograd where the original's results are."""
         joint = self._capture.joint
         if joint is None or not torch.is_grad_enabled():
-            return compute(self._metadata, self._run_in_place or self.graph_module, inputs)
+            return compute(self._metadata, (self._run_in_place or self.graph_module).forward, inputs)
         if isinstance(joint, Exception):
             raise joint
         if self._forward_call is None:

@@ -54,7 +54,13 @@ class Guards:
             if gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
         }
         differentiable = torch.is_grad_enabled()
-        self._required = [isinstance(v, torch.Tensor) and v.requires_grad and differentiable for v in values]
+        self._without_gradient = [
+            number
+            for number, value in enumerate(values)
+            if isinstance(value, torch.Tensor)
+            and not (value.requires_grad and differentiable)
+            and self._inputs[number].gradient_of is None
+        ]
         self._aliasing = alias_pattern([None if i.gradient_of is not None else values[n] for n, i in self._numbered()])
 
     def _numbered(self) -> Sequence[tuple[int, GraphInput]]:
@@ -122,8 +128,9 @@ class Guards:
 
     def new_gradients(self, values: Sequence[Any]) -> tuple[bool, ...] | None:
         """Which inputs require gradients, if one does that did not when the program was captured."""
-        now = tuple(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
-        return now if any(new and not old for new, old in zip(now, self._required, strict=True)) else None
+        if not any(values[number].requires_grad for number in self._without_gradient):
+            return None
+        return tuple(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
 
     def _value(self, entry: GraphInput, arguments: StateWalk) -> Any:
         if entry.argument is not None:

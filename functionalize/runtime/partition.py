@@ -81,7 +81,8 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
 def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any, Any], own: int) -> None:
     """Have the backward take what several saved views are views of, and copy the views itself.
 
-    ``own``: how many of the forward's outputs are not saved ones. Where views are views, saving them along with their base costs nothing; copies have memory of their own.
+    Where views are views, saving them along with their base costs nothing; copies have memory of their own. ``own``:
+    how many of the forward's outputs are not saved ones.
     """
     computed = {node.name: node for node in forward.graph.nodes if node.op != "output"}
     taken = {node.name: node for node in _placeholders(backward)}

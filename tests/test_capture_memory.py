@@ -1,0 +1,132 @@
+"""What a captured program holds: neither its example inputs nor what traced it; captures and calls leave nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functionalize import capture
+from functionalize._torch.fakes import FakeFactory
+from functionalize.graph_capture import capture as capturing
+from functionalize.graph_capture.session import RecordingSession
+from functionalize.transform.context import FunctionalizationContext
+
+
+def row_and_view(x: Tensor, y: Tensor) -> Any:
+    x[0].add_(y)
+    z = x * 2
+    return z.t(), z[0], x[1]
+
+
+def differentiable(x: Tensor, y: Tensor) -> Any:
+    z = (x * y.detach().requires_grad_()).sin()
+    return z.t(), z.sum()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        out: Tensor = self.body(x) + y
+        return out.relu_()
+
+
+def moved(x: Tensor, y: Tensor) -> Tensor:
+    x.t_()
+    y.set_(y.clone())  # type: ignore[call-overload]
+    return x + 1
+
+
+PROGRAMS: list[Callable[[], Callable[..., Any]]] = [lambda: row_and_view, lambda: differentiable, Net, lambda: moved]
+NAMES = ["row_and_view", "differentiable", "Net", "moved"]
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return torch.randn(3, 3), torch.randn(3)
+
+
+@pytest.mark.parametrize("make", PROGRAMS, ids=NAMES)
+def test_a_program_holds_nothing_of_its_capture(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def seen(kind: Any) -> None:
+        begin = kind.__init__
+
+        def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+            made.append(weakref.ref(self))
+            begin(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "__init__", noted)
+
+    for kind in (FakeFactory, RecordingSession, FunctionalizationContext, capturing.CaptureSession):
+        seen(kind)
+    fakes_of = capturing.fakes_of
+
+    def converted(*args: Any) -> Any:
+        fakes = fakes_of(*args)
+        made.extend(map(weakref.ref, fakes.values()))
+        return fakes
+
+    monkeypatch.setattr(capturing, "fakes_of", converted)
+    func, given = make(), inputs()
+    made.extend(map(weakref.ref, given))
+    program = capture(func, given)
+    del given
+    gc.collect()
+    assert len(made) >= 8
+    assert [type(alive).__name__ for ref in made if (alive := ref()) is not None] == []
+    results = program(*inputs())
+    assert program.mutations is not None and program.alias_history.bases is not None and results is not None
+
+
+def test_intermediates_die_with_the_run() -> None:
+    made: list[Any] = []
+
+    def run(x: Tensor) -> Tensor:
+        y = x + 1
+        y[0].add_(1)
+        z = y.view(-1) * 2
+        made.extend(map(weakref.ref, (x, y, z)))
+        return z.sum()
+
+    program = capture(run, (torch.ones(3),))
+    gc.collect()
+    assert all(ref() is None for ref in made)
+    assert program(torch.ones(3)) == 14
+
+
+@pytest.mark.slow(seconds=40)
+@pytest.mark.parametrize("make", PROGRAMS, ids=NAMES)
+def test_captures_and_calls_leave_no_growth(make: Callable[..., Any]) -> None:
+    """A thousand of them; tensors that live afterwards, and Python objects."""
+    func = make()
+
+    def step() -> None:
+        results = capture(func, inputs())(*inputs())
+        leaves = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
+        if leaves:
+            torch.stack([leaf.sum() for leaf in leaves]).sum().backward()
+        if isinstance(func, torch.nn.Module):
+            func.zero_grad()
+
+    def living() -> tuple[int, int]:
+        gc.collect()
+        objects = gc.get_objects()
+        return sum(issubclass(type(thing), Tensor) for thing in objects), len(objects)
+
+    for _ in range(20):
+        step()
+    before = living()
+    for _ in range(250):
+        step()
+    after = living()
+    assert after[0] <= before[0] + 5 and after[1] <= before[1] + 1000
