@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 __all__ = ["GradientEdge", "get_gradient_edge"]
 
@@ -77,5 +78,12 @@ def partitioning(joint: torch.fx.GraphModule) -> Iterator[None]:
     from torch._guards import TracingContext, detect_fake_mode, tracing
 
     values = [node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder")]
-    with tracing(TracingContext(detect_fake_mode(values))), config.patch(graphsafe_rng_functionalization=False):
+    around = tracing(TracingContext(detect_fake_mode(values)))
+    with around, config.patch(graphsafe_rng_functionalization=False), _use_lazy_graph_module(True):
         yield
+
+
+def module_without_code(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A graph as a module whose code is written when it is called; FX keeps the text of all code for good."""
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(root, graph)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from functionalize._torch import is_symbolic, on_handles, storage_key
-from functionalize._torch.autograd import must_recompute
+from functionalize._torch.autograd import module_without_code, must_recompute
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
@@ -207,7 +207,7 @@ class JointTracer:
         written = {storage_key(inputs[m.input].fake) for m in metadata.mutations}  # type: ignore[arg-type]
         at_risk = [n for n in taken if inputs[n].fake is not None and storage_key(inputs[n].fake) in written]  # type: ignore[arg-type]
         return JointGraph(
-            GraphModule(self._tracer.root, graph, "Joint"),
+            module_without_code(self._tracer.root, graph),
             tuple(taken),
             tuple(metadata.inputs[number].name for number in taken),
             wanted.results,
