@@ -87,7 +87,7 @@ class OpRow:
         options: tensor options (`dtype`, `layout`, `device`) that the functional variant takes beside; they
             have to be those of the first written argument.
         constants: further arguments of the functional variant, by name, always these.
-        quiet: the operator that computes the same when no argument with a `when` is written (its flag is
+        non_mutating_op: the operator that computes the same when no argument with a `when` is written (its flag is
             false, or the argument is None); None: this operator itself.
     """
 
@@ -103,7 +103,7 @@ class OpRow:
     functional_args: tuple[str, ...] | None = None
     options: tuple[str, ...] = ()
     constants: tuple[tuple[str, object], ...] = ()
-    quiet: str | None = None
+    non_mutating_op: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> OpRow:

@@ -54,7 +54,7 @@ def _override(file: Path, line: int, item: dict[str, object]) -> Override:
         raise error("a view is single or multi")
     known = {f.name for f in fields(Override)}
     values = {key: _frozen(key, value) for key, value in item.items() if key in known}
-    for key in ("op", "functional", "quiet", "copy"):
+    for key in ("op", "functional", "non_mutating_op", "copy"):
         if key in values:
             values[key] = f"aten::{values[key]}"
     return Override(**values, file=file, line=line)  # type: ignore[arg-type]  # the keys were checked above
@@ -73,7 +73,7 @@ def check_applies(override: Override, entries: Mapping[str, Entry], partners: cl
     entry = entries.get(override.op)
     if entry is None:
         return override.error("an exception is about an op that exists")
-    for other in (override.functional, override.quiet, override.copy):
+    for other in (override.functional, override.non_mutating_op, override.copy):
         if other is not None and other not in entries:
             return override.error(f"an exception names ops that exist; {other} does not")
     names = {p.name for p in entry.schema.parameters}

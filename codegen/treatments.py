@@ -32,7 +32,7 @@ class Override:
     results: Mapping[str, int | None] = field(default_factory=dict)
     returns: tuple[int, ...] | None = None
     when: str | None = None
-    quiet: str | None = None
+    non_mutating_op: str | None = None
     view: ViewKind | None = None
     copy: str | None = None
     since: str | None = None
@@ -102,7 +102,7 @@ def _hidden_write(override: Override, entry: Entry, row: OpRow) -> OpRow:
         functional_args=override.args,
         written=written_rows(entry.schema, override.results, hidden),
         returns=override.returns or row.returns,
-        quiet=override.quiet,
+        non_mutating_op=override.non_mutating_op,
     )
 
 
@@ -123,18 +123,20 @@ TREATMENTS: dict[str, Treatment] = {
     ),
     "hidden_write": Treatment(
         needs=frozenset({"functional", "results"}),
-        may=frozenset({"args", "returns", "when", "quiet"}),
+        may=frozenset({"args", "returns", "when", "non_mutating_op"}),
         applies=lambda override, entry, partner: bool(_hidden(override, entry.schema)),
         rule="a hidden write is of an argument that the schema does not declare as written",
         apply=_hidden_write,
     ),
     "conditional": Treatment(
         needs=frozenset({"when"}),
-        may=frozenset({"quiet"}),
+        may=frozenset({"non_mutating_op"}),
         applies=lambda override, entry, partner: bool(entry.schema.written),
         rule="a conditional write is of an argument that the schema declares as written",
         apply=lambda override, entry, row: replace(
-            row, written=tuple(written._replace(when=override.when) for written in row.written), quiet=override.quiet
+            row,
+            written=tuple(written._replace(when=override.when) for written in row.written),
+            non_mutating_op=override.non_mutating_op,
         ),
     ),
     "view": Treatment(

@@ -16,6 +16,7 @@ from functionalize import capture
 from functionalize._torch.fakes import FakeFactory
 from functionalize.graph_capture import capture as capturing
 from functionalize.graph_capture.session import RecordingSession
+from functionalize.tracing.fakeify import fakes_of
 from functionalize.transform.context import FunctionalizationContext
 
 
@@ -70,7 +71,6 @@ def test_a_program_holds_nothing_of_its_capture(make: Callable[..., Any], monkey
 
     for kind in (FakeFactory, RecordingSession, FunctionalizationContext, capturing.CaptureSession):
         seen(kind)
-    fakes_of = capturing.fakes_of
 
     def converted(*args: Any) -> Any:
         fakes = fakes_of(*args)

@@ -36,7 +36,6 @@ from functionalize._torch.ops import (
     decomposes,
 )
 from functionalize._torch.proxies import (
-    holders,
     last_node,
     node_of,
     point_proxy,
@@ -44,6 +43,7 @@ from functionalize._torch.proxies import (
     record_symbols,
     record_view,
     same_node,
+    tensors_with_storage,
     track_symbols,
 )
 from functionalize._torch.sizes import SYMBOLS, forget_offset, has_symbols, hint_of, sized_by_data, unbacked
@@ -89,7 +89,6 @@ __all__ = [
     "functionalized_outside",
     "has_symbols",
     "hint_of",
-    "holders",
     "is_symbolic",
     "is_view",
     "is_zero_tensor",
@@ -109,6 +108,7 @@ __all__ = [
     "sized_by_data",
     "storage_id",
     "storage_key",
+    "tensors_with_storage",
     "track_symbols",
     "unbacked",
     "uncached_fakes",

@@ -32,7 +32,7 @@ def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch
         tracker[handle] = proxy
 
 
-def holders(mode: ProxyTorchDispatchMode, key: int) -> Iterator[torch.Tensor]:
+def tensors_with_storage(mode: ProxyTorchDispatchMode, key: int) -> Iterator[torch.Tensor]:
     """The tensors of a storage that the tracer knows as nodes."""
     return (tensor for tensor in mode.tracer.tensor_tracker if storage_key(tensor) == key)
 

@@ -306,7 +306,7 @@ def unfold(source: Layout, out: Layout, dim: int, size: int, step: int) -> ViewR
 def strided(source: Layout, out: Layout) -> ViewRule:
     """Any strided view, addressed through its source's elements in storage order.
 
-    The source is contiguous (see ``AliasGraph.locate``); ``TensorsDomain.call`` holds its value to that.
+    The source is contiguous (see ``AliasGraph.locate``); ``ValueExecutor.call`` holds its value to that.
     """
     layout = (list(out.size), list(out.stride), out.offset - source.offset)
     return ViewRule(

@@ -55,10 +55,10 @@ def shown(console: Console) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    from functionalize.graph_capture.observers import listening
+    from functionalize.graph_capture.observers import observing
 
     status = console.status("capturing")
-    with listening(_Meter(status).note):
+    with observing(_Meter(status).note):
         try:
             yield
         finally:

@@ -17,7 +17,7 @@ from functionalize.errors import check_remove
 from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of, size_guards
 from functionalize.graph_capture.finalize import Finalized
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf, reached
-from functionalize.graph_capture.observers import heard
+from functionalize.graph_capture.observers import notify
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.session import RecordingSession
 from functionalize.graph_capture.training import make_state, training_step
@@ -133,16 +133,16 @@ class CaptureRequest:
         # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
         inputs = ProgramInputs(self.func, roots, args, kwargs, suppose_gradients=True)
         second = CaptureSession(func, inputs, self.remove, self.dynamic_shapes)
-        supposed = second.run()
-        serves = serves_without_gradients(supposed.metadata, found.metadata)
-        return second.capture(supposed) if serves else first.capture(found)
+        assuming = second.run()
+        serves = serves_without_gradients(assuming.metadata, found.metadata)
+        return second.capture(assuming) if serves else first.capture(found)
 
 
-def serves_without_gradients(supposed: ProgramMetadata, found: ProgramMetadata) -> bool:
+def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) -> bool:
     """Whether a program captured as if there were gradients does what one does that was captured without."""
-    read = {supposed.inputs[number].name for number in supposed.gradients_read}
+    read = {assuming.inputs[number].name for number in assuming.gradients_read}
     left = {found.inputs[number].name for number in found.gradients}
-    return not read or (read <= left and supposed.only_accumulates)
+    return not read or (read <= left and assuming.only_accumulates)
 
 
 class CaptureSession:
@@ -158,7 +158,7 @@ class CaptureSession:
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         self._session = RecordingSession(
-            fake_mode, heard(self._provenance.note), remove_views=remove == "mutations_and_views", symbolic=symbolic
+            fake_mode, notify(self._provenance.note), remove_views=remove == "mutations_and_views", symbolic=symbolic
         )
         self._fakes = fakes_of(tensors, self._session.factory, self._dims.keys(), self._with_symbols)
         for entry in inputs.inputs:

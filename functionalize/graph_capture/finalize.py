@@ -120,7 +120,7 @@ class GraphFinalizer:
         whole = bool(gradients)  # the backward is a part of the program
         left = len(self.number.handles)  # in objects, and as gradients
         leaves, spec = pytree.tree_flatten(returned)
-        recipes = [TensorRef(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        reconstructions = [TensorRef(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         seen = set() if whole else joint.written_inputs(self.inputs)
         with tracing_disabled():
             epilogue = Epilogue(self.context, entries, self.number.handles, whole=seen)
@@ -130,7 +130,7 @@ class GraphFinalizer:
         begun = {id(entry.handle): entry for entry in entries}
         layouts = self._layouts(begun, {id(entry.handle) for entry in epilogue.moved})
         mutations = [self._write_back(back, layouts, id(back.input.handle) in seen) for back in backs]
-        results = self._add_results(recipes, range(left), gradients)
+        results = self._add_results(reconstructions, range(left), gradients)
         analysis = OutputAnalysis(self.inputs, layouts, differentiable=not whole)
         aliases = analysis.outputs(self.number.handles, self._results)
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, results)
@@ -249,17 +249,17 @@ class GraphFinalizer:
 
     # Outputs
 
-    def _add_results(self, recipes: list[Any], left: range, gradients: dict[int, int | None]) -> list[Any]:
-        """Outputs for what the program returned, then for what it left; the recipes of what it returned."""
-        results = list(recipes)
-        for position, recipe in enumerate(recipes):
-            if isinstance(recipe, TensorRef):
-                self._give(recipe.number)
-            elif isinstance(recipe, SYMBOLS):
-                node = symbol_node(self.tracer, recipe)
+    def _add_results(self, reconstructions: list[Any], left: range, gradients: dict[int, int | None]) -> list[Any]:
+        """Outputs for what the program returned, then for what it left; the reconstructions of what it returned."""
+        results = list(reconstructions)
+        for position, reconstruction in enumerate(reconstructions):
+            if isinstance(reconstruction, TensorRef):
+                self._give(reconstruction.number)
+            elif isinstance(reconstruction, SYMBOLS):
+                node = symbol_node(self.tracer, reconstruction)
                 results[position] = GraphNumber(self.outputs.add(node, OutputKind.USER_OUTPUT))
             else:
-                self.outputs.add(recipe, OutputKind.USER_OUTPUT)
+                self.outputs.add(reconstruction, OutputKind.USER_OUTPUT)
         of_inputs = {number: entry for entry in self.inputs if (number := gradients.get(id(entry))) is not None}
         for number in left:
             self._give(number, of_inputs.get(number))

@@ -90,11 +90,11 @@ class JointTracer:
         analysis: OutputAnalysis,
         aliases: Sequence[tuple[OutputAlias, torch.Tensor]],
         mutations: Sequence[InputMutation],
-        recipes: Sequence[Any],
+        reconstructions: Sequence[Any],
     ) -> Differentiable:
-        """What the joint graph is to give; ``recipes``: of what the program returns."""
+        """What the joint graph is to give; ``reconstructions``: of what the program returns."""
         outputs = [alias for alias, _ in aliases]
-        results = needed_results(mutations, outputs, analysis.bases, recipes, further_bases=True)
+        results = needed_results(mutations, outputs, analysis.bases, reconstructions, further_bases=True)
         layouts: dict[int, Layout | None] = dict.fromkeys(results)
         targets: dict[int, torch.Tensor] = {}
         for mutation in mutations:

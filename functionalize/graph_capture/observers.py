@@ -1,7 +1,7 @@
-"""Who wants to hear of each op that is captured: to show how a long capture gets on.
+"""Who is notified of each op that is captured: to show how a long capture gets on.
 
-Invariant: where nobody listens, a capture pays nothing for it. Limits: a listener hears of captures that begin while it
-listens, in all threads.
+Invariant: where nobody observes, a capture pays nothing for it. Limits: an observer is notified of captures that begin
+while it observes, in all threads.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Callable, Iterator
 from torch.fx import Node
 
 Annotate = Callable[[Node], None]
-_listeners: list[Annotate] = []
+_observers: list[Annotate] = []
 
 
 @contextlib.contextmanager
-def listening(listener: Annotate) -> Iterator[None]:
+def observing(observer: Annotate) -> Iterator[None]:
     """Tell a function of each node, once its module is noted."""
-    _listeners.append(listener)
+    _observers.append(observer)
     try:
         yield
     finally:
-        _listeners.remove(listener)
+        _observers.remove(observer)
 
 
-def heard(annotate: Annotate) -> Annotate:
-    """A function that annotates a node, and then tells those who listen."""
-    if not _listeners:
+def notify(annotate: Annotate) -> Annotate:
+    """A function that annotates a node, and then notifies the observers."""
+    if not _observers:
         return annotate
-    listeners = tuple(_listeners)
+    observers = tuple(_observers)
 
     def noted(node: Node) -> None:
         annotate(node)
-        for listener in listeners:
-            listener(node)
+        for observer in observers:
+            observer(node)
 
     return noted

@@ -20,7 +20,7 @@ from functionalize.aliasing.history import AliasHistory, BaseRecord
 from functionalize.call_stack import Location
 from functionalize.report import model
 from functionalize.report.code import bytes_of, code_of, count, look_of, place_of
-from functionalize.report.source import Sources, Spot, short
+from functionalize.report.source import Frame, Sources, short
 
 _KINDS = {
     InputKind.PARAMETER: "parameter",
@@ -175,7 +175,7 @@ class _Builder:
                 write.op,
                 _region(write.view.region),
                 write.time,
-                self._sources.wrote(_spot(write.location)),
+                self._sources.wrote(_frame(write.location)),
             )
             for base in bases
             for write in base.writes
@@ -202,7 +202,7 @@ class _Builder:
                 continue
             places[record.index] = len(views)
             parent = (0 if views else None) if record.parent is None else places[record.parent.index]
-            line = None if parent is None else self._sources.viewed(_spot(record.location))
+            line = None if parent is None else self._sources.viewed(_frame(record.location))
             op = record.op or ("alias" if views else "")
             views.append(model.View(len(views), parent, op, _region(record.region), record.time, line))
         return tuple(views), places
@@ -293,8 +293,8 @@ def _bytes(region: Layout) -> int:
     return count(region.size) * int(region.dtype.itemsize)
 
 
-def _spot(location: Location) -> Spot:
-    return Spot(location.file, location.line, location.function)
+def _frame(location: Location) -> Frame:
+    return Frame(location.file, location.line, location.function)
 
 
 def _place_in(location: str) -> tuple[str, int]:

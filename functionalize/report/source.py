@@ -26,7 +26,7 @@ _AROUND = 2  # lines shown before and after one that did something
 
 
 @dataclass(frozen=True)
-class Spot:
+class Frame:
     """A line of a file, in a function."""
 
     file: str
@@ -40,7 +40,7 @@ class _Seen:
     """What is known of a line."""
 
     number: int
-    spot: Spot
+    frame: Frame
     nodes: list[int] = field(default_factory=list)
     through: int = 0
     views: int = 0
@@ -48,7 +48,7 @@ class _Seen:
 
     def line(self, text: str) -> Line:
         done = (tuple(self.nodes), self.through, self.views, self.writes)
-        return Line(self.number, short(self.spot.file), self.spot.file, self.spot.lineno, text, *done)
+        return Line(self.number, short(self.frame.file), self.frame.file, self.frame.lineno, text, *done)
 
 
 class Sources:
@@ -79,19 +79,19 @@ class Sources:
                 seen.through += 1
         return place
 
-    def viewed(self, spot: Spot) -> int | None:
+    def viewed(self, frame: Frame) -> int | None:
         """Note that a line made a view. Returns its number."""
-        if not spot.lineno:
+        if not frame.lineno:
             return None
-        seen = self._at(spot)
+        seen = self._at(frame)
         seen.views += 1
         return seen.number
 
-    def wrote(self, spot: Spot) -> int | None:
+    def wrote(self, frame: Frame) -> int | None:
         """Note that a line wrote. Returns its number."""
-        if not spot.lineno:
+        if not frame.lineno:
             return None
-        seen = self._at(spot)
+        seen = self._at(frame)
         seen.writes += 1
         return seen.number
 
@@ -99,19 +99,19 @@ class Sources:
         """The function that dispatched a node, and its file."""
         if chain is None:
             return None
-        spot = self._chains[chain][-1].spot
-        return spot.function, short(spot.file)
+        frame = self._chains[chain][-1].frame
+        return frame.function, short(frame.file)
 
-    def first(self) -> Spot | None:
+    def first(self) -> Frame | None:
         """The first line of all: in what was captured."""
-        return self._chains[0][0].spot if self._chains else None
+        return self._chains[0][0].frame if self._chains else None
 
     def functions(self) -> tuple[Function, ...]:
         """All that was seen, by function, in the order in which they began to run."""
         grouped: dict[tuple[str, str, int], list[_Seen]] = {}
         for seen in self._seen.values():
-            name, start, _ = function_at(seen.spot)
-            grouped.setdefault((seen.spot.file, name, start), []).append(seen)
+            name, start, _ = function_at(seen.frame)
+            grouped.setdefault((seen.frame.file, name, start), []).append(seen)
         return tuple(self._function(file, name, group) for (file, name, _), group in grouped.items())
 
     def _function(self, file: str, name: str, group: list[_Seen]) -> Function:
@@ -120,8 +120,8 @@ class Sources:
 
     def _excerpt(self, file: str, group: Sequence[_Seen]) -> Iterator[Line | None]:
         """The lines of a group with those around them; None where some are left out."""
-        known = {seen.spot.lineno: seen for seen in group}
-        _, start, end = function_at(group[0].spot)
+        known = {seen.frame.lineno: seen for seen in group}
+        _, start, end = function_at(group[0].frame)
         shown = {start, *known}
         for lineno in known:
             shown.update(range(max(start, lineno - _AROUND), min(end, lineno + _AROUND) + 1))
@@ -137,30 +137,30 @@ class Sources:
     def _line(self, file: str, lineno: int, known: dict[int, _Seen]) -> Line:
         text = linecache.getline(file, lineno).rstrip("\n")
         if lineno in known:
-            return known[lineno].line(text or known[lineno].spot.text)
+            return known[lineno].line(text or known[lineno].frame.text)
         return Line(-1, short(file), file, lineno, text)
 
-    def _at(self, spot: Spot) -> _Seen:
-        key = (spot.file, spot.lineno)
+    def _at(self, frame: Frame) -> _Seen:
+        key = (frame.file, frame.lineno)
         seen = self._seen.get(key)
         if seen is None:
-            seen = self._seen[key] = _Seen(len(self._seen), spot)
+            seen = self._seen[key] = _Seen(len(self._seen), frame)
         return seen
 
 
-def user_frames(trace: str) -> list[Spot]:
+def user_frames(trace: str) -> list[Frame]:
     """The frames of a stack trace that are not torch's; where all are, those of its modules."""
-    spots = [Spot(file, int(lineno), function, text) for file, lineno, function, text in _FRAME.findall(trace)]
-    own = [spot for spot in spots if not spot.file.startswith(_TORCH)]
-    return own or [spot for spot in spots if spot.file != _CALLS]
+    frames = [Frame(file, int(lineno), function, text) for file, lineno, function, text in _FRAME.findall(trace)]
+    own = [frame for frame in frames if not frame.file.startswith(_TORCH)]
+    return own or [frame for frame in frames if frame.file != _CALLS]
 
 
-def function_at(spot: Spot) -> tuple[str, int, int]:
+def function_at(frame: Frame) -> tuple[str, int, int]:
     """The innermost function around a line, with its first and last line; a file that is no Python counts as none."""
-    inside = [found for found in _functions(spot.file) if found[1] <= spot.lineno <= found[2]]
+    inside = [found for found in _functions(frame.file) if found[1] <= frame.lineno <= found[2]]
     if inside:
         return max(inside, key=lambda found: found[1])
-    return spot.function, spot.lineno, spot.lineno
+    return frame.function, frame.lineno, frame.lineno
 
 
 @functools.lru_cache(maxsize=256)

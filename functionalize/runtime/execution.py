@@ -66,6 +66,8 @@ def finish(
     for effect in metadata.side_effects:
         effect.apply(states, outputs.tensor)
     return [
-        results[recipe.position] if isinstance(recipe, GraphNumber) else reconstruct(recipe, states, outputs.tensor)
-        for recipe in metadata.results
+        results[reconstruction.position]
+        if isinstance(reconstruction, GraphNumber)
+        else reconstruct(reconstruction, states, outputs.tensor)
+        for reconstruction in metadata.results
     ]

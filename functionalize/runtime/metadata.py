@@ -138,7 +138,7 @@ def needed_results(
     """
     needed = {write.result for mutation in mutations for write in mutation.writes}
     needed |= {base.result for base in bases if base.result is not None}
-    needed |= {recipe.position for recipe in results if isinstance(recipe, GraphNumber)}
+    needed |= {reconstruction.position for reconstruction in results if isinstance(reconstruction, GraphNumber)}
     for alias in outputs:
         own = alias.kind in (AliasKind.RESULT, AliasKind.SHARED, AliasKind.VIEW_OF_NEW_STORAGE)
         unbased = alias.base is not None and bases[alias.base].result is None and not further_bases
@@ -157,7 +157,7 @@ class ProgramMetadata:
     mutations: tuple[InputMutation, ...]
     outputs: tuple[OutputAlias, ...]
     bases: tuple[BaseResult, ...]
-    results: tuple[Any, ...]  # recipes of the leaves that the program returns
+    results: tuple[Any, ...]  # reconstructions of the leaves that the program returns
     spec: pytree.TreeSpec
     gradients: Mapping[int, int | None]  # of inputs: the output that is its new gradient, or that it has none
     gradients_read: frozenset[int]  # of which inputs

@@ -1,7 +1,7 @@
-"""What a program left in the objects that it reached, as a recipe that a later call follows on its own objects.
+"""What a program left in the objects that it reached, and how a later call does the same to its own objects.
 
-Invariant: tensors stand in a recipe by their number among the program's results or inputs. Limits: an object that the
-program made is copied attribute by attribute.
+Invariant: tensors stand in a reconstruction by their number among the program's results or inputs. Limits: an object
+that the program made is copied attribute by attribute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from functionalize.runtime.state_walk import OPAQUE, Container, StateWalk
 
 ABSENT = object()  # an entry that was not there
-Number = Callable[[torch.Tensor], Any]  # what stands for a tensor in a recipe
+Number = Callable[[torch.Tensor], Any]  # what stands for a tensor in a reconstruction
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class GraphNumber:
-    """A number that the graph gives, by its place among the graph's outputs."""
+    """A number that the graph gives, by its index among the graph's outputs."""
 
     position: int
 
@@ -56,45 +56,45 @@ class SideEffect:
     container: int  # its number on the walk
     path: str
     before: Mapping[Any, Any]  # entries that were no tensors: a call must find the same
-    entries: Mapping[Any, Any] | None  # recipes, of a dict those that changed
+    entries: Mapping[Any, Any] | None  # reconstructions, of a dict those that changed
     removed: tuple[Any, ...] = ()
     items: tuple[Any, ...] | None = None  # of a list all
 
     def apply(self, states: Sequence[StateWalk], tensor: Callable[[Any], Any]) -> None:
-        """Follow the recipes on a call's own objects."""
+        """Follow the reconstructions on a call's own objects."""
         container = list(states[self.state].containers.values())[self.container][0]
         if self.items is not None:
             container[:] = [reconstruct(item, states, tensor) for item in self.items]
             return
         for key in self.removed:
             dict.__delitem__(container, key)
-        for key, recipe in (self.entries or {}).items():
-            dict.__setitem__(container, _key(key, tensor), reconstruct(recipe, states, tensor))
+        for key, reconstruction in (self.entries or {}).items():
+            dict.__setitem__(container, _key(key, tensor), reconstruct(reconstruction, states, tensor))
 
 
 def _key(key: Any, tensor: Callable[[Any], Any]) -> Any:
     return tensor(key.number) if isinstance(key, TensorRef) else key
 
 
-def reconstruct(recipe: Any, states: Sequence[StateWalk], tensor: Callable[[Any], Any]) -> Any:
-    """The value that a recipe describes."""
-    if isinstance(recipe, TensorRef):
-        return tensor(recipe.number)
-    if isinstance(recipe, ObjectRef):
-        return states[recipe.state].seen[recipe.number]
-    if isinstance(recipe, Reconstruction):
-        return recipe.make([reconstruct(part, states, tensor) for part in recipe.parts])
-    return recipe
+def reconstruct(reconstruction: Any, states: Sequence[StateWalk], tensor: Callable[[Any], Any]) -> Any:
+    """The value that a reconstruction describes."""
+    if isinstance(reconstruction, TensorRef):
+        return tensor(reconstruction.number)
+    if isinstance(reconstruction, ObjectRef):
+        return states[reconstruction.state].seen[reconstruction.number]
+    if isinstance(reconstruction, Reconstruction):
+        return reconstruction.make([reconstruct(part, states, tensor) for part in reconstruction.parts])
+    return reconstruction
 
 
 class SideEffectRecorder:
-    """Compares what containers hold with what they held when they were lent to the program."""
+    """Compares what containers hold with what they held when the program began."""
 
     def __init__(self, states: Sequence[StateWalk]) -> None:
         self._states = states
         self._numbers = {
-            id(item): ObjectRef(place, number)
-            for place, state in enumerate(states)
+            id(item): ObjectRef(index, number)
+            for index, state in enumerate(states)
             for number, item in enumerate(state.seen)
         }
         self._number: Number = lambda tensor: tensor
@@ -103,17 +103,17 @@ class SideEffectRecorder:
         """The containers whose content the program changed."""
         self._number = number
         found: list[SideEffect] = []
-        for place, state in enumerate(self._states):
+        for index, state in enumerate(self._states):
             for position, container, path, before in state.changed:
                 if isinstance(container, dict):
-                    found += self._of_dict(before, container, place, position, path)
+                    found += self._of_dict(before, container, index, position, path)
                 else:
-                    items = tuple(map(self._recipe, container))
+                    items = tuple(map(self._reconstruction, container))
                     constants = {i: item for i, item in enumerate(before) if not isinstance(item, torch.Tensor)}
-                    found.append(SideEffect(place, position, path, constants, None, items=items))
+                    found.append(SideEffect(index, position, path, constants, None, items=items))
         return found
 
-    def _of_dict(self, before: Any, container: Container, place: int, position: int, path: str) -> Iterator[SideEffect]:
+    def _of_dict(self, before: Any, container: Container, index: int, position: int, path: str) -> Iterator[SideEffect]:
         missing = object()
         new = {key: item for key, item in container.items() if _differ(before.get(key, missing), item)}
         removed = tuple(key for key in before if key not in container)
@@ -121,15 +121,17 @@ class SideEffectRecorder:
             touched = [*new, *removed]
             constants = {key: before.get(key, ABSENT) for key in touched}
             constants = {
-                self._recipe_of_key(key): item for key, item in constants.items() if not isinstance(item, torch.Tensor)
+                self._key_reconstruction(key): item
+                for key, item in constants.items()
+                if not isinstance(item, torch.Tensor)
             }
-            entries = {self._recipe_of_key(key): self._recipe(item) for key, item in new.items()}
-            yield SideEffect(place, position, path, constants, entries, removed)
+            entries = {self._key_reconstruction(key): self._reconstruction(item) for key, item in new.items()}
+            yield SideEffect(index, position, path, constants, entries, removed)
 
-    def _recipe_of_key(self, key: Any) -> Any:
+    def _key_reconstruction(self, key: Any) -> Any:
         return TensorRef(self._number(key)) if isinstance(key, torch.Tensor) else key
 
-    def _recipe(self, value: Any) -> Any:
+    def _reconstruction(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return TensorRef(self._number(value))
         known = self._numbers.get(id(value))
@@ -139,18 +141,18 @@ class SideEffectRecorder:
             return value
         if isinstance(value, tuple):
             make = type(value)._make if hasattr(value, "_make") else type(value)
-            return Reconstruction(make, tuple(map(self._recipe, value)))
+            return Reconstruction(make, tuple(map(self._reconstruction, value)))
         if isinstance(value, list):
-            return Reconstruction(list, tuple(map(self._recipe, value)))
+            return Reconstruction(list, tuple(map(self._reconstruction, value)))
         if isinstance(value, dict):
             keys = tuple(value)
             return Reconstruction(
-                lambda items: dict(zip(keys, items, strict=True)), tuple(map(self._recipe, value.values()))
+                lambda items: dict(zip(keys, items, strict=True)), tuple(map(self._reconstruction, value.values()))
             )
         if hasattr(value, "__dict__"):
             kind, names = type(value), tuple(vars(value))
             return Reconstruction(
-                lambda items: _object(kind, names, items), tuple(map(self._recipe, vars(value).values()))
+                lambda items: _object(kind, names, items), tuple(map(self._reconstruction, vars(value).values()))
             )
         return value
 

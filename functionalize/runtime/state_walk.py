@@ -38,7 +38,7 @@ _STRINGS = frozenset({str})
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A place where a value sits: an entry of a container, and the steps into the tuples that it may hold."""
+    """Where a value sits: an entry of a container, and the steps into the tuples that it may hold."""
 
     container: Container
     key: Any
@@ -97,9 +97,9 @@ class StateWalk:
             self.leaves.append(slot)
         elif isinstance(value, tuple):
             self.shape.append((kind, len(value)))
-            for place, item in enumerate(value):
-                at = (*slot.steps, place)
-                self._enter(item, Slot(slot.container, slot.key, joined(slot.path, place), slot.owner, at))
+            for index, item in enumerate(value):
+                at = (*slot.steps, index)
+                self._enter(item, Slot(slot.container, slot.key, joined(slot.path, index), slot.owner, at))
         elif id(value) in self._numbers:
             self.shape.append(self._numbers[id(value)])
         else:
@@ -116,20 +116,20 @@ class StateWalk:
 
     def _open(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
         if not _STRINGS.issuperset(map(type, keys)):
-            self._open_by_place(value, container, keys, path)
+            self._open_by_index(value, container, keys, path)
             return
         self.shape.append((type(value), tuple(keys)))
         prefix = f"{path}." if path else ""
         for key in keys:
             self._enter(container[key], Slot(container, key, prefix + key, value))
 
-    def _open_by_place(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
+    def _open_by_index(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
         """Enter what has no names, or keys of other kinds."""
         self.shape.append((type(value), len(keys)))
         if any(isinstance(key, torch.Tensor) for key in keys):
             self.keyed_by_tensor.append(container)
-        for place, key in enumerate(keys):
-            self.walk(container, key, joined(path, key if isinstance(key, (str, int)) else place), value)
+        for index, key in enumerate(keys):
+            self.walk(container, key, joined(path, key if isinstance(key, (str, int)) else index), value)
 
     @contextlib.contextmanager
     def substituted(self, stand_ins: Mapping[int, Any]) -> Iterator[None]:

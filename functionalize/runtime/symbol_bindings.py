@@ -42,12 +42,12 @@ class SymbolSources:
             return _NONE
         bindings = SymbolBindings()
         for number, expression in self.numbers:
-            bindings.learn(expression, inputs[number])
+            bindings.bind_size(expression, inputs[number])
         for number, layout in self.inputs:
-            bindings.learn_layout(layout, inputs[number])
+            bindings.bind_layout(layout, inputs[number])
         for output, layout in self.outputs if results else ():
             if results[output] is not None:
-                bindings.learn_layout(layout, results[output])
+                bindings.bind_layout(layout, results[output])
         return bindings
 
 
@@ -57,13 +57,13 @@ class SymbolBindings:
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
-    def learn_layout(self, layout: Layout, tensor: torch.Tensor) -> None:
+    def bind_layout(self, layout: Layout, tensor: torch.Tensor) -> None:
         """Read symbols off a tensor of a known layout."""
         for expression, number in zip(layout.size, tensor.size(), strict=True):
             if type(expression) is not int:
-                self.learn(expression, number)
+                self.bind_size(expression, number)
 
-    def learn(self, expression: Any, number: int) -> None:
+    def bind_size(self, expression: Any, number: int) -> None:
         """Learn a symbol from what an expression that is linear in it comes to."""
         unknown = expression.free_symbols.difference(self._known)
         if len(unknown) != 1:

@@ -48,8 +48,8 @@ def mutate(context: FunctionalizationContext, func: Any, row: OpRow, args: Seque
         return args[0]
     if meet:
         return _entry_by_entry(context, func, row, args, kwargs)
-    hidden = any(w.when for w in written) or row.quiet is None
-    variant = tables.overload(row.functional if hidden else row.quiet or row.functional)
+    hidden = any(w.when for w in written) or row.non_mutating_op is None
+    variant = tables.overload(row.functional if hidden else row.non_mutating_op or row.functional)
     handles = _variant_arguments(context, func, row, variant, args, kwargs)
     results = _computed(context, func, row, args, kwargs, variant, handles)
     if results is None:
@@ -168,7 +168,7 @@ def _without_write(
     context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs
 ) -> Any:
     """Run a call that writes nothing (evaluation-mode batch norm) by its non-mutating op, if there is one."""
-    op = tables.overload(row.quiet) if row.quiet else func
+    op = tables.overload(row.non_mutating_op) if row.non_mutating_op else func
     results, strides_differ = context.compute_comparing_strides(op, args, kwargs)
     return context.rehandle(op, args, kwargs, results) if strides_differ else results
 

@@ -22,7 +22,6 @@ from functionalize._torch import (
     current_proxy_mode,
     forget_offset,
     has_symbols,
-    holders,
     last_node,
     memory_write,
     mode_stack,
@@ -37,6 +36,7 @@ from functionalize._torch import (
     sized_by_data,
     storage_id,
     storage_key,
+    tensors_with_storage,
     track_symbols,
     unbacked,
     uncached_fakes,
@@ -248,7 +248,7 @@ class ValueExecutor:
 
     def tensor_with_storage(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
         """A tensor that the tracer knows, with this storage; None if there is none."""
-        return None if self.proxies is None else next(holders(self.proxies, storage_id(storage)), None)
+        return None if self.proxies is None else next(tensors_with_storage(self.proxies, storage_id(storage)), None)
 
 
 def _starts_storage(value: Value) -> bool:

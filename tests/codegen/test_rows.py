@@ -81,7 +81,7 @@ def test_a_row_is_the_same_object_each_time() -> None:
 
 def test_columns_reach_the_row() -> None:
     row = tables.row(aten.native_batch_norm.out)
-    assert (row.kind, row.view, row.quiet) == (Kind.OUT, ViewKind.NONE, "aten::native_batch_norm")
+    assert (row.kind, row.view, row.non_mutating_op) == (Kind.OUT, ViewKind.NONE, "aten::native_batch_norm")
     assert [(w.name, w.position, w.result, w.when) for w in row.written] == [
         ("out", None, 0, None),
         ("save_mean", None, 1, None),

@@ -143,8 +143,8 @@ def test_functional_variants_return_what_is_written() -> None:
 
 def test_functional_variants_write_nothing() -> None:
     for _, row in live_rows():
-        for name in (row.functional, row.copy, row.quiet):
-            if name is not None and name != row.quiet:
+        for name in (row.functional, row.copy, row.non_mutating_op):
+            if name is not None and name != row.non_mutating_op:
                 assert live_schema.row(tables.overload(name)).kind is Kind.FUNCTIONAL, row.name
 
 
