@@ -20,6 +20,7 @@ import torch
 from torch.export.graph_signature import InputKind
 
 from functionalize._torch.autograd import get_gradient_edge
+from functionalize._torch.module_state import buffers_of, is_persistent
 from functionalize.runtime.graph_inputs import names_of, walk_arguments
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.state_walk import OPAQUE, Slot, StateWalk, is_module
@@ -143,8 +144,8 @@ def _kind_of(slot: Slot, tensor: torch.Tensor) -> tuple[InputKind, bool | None]:
     if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         return InputKind.PARAMETER, None
     if is_module(slot.owner):
-        if slot.container is slot.owner._buffers:
-            return InputKind.BUFFER, slot.key not in slot.owner._non_persistent_buffers_set
+        if slot.container is buffers_of(slot.owner):
+            return InputKind.BUFFER, is_persistent(slot.owner, slot.key)
         return InputKind.CONSTANT_TENSOR, None
     return InputKind.BUFFER, False
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.module_state import buffers_of, modules_of, parameters_of
+
 Container = Any  # a dict or a list: what values sit in
 
 # Never entered: they hold no state of a program's.
@@ -209,9 +211,10 @@ def assign(container: Container, content: Any) -> None:
 def containers_of(value: Any, holding: dict[int, bool]) -> Iterator[tuple[Container, list[Any]]]:
     """The containers that an object consists of, and which of their entries are state."""
     if is_module(value):
-        yield value._parameters, list(value._parameters)
-        yield value._buffers, list(value._buffers)
-        yield value._modules, [name for name, module in value._modules.items() if module is not None]
+        for container in (parameters_of(value), buffers_of(value)):
+            yield container, list(container)
+        modules = modules_of(value)
+        yield modules, [name for name, module in modules.items() if module is not None]
         content = value.__dict__
         own = [n for n, item in content.items() if type(item) not in _PLAIN and n not in _OF_MODULES]
         yield content, [name for name in own if holds_tensors(content[name], holding)]
