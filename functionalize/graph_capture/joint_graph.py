@@ -149,12 +149,14 @@ class JointTracer:
         leaves = [entry for entry in inputs if entry.edge is not None]
         targets = [target for _, target in wanted.targets]
         given = [self._tangent(target, tangents) for target in targets]
-        writes = {key: len(base.log) for key, base in context.graph.bases.items()}
+        writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
+        writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
         with FunctionalizeFunctionMode(context), self._mode:
             edges = [entry.edge for entry in leaves]
             gradients = torch.autograd.grad(targets, edges, given, allow_unused=True) if leaves else ()
         for key, base in context.graph.bases.items():
-            if len(base.log) > writes.get(key, len(base.log)):
+            outside = key in writes or base.held is not None
+            if outside and len(base.log) > writes.get(key, 0):
                 raise UnsupportedMutationError(
                     "the backward writes to a tensor that was there before it",
                     why="the backward of a captured program is a graph without effects",
