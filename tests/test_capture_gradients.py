@@ -224,3 +224,10 @@ def test_a_backward_that_writes_to_what_is_outside_is_refused() -> None:
     with pytest.raises(RuntimeError, match="cannot be captured"):
         program(x)
     assert torch.equal(seen, torch.zeros(3))
+
+
+def test_calls_inside_of_a_transform_are_refused() -> None:
+    program = capture(lambda x: (x * 2).sum(), (torch.ones(3),))
+    for transformed in (torch.func.grad(program), torch.func.vmap(program)):
+        with pytest.raises(RuntimeError, match="called inside of"):
+            transformed(torch.ones(3, 3))

@@ -138,3 +138,8 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def in_functorch_transform() -> bool:
+    """Whether a transform of ``torch.func`` is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -17,7 +17,7 @@ import torch
 from torch.export.graph_signature import ExportGraphSignature, OutputKind
 from torch.fx import Graph, GraphModule
 
-from functionalize._torch import pytree
+from functionalize._torch import in_functorch_transform, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory, Historian
 from functionalize.errors import InputMismatchError, StateMismatchError
@@ -30,6 +30,12 @@ from functionalize.runtime.metadata import GraphInput, ProgramMetadata
 from functionalize.runtime.partition import JointGraph, PartitionFn, partition
 from functionalize.runtime.reinplace import reinplace
 from functionalize.runtime.state_walk import StateWalk
+
+_IN_TRANSFORM = (
+    "a captured program is called inside of torch.func.grad, vmap, jvp or the like\n"
+    "    why  the program runs on plain tensors: the transform would take its results for constants\n"
+    "    try  capture a function that applies the transform, or transform the original"
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,10 @@ class CapturedProgram:
 
         Raises:
             InputMismatchError: the inputs are not such as the program was captured for.
+            RuntimeError: inside of ``torch.func.grad``, ``vmap`` or ``jvp``, which would not see through the call.
         """
+        if in_functorch_transform():
+            raise RuntimeError(_IN_TRANSFORM)
         arguments = walk_arguments(list(args), dict(kwargs), self._capture.names)
         try:
             inputs = self._guards.inputs(arguments)
@@ -150,11 +159,13 @@ class CapturedProgram:
             if required not in self._variants:
                 self._variants[required] = self._recapture(args, kwargs)
             return self._variants[required](*args, **kwargs)
-        for number, zeros in self._guards.missing_gradients(inputs).items():
-            of = self._metadata.inputs[number].gradient_of
-            assert of is not None
-            inputs[of].grad = inputs[number] = zeros
-        leaves = finish(self._metadata, inputs, [self._capture.state, arguments], self._computed(inputs))
+        zeros = self._guards.missing_gradients(inputs)
+        for number, gradient in zeros.items():
+            inputs[number] = gradient
+        computed = self._computed(inputs)
+        for number, gradient in zeros.items():  # nothing is refused from here on
+            inputs[self._metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
+        leaves = finish(self._metadata, inputs, [self._capture.state, arguments], computed)
         return pytree.tree_unflatten(leaves, self._metadata.spec)
 
     def _computed(self, inputs: Sequence[Any]) -> Computed:

@@ -34,6 +34,7 @@ def compute(
     if positions is not None:
         given = dict(zip(positions, results, strict=True))
         results = [given.get(position) for position in range(metadata.graph_outputs)]
+    refuse_other_sizes(metadata, results)
     return results, [None if base.result is None else results[base.result] for base in metadata.bases]
 
 
@@ -48,7 +49,9 @@ def compute_differentiably(
     bases = [
         further[number] if base.result is None else results[base.result] for number, base in enumerate(metadata.bases)
     ]
-    return [results.get(position) for position in range(metadata.graph_outputs)], bases
+    given = [results.get(position) for position in range(metadata.graph_outputs)]
+    refuse_other_sizes(metadata, given)
+    return given, bases
 
 
 def finish(
@@ -56,7 +59,6 @@ def finish(
 ) -> list[Any]:
     """Write back, leave gradients and side effects, and give the leaves that the program returns."""
     results, bases = computed
-    refuse_other_sizes(metadata, results)
     symbols = metadata.symbols.bind(inputs, results)
     write_back = WriteBack(metadata, inputs, symbols)
     write_back.run(results)
