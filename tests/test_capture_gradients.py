@@ -231,3 +231,20 @@ def test_calls_inside_of_a_transform_are_refused() -> None:
     for transformed in (torch.func.grad(program), torch.func.vmap(program)):
         with pytest.raises(RuntimeError, match="called inside of"):
             transformed(torch.ones(3, 3))
+
+
+def test_what_hooks_leave_in_objects_during_the_trace_is_taken_back() -> None:
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.seen: dict[str, Any] = {"example": torch.zeros(1), "gradients": []}
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * self.scale
+            y.register_hook(self.seen["gradients"].append)
+            return y * 2
+
+    module = Hooked()
+    capture(module, (torch.ones(3),))
+    assert module.seen["gradients"] == []

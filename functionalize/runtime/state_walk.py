@@ -146,6 +146,7 @@ class StateWalk:
             self._before = [copy_of(container) for container, _ in self.containers.values()]
             yield
         finally:
+            self.__dict__.pop("changed", None)  # a backward that was traced since may have changed more
             for _, container, _, content in self.changed:
                 assign(container, content)
             for container, content in keyed_by_tensor:
