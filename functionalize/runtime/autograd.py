@@ -22,6 +22,7 @@ from functionalize.runtime.output_aliasing import laid_out
 from functionalize.runtime.symbol_bindings import SymbolSources
 
 Function = Callable[..., Sequence[Any]]
+_TENSOR = object()  # stands for a tensor that autograd keeps
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class ForwardCall:
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """The forward's results, and after them what else is to be saved."""
-        results = list(called(self.forward, inputs))
+        apart = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
+        with torch.enable_grad():  # kernels ask whether to keep what a backward needs; nothing here requires grad
+            results = list(called(self.forward, apart))
         for position in self.doubles:
             if isinstance(results[position], torch.Tensor):
                 results[position] = results[position].detach()
@@ -82,7 +85,7 @@ class CapturedFunction(torch.autograd.Function):
     def forward(ctx: Any, call: ForwardCall, *inputs: Any) -> tuple[Any, ...]:
         results = call.run(inputs)
         saved = call.to_save(inputs, results)
-        ctx.call, ctx.plain = call, [None if isinstance(value, torch.Tensor) else value for value in saved]
+        ctx.call, ctx.plain = call, [_TENSOR if isinstance(value, torch.Tensor) else value for value in saved]
         ctx.save_for_backward(*[value for value in saved if isinstance(value, torch.Tensor)])
         outputs = results[: len(call.layouts)]
         ctx.tangents = [_Tangent.of(outputs[position]) for position in call.tangents]
@@ -98,7 +101,7 @@ class CapturedFunction(torch.autograd.Function):
         if call.backward is None:
             return (None,) * (1 + len(call.gradients))
         saved = iter(ctx.saved_tensors)
-        given = [next(saved) if value is None else value for value in ctx.plain]
+        given = [next(saved) if value is _TENSOR else value for value in ctx.plain]
         given += [like.made(tangents[n]) for n, like in zip(call.tangents, ctx.tangents, strict=True)]
         twice = torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given)
         with torch.no_grad():
@@ -107,6 +110,20 @@ class CapturedFunction(torch.autograd.Function):
         if twice:
             found = _DifferentiableOnce.apply(len(found), *found, *given)  # type: ignore[no-untyped-call]
         return None, *found
+
+
+class Undifferentiable(torch.autograd.Function):
+    """Results whose backward could not be captured: raises the reason when it is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, reason: Exception, count: int, *values: Any) -> tuple[Any, ...]:
+        """The first ``count`` values are results, the others inputs that require gradients."""
+        ctx.reason = reason
+        return tuple(value.detach() for value in values[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        raise ctx.reason
 
 
 class _DifferentiableOnce(torch.autograd.Function):

@@ -23,7 +23,13 @@ from functionalize.aliasing.history import AliasHistory, Historian
 from functionalize.errors import InputMismatchError, StateMismatchError
 from functionalize.runtime.autograd import ForwardCall
 from functionalize.runtime.copy_epilogue import with_copies
-from functionalize.runtime.execution import Computed, compute, compute_differentiably, finish
+from functionalize.runtime.execution import (
+    Computed,
+    compute,
+    compute_differentiably,
+    compute_undifferentiably,
+    finish,
+)
 from functionalize.runtime.graph_inputs import walk_arguments
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.metadata import GraphInput, ProgramMetadata
@@ -174,7 +180,7 @@ class CapturedProgram:
         if joint is None or not torch.is_grad_enabled():
             return compute(self._metadata, (self._run_in_place or self.graph_module).forward, inputs)
         if isinstance(joint, Exception):
-            raise joint
+            return compute_undifferentiably(self._metadata, self.graph_module.forward, inputs, joint)
         if self._forward_call is None:
             self._forward_call = partition(joint, self._partition_fn, lambda graph: graph)
         return compute_differentiably(self._metadata, joint, self._forward_call, inputs)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize.runtime.autograd import CapturedFunction, ForwardCall, called
+from functionalize.runtime.autograd import CapturedFunction, ForwardCall, Undifferentiable, called
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.output_aliasing import OutputReconstructor, WriteBack, refuse_other_sizes
 from functionalize.runtime.partition import JointGraph
@@ -52,6 +52,28 @@ def compute_differentiably(
     given = [results.get(position) for position in range(metadata.graph_outputs)]
     refuse_other_sizes(metadata, given)
     return given, bases
+
+
+def compute_undifferentiably(
+    metadata: ProgramMetadata, function: Callable[..., Any], inputs: Sequence[Any], reason: Exception
+) -> Computed:
+    """What a graph gives; the reason why it has no backward is raised by those who ask for gradients.
+
+    Raises:
+        Exception: the reason, where the program writes to an input through which gradients flow.
+    """
+    if any(mutation.differentiable for mutation in metadata.mutations):
+        raise reason
+    results, _ = compute(metadata, function, inputs)
+    described = [one for one in (*metadata.outputs, *metadata.bases) if one.requires_grad]
+    positions = sorted({one.result for one in described if one.result is not None})
+    required = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    given, results = [results[position] for position in positions], list(results)
+    with torch.enable_grad():
+        known = Undifferentiable.apply(reason, len(given), *given, *required)  # type: ignore[no-untyped-call]
+    for position, value in zip(positions, known, strict=True):
+        results[position] = value
+    return results, [None if base.result is None else results[base.result] for base in metadata.bases]
 
 
 def finish(
