@@ -16,19 +16,25 @@ aten = torch.ops.aten
 
 
 def view_at(tensor: torch.Tensor, base: Layout, layout: Layout) -> torch.Tensor:
-    """The view of ``tensor`` that lies to it as ``layout`` lies to ``base``. Differentiable, unless the bits differ."""
-    if same_reading(base, layout):
-        offset = tensor.storage_offset() + layout.offset - base.offset
-        return tensor.as_strided(layout.size, layout.stride, offset)
+    """The view of ``tensor`` that lies to it as ``layout`` lies to ``base``; see :func:`is_differentiable`."""
+    if is_differentiable(base, layout):
+        start = base.offset
+        if base.dtype != layout.dtype:
+            tensor, start = torch.view_as_real(tensor), 2 * base.offset
+        made = tensor.as_strided(layout.size, layout.stride, tensor.storage_offset() + layout.offset - start)
+        made = made.conj() if layout.conj != base.conj else made
+        return aten._neg_view.default(made) if layout.neg != base.neg else made
     distance = tensor.storage_offset() * tensor.itemsize - base.offset * base.dtype.itemsize
     offset = layout.offset + distance // layout.dtype.itemsize
     made = tensor_at(tensor.untyped_storage(), (layout.size, layout.stride, offset), layout.dtype)
     return with_lazy_bits(made, layout)
 
 
-def same_reading(one: Layout, two: Layout) -> bool:
-    """Whether two layouts read a storage alike: dtype, conjugate bit, negative bit."""
-    return (one.dtype, one.conj, one.neg) == (two.dtype, two.conj, two.neg)
+def is_differentiable(base: Layout, layout: Layout) -> bool:
+    """Whether autograd sees through a view: of the same dtype, or the parts of complex numbers."""
+    if base.dtype == layout.dtype:
+        return True
+    return base.dtype.is_complex and layout.dtype == base.dtype.to_real() and not (base.conj or base.neg)
 
 
 def with_lazy_bits(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from functionalize._torch import storage_key
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.geometry import Layout, hint
-from functionalize.aliasing.strided_layout import same_reading
+from functionalize.aliasing.strided_layout import is_differentiable
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias
 from functionalize.runtime.symbol_bindings import frozen_layout, frozen_number
@@ -76,7 +76,7 @@ class OutputAnalysis:
 
     def _reads_otherwise(self, handle: torch.Tensor, layout: Layout) -> bool:
         """Whether a view of another dtype, which is made outside of autograd's sight, would lose its gradient."""
-        return self._differentiable and handle.requires_grad and not same_reading(Layout.of(handle), layout)
+        return self._differentiable and handle.requires_grad and not is_differentiable(layout, Layout.of(handle))
 
     def _in_group(self, handle: torch.Tensor, result: int | None, base: int | None, group: int) -> OutputAlias:
         layout, requires_grad = Layout.of(handle), handle.requires_grad
