@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from functionalize.runtime.autograd import CapturedFunction, ForwardCall, Undifferentiable, called
-from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.metadata import BaseResult, OutputAlias, ProgramMetadata
 from functionalize.runtime.output_aliasing import OutputReconstructor, WriteBack, refuse_other_sizes
 from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.side_effects import GraphNumber, reconstruct
@@ -65,7 +65,8 @@ def compute_undifferentiably(
     if any(mutation.differentiable for mutation in metadata.mutations):
         raise reason
     results, _ = compute(metadata, function, inputs)
-    described = [one for one in (*metadata.outputs, *metadata.bases) if one.requires_grad]
+    described: list[OutputAlias | BaseResult] = [*metadata.outputs, *metadata.bases]
+    described = [one for one in described if one.requires_grad]
     positions = sorted({one.result for one in described if one.result is not None})
     required = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
     given, results = [results[position] for position in positions], list(results)
