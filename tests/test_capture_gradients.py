@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -251,3 +252,19 @@ def test_what_hooks_leave_in_objects_during_the_trace_is_taken_back() -> None:
     module = Hooked()
     capture(module, (torch.ones(3),))
     assert module.seen["gradients"] == []
+
+
+def test_threads_that_differentiate_at_once_share_the_halves() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), torch.randn(4, 4)
+    program = capture(module, (x,))
+    (wanted,) = torch.autograd.grad(module(given := x.clone().requires_grad_()).sum(), given)
+    program_of = capture(module, (given,))
+
+    def gradient(run: Callable[..., Any]) -> Tensor:
+        own = x.clone().requires_grad_()
+        return torch.autograd.grad(run(own).sum(), own)[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(gradient, [program_of] * 16):
+            torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradient(program), wanted)

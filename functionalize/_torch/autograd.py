@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-__all__ = ["GradientEdge", "get_gradient_edge"]
+__all__ = ["get_gradient_edge"]
 
 # Graphs of operators below autocast must not be cast again.
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast

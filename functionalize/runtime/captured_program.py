@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from functionalize.runtime.partition import JointGraph, PartitionFn, partition
 from functionalize.runtime.reinplace import reinplace
 from functionalize.runtime.state_walk import StateWalk
 
+_PARTITIONING = threading.Lock()
 _IN_TRANSFORM = (
     "a captured program is called inside of torch.func.grad, vmap, jvp or the like\n"
     "    why  the program runs on plain tensors: the transform would take its results for constants\n"
@@ -181,8 +183,9 @@ class CapturedProgram:
             return compute(self._metadata, (self._run_in_place or self.graph_module).forward, inputs)
         if isinstance(joint, Exception):
             return compute_undifferentiably(self._metadata, self.graph_module.forward, inputs, joint)
-        if self._forward_call is None:
-            self._forward_call = partition(joint, self._partition_fn, lambda graph: graph)
+        with _PARTITIONING:  # which uses the joint graph up: another thread waits for the halves
+            if self._forward_call is None:
+                self._forward_call = partition(joint, self._partition_fn, lambda graph: graph)
         return compute_differentiably(self._metadata, joint, self._forward_call, inputs)
 
     @functools.cached_property
