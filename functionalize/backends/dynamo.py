@@ -29,7 +29,7 @@ from functionalize.runtime.autograd import ForwardCall
 from functionalize.runtime.execution import compute, compute_differentiably, finish
 from functionalize.runtime.guards import alias_pattern
 from functionalize.runtime.metadata import needed_results
-from functionalize.runtime.partition import JointGraph, PartitionFn, partition
+from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 
@@ -117,9 +117,9 @@ class _Compiled:
     halves: ForwardCall | None  # the same in two, where gradients are wanted
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        metadata, joint = self.found.metadata, self.found.joint
-        if self.halves is not None and isinstance(joint, JointGraph):
-            computed = compute_differentiably(metadata, joint, self.halves, inputs)
+        metadata = self.found.metadata
+        if self.halves is not None:
+            computed = compute_differentiably(metadata, self.halves, inputs)
         else:
             assert self.function is not None
             computed = compute(metadata, self.function, inputs, self.positions)

@@ -26,6 +26,7 @@ from functionalize.graph_capture.inputs import TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import JointTracer, TracedJoint
 from functionalize.graph_capture.output_analysis import InputLayouts, OutputAnalysis
 from functionalize.graph_capture.signature import GraphOutputs, gradient_kind, mutation_kind, signature_of
+from functionalize.runtime.autograd import JointGraph
 from functionalize.runtime.captured_program import CaptureAccount
 from functionalize.runtime.metadata import (
     BaseResult,
@@ -37,7 +38,6 @@ from functionalize.runtime.metadata import (
     PartialWrite,
     ProgramMetadata,
 )
-from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
 from functionalize.runtime.symbol_bindings import SymbolSources, frozen_layout, frozen_number
 from functionalize.transform.api import tracing_disabled

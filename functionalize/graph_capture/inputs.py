@@ -21,9 +21,8 @@ from torch.export.graph_signature import InputKind
 
 from functionalize._torch.autograd import get_gradient_edge
 from functionalize._torch.module_state import buffers_of, is_persistent
-from functionalize.runtime.graph_inputs import names_of, walk_arguments
 from functionalize.runtime.metadata import GraphInput
-from functionalize.runtime.state_walk import OPAQUE, Slot, StateWalk, is_module
+from functionalize.runtime.state_walk import OPAQUE, Slot, StateWalk, is_module, names_of, walk_arguments
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}
 _DEPTH = 4  # how far functions that call functions are followed

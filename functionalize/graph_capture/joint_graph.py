@@ -23,6 +23,7 @@ from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random, item_of
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge
 from functionalize.graph_capture.output_analysis import OutputAnalysis
+from functionalize.runtime.autograd import JointGraph
 from functionalize.runtime.metadata import (
     AliasKind,
     BaseResult,
@@ -31,7 +32,6 @@ from functionalize.runtime.metadata import (
     ProgramMetadata,
     needed_results,
 )
-from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.symbol_bindings import SymbolSources
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.mode import FunctionalizeMode

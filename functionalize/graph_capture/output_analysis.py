@@ -105,8 +105,7 @@ class OutputAnalysis:
             return None
         result = None if itself is None else results.get(itself)
         layout = frozen_layout(Layout.of(root))
-        extra = None if result is not None else len(self.base_handles)
-        self.bases.append(BaseResult(layout, root.requires_grad, result, extra))
+        self.bases.append(BaseResult(layout, root.requires_grad, result))
         self.base_handles.append(root)
         return len(self.bases) - 1
 

@@ -22,8 +22,7 @@ from functionalize._torch import in_functorch_transform, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory, Historian
 from functionalize.errors import InputMismatchError, StateMismatchError
-from functionalize.runtime.autograd import ForwardCall
-from functionalize.runtime.copy_epilogue import with_copies
+from functionalize.runtime.autograd import ForwardCall, JointGraph
 from functionalize.runtime.execution import (
     Computed,
     compute,
@@ -31,12 +30,11 @@ from functionalize.runtime.execution import (
     compute_undifferentiably,
     finish,
 )
-from functionalize.runtime.graph_inputs import walk_arguments
+from functionalize.runtime.graph_forms import reinplace, with_copies
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.metadata import GraphInput, ProgramMetadata
-from functionalize.runtime.partition import JointGraph, PartitionFn, partition
-from functionalize.runtime.reinplace import reinplace
-from functionalize.runtime.state_walk import StateWalk
+from functionalize.runtime.partition import PartitionFn, partition
+from functionalize.runtime.state_walk import StateWalk, walk_arguments
 
 _PARTITIONING = threading.Lock()
 _IN_TRANSFORM = (
@@ -186,7 +184,7 @@ class CapturedProgram:
         with _PARTITIONING:  # which uses the joint graph up: another thread waits for the halves
             if self._forward_call is None:
                 self._forward_call = partition(joint, self._partition_fn, lambda graph: graph)
-        return compute_differentiably(self._metadata, joint, self._forward_call, inputs)
+        return compute_differentiably(self._metadata, self._forward_call, inputs)
 
     @functools.cached_property
     def _run_in_place(self) -> GraphModule | None:

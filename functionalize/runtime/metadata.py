@@ -77,7 +77,6 @@ class BaseResult:
     layout: Layout
     requires_grad: bool
     result: int | None  # the graph's output that has its value; None: only the joint graph gives it
-    extra: int | None = None  # the position among the joint graph's further outputs
 
 
 @dataclass(frozen=True)
