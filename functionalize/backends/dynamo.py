@@ -22,10 +22,10 @@ from functionalize._torch.dynamo import alias_of, inside, named_compiler, note_o
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
-from functionalize.graph_capture.finalize import Finalized
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.session import RecordingSession
 from functionalize.runtime.autograd import ForwardCall
+from functionalize.runtime.captured_program import Recorded
 from functionalize.runtime.execution import compute, compute_differentiably, finish
 from functionalize.runtime.guards import alias_pattern
 from functionalize.runtime.metadata import needed_results
@@ -111,7 +111,7 @@ def backend(
 class _Compiled:
     """A Dynamo graph for one way in which its inputs share memory."""
 
-    found: Finalized
+    found: Recorded
     function: Callable[..., Any] | None  # the compiled graph, and which of its program's results it gives
     positions: Sequence[int]
     halves: ForwardCall | None  # the same in two, where gradients are wanted
@@ -175,7 +175,7 @@ class _Backend:
         positions = needed_results(*described, further_bases=False)
         return _Compiled(found, handed(_with_outputs(found, positions)), positions, None)
 
-    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> Finalized:
+    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> Recorded:
         """Run the graph on fake tensors, and record it without mutation."""
         session = RecordingSession(mode, note_origin, remove_views=self.remove == "mutations_and_views", symbolic=True)
         names = [name.replace(".", "_") for name in self.state]
@@ -255,7 +255,7 @@ class _Run(torch.nn.Module):
         return _Runner(self.graph, self._regions).run(*inputs)
 
 
-def _with_outputs(found: Finalized, positions: Sequence[int]) -> GraphModule:
+def _with_outputs(found: Recorded, positions: Sequence[int]) -> GraphModule:
     """A graph that gives some of the results alone."""
     graph, made = Graph(), dict[Node, Node]()
     results: Any = found.graph.output_node().args[0]

@@ -55,7 +55,7 @@ def shown(console: Console) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    from functionalize.graph_capture.observers import observing
+    from functionalize.graph_capture.provenance import observing
 
     status = console.status("capturing")
     with observing(_Meter(status).note):

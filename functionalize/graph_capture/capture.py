@@ -14,14 +14,12 @@ import torch
 
 from functionalize._torch.fakes import below_dispatch, fake_mode_of, new_fake_mode
 from functionalize.errors import check_remove
-from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of, size_guards
-from functionalize.graph_capture.finalize import Finalized
+from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of, trusted_sizes
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf, reached
-from functionalize.graph_capture.observers import notify
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.session import RecordingSession
 from functionalize.graph_capture.training import make_state, training_step
-from functionalize.runtime.captured_program import Capture, CapturedProgram
+from functionalize.runtime.captured_program import Capture, CapturedProgram, Recorded
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.partition import PartitionFn
@@ -158,7 +156,7 @@ class CaptureSession:
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         self._session = RecordingSession(
-            fake_mode, notify(self._provenance.note), remove_views=remove == "mutations_and_views", symbolic=symbolic
+            fake_mode, self._provenance.note, remove_views=remove == "mutations_and_views", symbolic=symbolic
         )
         self._fakes = fakes_of(tensors, self._session.factory, self._dims.keys(), self._with_symbols)
         for entry in inputs.inputs:
@@ -179,7 +177,7 @@ class CaptureSession:
         given = {id(entry.gradient_of) for entry in self._inputs.inputs if entry.gradient_of is not None}
         return given == {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
 
-    def run(self) -> Finalized:
+    def run(self) -> Recorded:
         """Record the program."""
         inputs, session = self._inputs, self._session
         session.add_inputs(inputs.inputs)
@@ -203,18 +201,17 @@ class CaptureSession:
         self._provenance.write(found.graph)
         return found
 
-    def capture(self, found: Finalized) -> Capture:
+    def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
-        values = [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in found.inputs]
+        values = [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs]
         matter = bool(metadata.gradients) and not self.has_all_gradients
         guards = Guards(
             metadata,
             inputs.state,
             inputs.arguments,
             values,
-            sizes=size_guards(self._session.fake_mode.shape_env, metadata),
+            sizes=trusted_sizes(self._session.fake_mode.shape_env) if metadata.symbols.inputs else ((), {}),
             gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
         )
-        parts = (metadata, guards, inputs.state, inputs.names, found.joint, found.account)
-        return Capture(found.graph, found.root, *parts)
+        return Capture(found, guards, inputs.state, inputs.names)

@@ -13,8 +13,7 @@ import torch
 
 from functionalize.errors import InputMismatchError
 from functionalize.graph_capture.inputs import ProgramInputs
-from functionalize.runtime.metadata import ProgramMetadata
-from functionalize.runtime.size_guards import SizeGuards
+from functionalize.runtime.guards import TrustedSizes
 
 Dims = dict[int, Any]  # of one tensor: which dimensions may differ, and what is known of them
 
@@ -114,12 +113,8 @@ def _bound(size: Any, low: Any, high: Any) -> None:
         assume(size <= high)
 
 
-def size_guards(environment: Any, metadata: ProgramMetadata) -> SizeGuards | None:
-    """What a program takes for granted of its inputs' sizes; None where all of them are numbers."""
+def trusted_sizes(environment: Any) -> TrustedSizes:
+    """What a program takes for granted of symbols; nothing where all sizes are numbers."""
     from functionalize._torch import symbols  # here: loads sympy
 
-    layouts = dict(metadata.symbols.inputs)
-    if not layouts:
-        return None
-    labels = {number: metadata.inputs[number].label for number in layouts}
-    return SizeGuards(layouts, labels, symbols.guards(environment), environment.var_to_range)
+    return list(symbols.guards(environment)), dict(environment.var_to_range)

@@ -7,12 +7,11 @@ is said beside it. Limits: strided tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.export.graph_signature import OutputKind
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from functionalize._torch import pytree, storage_key, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, symbol_node, tracked_node
@@ -27,7 +26,7 @@ from functionalize.graph_capture.joint_graph import JointTracer, TracedJoint
 from functionalize.graph_capture.output_analysis import InputLayouts, OutputAnalysis
 from functionalize.graph_capture.signature import GraphOutputs, gradient_kind, mutation_kind, signature_of
 from functionalize.runtime.autograd import JointGraph
-from functionalize.runtime.captured_program import CaptureAccount
+from functionalize.runtime.captured_program import Recorded
 from functionalize.runtime.metadata import (
     BaseResult,
     InputMutation,
@@ -43,18 +42,6 @@ from functionalize.runtime.symbol_bindings import SymbolSources, frozen_layout, 
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input, WriteBack
-
-
-@dataclass(frozen=True, eq=False)
-class Finalized:
-    """A program whose graph has ended."""
-
-    graph: Graph
-    root: torch.nn.Module
-    metadata: ProgramMetadata
-    joint: JointGraph | Exception | None
-    account: CaptureAccount
-    inputs: list[TracedInput]
 
 
 class HandleNumbers:
@@ -111,7 +98,7 @@ class GraphFinalizer:
 
     def finalize(
         self, entries: list[Input], returned: Any, side_effects: Sequence[SideEffect], joint: JointTracer
-    ) -> Finalized:
+    ) -> Recorded:
         """Compute what is still missing, trace the backward, and end the graph.
 
         ``entries``: the program's inputs as they lay before it ran; ``returned``: what it gave back.
@@ -139,7 +126,7 @@ class GraphFinalizer:
             gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts
         )
         made = joint.frozen(traced, self.inputs, metadata) if isinstance(traced, TracedJoint) else traced
-        return Finalized(self.tracer.graph, self.tracer.root, metadata, made, self._account(metadata), self.inputs)
+        return self._recorded(metadata, made)
 
     def _traced(
         self,
@@ -369,7 +356,7 @@ class GraphFinalizer:
                 accumulates &= all(user.target is torch.ops.aten.add.Tensor for user in node.users)
         return frozenset(unused), read, accumulates
 
-    def _account(self, metadata: ProgramMetadata) -> CaptureAccount:
+    def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
         groups: dict[int, list[str]] = {}
         for entry in self.inputs:
             if isinstance(entry.value, torch.Tensor):
@@ -378,4 +365,5 @@ class GraphFinalizer:
         specs = self.outputs.specs
         self._historian.detach()
         shared = [group for group in groups.values() if len(group) > 1]
-        return CaptureAccount(lambda: signature_of(taken, specs), self._historian, self._written, shared)
+        ended = (self.tracer.graph, self.tracer.root, metadata, joint)
+        return Recorded(*ended, lambda: signature_of(taken, specs), self._historian, self._written, shared)

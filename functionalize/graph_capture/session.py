@@ -16,9 +16,10 @@ from functionalize._torch.tracing import new_placeholder, recording, track
 from functionalize.call_stack import Origin
 from functionalize.errors import DataDependentError
 from functionalize.graph_capture.checkpointing import CheckpointRegions
-from functionalize.graph_capture.finalize import Finalized, GraphFinalizer
+from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.joint_graph import JointTracer
+from functionalize.runtime.captured_program import Recorded
 from functionalize.runtime.side_effects import SideEffect
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
@@ -73,14 +74,14 @@ class RecordingSession:
         effects: Effects,
         here: Callable[[], Origin],
         follow: Callable[[Any], None] = lambda context: None,
-    ) -> Finalized:
+    ) -> Recorded:
         """Run the program, and end its graph. ``here``: where it is; ``follow`` gets the program before it runs."""
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions)
         joint.begin(inputs)
         follow(mode.context)
-        found: list[Finalized] = []
+        found: list[Recorded] = []
 
         def end(context: Any, entries: Any, returned: Any) -> None:
             context.origin = None
