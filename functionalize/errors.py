@@ -33,6 +33,10 @@ class StateMismatchError(InputMismatchError):
     """A captured program found Python state that it changes at another value than when it was captured."""
 
 
+class GradientMismatchError(InputMismatchError):
+    """A captured program was called in another grad mode, or with other inputs that require gradients."""
+
+
 class DataDependentError(RuntimeError):
     """What a captured program does depends on values that only the data tell; the message says what to try."""
 

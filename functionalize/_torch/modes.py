@@ -143,3 +143,13 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
 def in_functorch_transform() -> bool:
     """Whether a transform of ``torch.func`` is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+GlobalStateGuard = torch._C._dynamo.guards.GlobalStateGuard  # compares all modes that Dynamo's guards know at once
+TensorGuards = torch._C._dynamo.guards.TensorGuards  # compares class, dispatch keys, dtype, device, sizes and strides
+
+
+def function_modes() -> int:
+    """How many ``TorchFunctionMode``s are active; a default device is one."""
+    count: int = torch._C._len_torch_function_stack()
+    return count

@@ -25,11 +25,11 @@ from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.session import RecordingSession
 from functionalize.runtime.autograd import ForwardCall
-from functionalize.runtime.captured_program import Recorded
 from functionalize.runtime.execution import compute, compute_differentiably, finish
 from functionalize.runtime.guards import alias_pattern
 from functionalize.runtime.metadata import needed_results
 from functionalize.runtime.partition import PartitionFn, partition
+from functionalize.runtime.specialization import Recorded
 from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 

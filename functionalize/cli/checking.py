@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize.graph_capture.inputs import reached
+from functionalize.graph_capture.python_state import reached
 from functionalize.runtime.state_walk import is_module
 from functionalize.verify.observation import clone_inputs, differences, leaf_differences, observe
 

@@ -14,16 +14,19 @@ import torch
 
 from functionalize._torch.fakes import below_dispatch, fake_mode_of, new_fake_mode
 from functionalize.errors import check_remove
-from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of, trusted_sizes
-from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf, reached
+from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of, size_guards
+from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
 from functionalize.graph_capture.provenance import Provenance
+from functionalize.graph_capture.python_state import reached
 from functionalize.graph_capture.session import RecordingSession
 from functionalize.graph_capture.training import make_state, training_step
-from functionalize.runtime.captured_program import Capture, CapturedProgram, Recorded
-from functionalize.runtime.guards import Guards
+from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.modes import changed_modes, modes_now, set_modes
 from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.side_effects import SideEffectRecorder
+from functionalize.runtime.specialization import Capture, Recorded
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.transform.api import run_call
@@ -38,6 +41,7 @@ def capture(
     dynamic_shapes: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     on_guard_failure: str = "raise",
+    cache_size: int = 8,
     partition_fn: PartitionFn | None = None,
 ) -> CapturedProgram:
     """Record what a module or a function computes as a program without mutation.
@@ -55,7 +59,9 @@ def capture(
         dynamic_shapes: as in ``torch.export.export``: which sizes may differ from call to call.
         optimizer: of a function, an optimizer whose state it updates. With a module that returns a loss (a scalar, or
             an output with a ``loss``), the program is a training step: forward, ``backward()`` and ``step()``.
-        on_guard_failure: ``"raise"``, or ``"recapture"`` to capture again when a call brings other inputs.
+        on_guard_failure: ``"raise"``, or ``"recapture"`` to capture one more program for a call that the guards
+            refuse (other shapes, strides, modes of torch, Python state; see ``program.guards``).
+        cache_size: how many programs are kept at most; the one that was not called for longest goes.
         partition_fn: as in AOTAutograd: cuts the joint graph of forward and backward in two when a call is first
             differentiated. Unless given, ``min_cut_rematerialization_partition``.
 
@@ -85,8 +91,17 @@ def capture(
         raise ValueError(f"on_guard_failure must be 'raise' or 'recapture', not {on_guard_failure!r}")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple of example inputs, not {type(args).__name__}: write capture(fn, (x,))")
-    request = CaptureRequest(fn, remove, dynamic_shapes, optimizer, on_guard_failure, partition_fn)
-    return request.capture(args, dict(kwargs or {}))
+    if cache_size < 1:
+        raise ValueError(f"cache_size must be at least 1, not {cache_size}")
+    request = CaptureRequest(fn, remove, dynamic_shapes, optimizer)
+    return CapturedProgram(
+        request.capture(args, dict(kwargs or {})),
+        remove=remove,
+        recapture=request.capture,
+        partition_fn=partition_fn,
+        on_guard_failure=on_guard_failure,
+        cache_size=cache_size,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,18 +112,6 @@ class CaptureRequest:
     remove: str
     dynamic_shapes: Any
     optimizer: torch.optim.Optimizer | None
-    on_guard_failure: str
-    partition_fn: PartitionFn | None
-
-    def capture(self, args: Any, kwargs: Any) -> CapturedProgram:
-        """The program for some inputs."""
-        return CapturedProgram(
-            self._captured(args, kwargs),
-            remove=self.remove,
-            partition_fn=self.partition_fn,
-            recapture=self.capture,
-            on_guard_failure=self.on_guard_failure,
-        )
 
     def _roots(self) -> dict[str, Any]:
         roots: dict[str, Any] = {"": self.func} if is_module(self.func) else reached(self.func)
@@ -116,7 +119,8 @@ class CaptureRequest:
             roots["optimizer"] = self.optimizer
         return roots
 
-    def _captured(self, args: Any, kwargs: Any) -> Capture:
+    def capture(self, args: Any, kwargs: Any) -> Capture:
+        """The program for some inputs."""
         roots = self._roots()
         for root in roots.values():
             if isinstance(root, torch.optim.Optimizer):
@@ -150,6 +154,7 @@ class CaptureSession:
         self, func: Callable[..., Any], inputs: ProgramInputs, remove: str, dynamic_shapes: Any = None
     ) -> None:
         self._func, self._inputs = func, inputs
+        self._modes, self._modes_left = modes_now(), dict[str, Any]()
         self._dims = dims_of(inputs, dynamic_shapes) if dynamic_shapes else {}
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
@@ -191,7 +196,7 @@ class CaptureSession:
                 sizes.relate()
                 with session.recorder:
                     found = session.record(
-                        lambda: self._func(*inputs.args, **inputs.kwargs),
+                        self._program,
                         inputs.inputs,
                         effects.side_effects,
                         self._provenance.here,
@@ -201,17 +206,27 @@ class CaptureSession:
         self._provenance.write(found.graph)
         return found
 
+    def _program(self) -> Any:
+        """Run the program; modes of torch that it leaves otherwise are put back, and noted."""
+        before = modes_now()
+        try:
+            return self._func(*self._inputs.args, **self._inputs.kwargs)
+        finally:
+            self._modes_left = changed_modes(before)
+            set_modes({name: before[name] for name in self._modes_left})
+
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
-        values = [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs]
         matter = bool(metadata.gradients) and not self.has_all_gradients
-        guards = Guards(
-            metadata,
+        assumptions = Assumptions(
+            self._modes,
+            inputs.settings,
             inputs.state,
-            inputs.arguments,
-            values,
-            sizes=trusted_sizes(self._session.fake_mode.shape_env) if metadata.symbols.inputs else ((), {}),
+            inputs.call,
+            [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
+            sizes=size_guards(self._session.fake_mode.shape_env, metadata),
             gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
+            offsets_matter=found.asks_offsets,
         )
-        return Capture(found, guards, inputs.state, inputs.names)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, inputs.convention, self._modes_left)

@@ -13,7 +13,8 @@ import torch
 
 from functionalize.errors import InputMismatchError
 from functionalize.graph_capture.inputs import ProgramInputs
-from functionalize.runtime.guards import TrustedSizes
+from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.size_guards import SizeGuards
 
 Dims = dict[int, Any]  # of one tensor: which dimensions may differ, and what is known of them
 
@@ -27,7 +28,7 @@ def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
     from functionalize._torch.symbols import is_dynamic
 
     found: dict[int, Dims] = {}
-    arguments = dict(zip(inputs.names, inputs.args, strict=True)) | inputs.kwargs
+    arguments = dict(zip(inputs.convention.names, inputs.args, strict=True)) | inputs.kwargs
     if isinstance(spec, Mapping):
         unknown = [name for name in spec if name not in arguments]
         if unknown:
@@ -113,8 +114,12 @@ def _bound(size: Any, low: Any, high: Any) -> None:
         assume(size <= high)
 
 
-def trusted_sizes(environment: Any) -> TrustedSizes:
-    """What a program takes for granted of symbols; nothing where all sizes are numbers."""
+def size_guards(environment: Any, metadata: ProgramMetadata) -> SizeGuards | None:
+    """What a program takes for granted of its inputs' sizes; None where all of them are numbers."""
     from functionalize._torch import symbols  # here: loads sympy
 
-    return list(symbols.guards(environment)), dict(environment.var_to_range)
+    layouts = dict(metadata.symbols.inputs)
+    if not layouts:
+        return None
+    labels = {number: metadata.inputs[number].label for number in layouts}
+    return SizeGuards(layouts, labels, symbols.guards(environment), environment.var_to_range)

@@ -26,7 +26,6 @@ from functionalize.graph_capture.joint_graph import JointTracer, TracedJoint
 from functionalize.graph_capture.output_analysis import InputLayouts, OutputAnalysis
 from functionalize.graph_capture.signature import GraphOutputs, gradient_kind, mutation_kind, signature_of
 from functionalize.runtime.autograd import JointGraph
-from functionalize.runtime.captured_program import Recorded
 from functionalize.runtime.metadata import (
     BaseResult,
     InputMutation,
@@ -38,6 +37,7 @@ from functionalize.runtime.metadata import (
     ProgramMetadata,
 )
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
+from functionalize.runtime.specialization import Recorded
 from functionalize.runtime.symbol_bindings import SymbolSources, frozen_layout, frozen_number
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
@@ -366,4 +366,5 @@ class GraphFinalizer:
         self._historian.detach()
         shared = [group for group in groups.values() if len(group) > 1]
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
-        return Recorded(*ended, lambda: signature_of(taken, specs), self._historian, self._written, shared)
+        account = (self._historian, self._written, shared, self.context.asks_offsets)
+        return Recorded(*ended, lambda: signature_of(taken, specs), *account)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import inspect
 import keyword
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +20,12 @@ from torch.export.graph_signature import InputKind
 
 from functionalize._torch.autograd import get_gradient_edge
 from functionalize._torch.module_state import buffers_of, is_persistent
+from functionalize.graph_capture.python_state import settings_of
+from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.metadata import GraphInput
-from functionalize.runtime.state_walk import OPAQUE, Slot, StateWalk, is_module, names_of, walk_arguments
+from functionalize.runtime.state_walk import Slot, StateWalk, is_module
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}
-_DEPTH = 4  # how far functions that call functions are followed
 
 
 @dataclass(eq=False)
@@ -86,8 +86,10 @@ class ProgramInputs:
         for name in roots:
             self.state.walk(roots, name, name)
         self.args, self.kwargs = list(args), dict(kwargs)
-        self.names = names_of(func, len(self.args))
-        self.arguments = walk_arguments(self.args, self.kwargs, self.names)
+        self.convention = CallingConvention.of(func, self.args, self.kwargs)
+        self.call = self.convention.arguments(self.args, self.kwargs)
+        self.args, self.arguments = self.call.args, self.call.walk
+        self.settings = settings_of(func, self.state)
         taken: set[str] = set()
         state, user = list(self._state(taken)), list(self._user(taken))
         gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
@@ -166,44 +168,3 @@ def fresh_name(path: str, taken: set[str]) -> str:
 def _identifier(path: str) -> str:
     base = re.sub(r"\W", "_", path).lower() or "arg"
     return f"_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
-
-
-def reached(func: Any, depth: int = _DEPTH) -> dict[str, Any]:
-    """Modules, optimizers and other objects with tensors that a function reaches through its variables, by name."""
-    found: dict[str, Any] = {}
-    for name, value in _variables(func):
-        if is_module(value) or isinstance(value, torch.optim.Optimizer):
-            found.setdefault(name, value)
-        elif depth and inspect.isfunction(inspect.unwrap(value) if callable(value) else value):
-            for inner, item in reached(value, depth - 1).items():
-                found.setdefault(inner, item)
-    return found
-
-
-def _variables(func: Any) -> Iterator[tuple[str, Any]]:
-    while isinstance(func, functools.partial):
-        yield from ((f"arg{place}", value) for place, value in enumerate(func.args))
-        yield from func.keywords.items()
-        func = func.func
-    if inspect.ismethod(func):
-        yield "self", func.__self__
-        func = func.__func__
-    func = inspect.unwrap(func)
-    if not inspect.isfunction(func):
-        return
-    if func.__module__ and func.__module__.split(".")[0] == "torch":
-        return
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
-        with_value = _content(cell)
-        if with_value:
-            yield name, with_value[0]
-    for name in func.__code__.co_names:
-        if name in func.__globals__ and not isinstance(func.__globals__[name], (type, *OPAQUE[1:2])):
-            yield name, func.__globals__[name]
-
-
-def _content(cell: Any) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # not filled yet
-        return []

@@ -19,8 +19,8 @@ from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.joint_graph import JointTracer
-from functionalize.runtime.captured_program import Recorded
 from functionalize.runtime.side_effects import SideEffect
+from functionalize.runtime.specialization import Recorded
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
 

@@ -33,8 +33,7 @@ from functionalize.runtime.metadata import (
     OutputAlias,
     ProgramMetadata,
 )
-from functionalize.runtime.side_effects import GraphNumber, reconstruct
-from functionalize.runtime.state_walk import StateWalk
+from functionalize.runtime.side_effects import GraphNumber, Walked, reconstruct
 
 aten = torch.ops.aten
 Computed = tuple[Sequence[Any], Sequence[Any]]  # the results of a program's graph, and the values of its bases
@@ -110,10 +109,11 @@ def _computed(metadata: ProgramMetadata, results: Sequence[Any], further: dict[i
     return results, bases
 
 
-def finish(
-    metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[StateWalk], computed: Computed
-) -> list[Any]:
-    """Write back, leave gradients and side effects, and give the leaves that the program returns."""
+def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed) -> list[Any]:
+    """Write back, leave gradients and side effects, and give the leaves that the program returns.
+
+    ``states``: the objects of the program's state, and those of the call's arguments.
+    """
     ending = _Ending(metadata, inputs, computed)
     for mutation in metadata.mutations:
         with torch.set_grad_enabled(mutation.differentiable):

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from functionalize.runtime.settings import ABSENT
 from functionalize.runtime.state_walk import OPAQUE, Container, StateWalk
 
-ABSENT = object()  # an entry that was not there
 Number = Callable[[torch.Tensor], Any]  # what stands for a tensor in a reconstruction
+
+
+class Walked(Protocol):
+    """Objects that were walked, in order."""
+
+    @property
+    def containers(self) -> Mapping[int, tuple[Any, str]]:
+        """What their values sit in."""
+
+    @property
+    def seen(self) -> Sequence[Any]:
+        """The objects."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ class SideEffect:
     removed: tuple[Any, ...] = ()
     items: tuple[Any, ...] | None = None  # of a list all
 
-    def apply(self, states: Sequence[StateWalk], tensor: Callable[[Any], Any]) -> None:
+    def apply(self, states: Sequence[Walked], tensor: Callable[[Any], Any]) -> None:
         """Follow the reconstructions on a call's own objects."""
         container = list(states[self.state].containers.values())[self.container][0]
         if self.items is not None:
@@ -76,7 +88,7 @@ def _key(key: Any, tensor: Callable[[Any], Any]) -> Any:
     return tensor(key.number) if isinstance(key, TensorRef) else key
 
 
-def reconstruct(reconstruction: Any, states: Sequence[StateWalk], tensor: Callable[[Any], Any]) -> Any:
+def reconstruct(reconstruction: Any, states: Sequence[Walked], tensor: Callable[[Any], Any]) -> Any:
     """The value that a reconstruction describes."""
     if isinstance(reconstruction, TensorRef):
         return tensor(reconstruction.number)

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import inspect
 import logging
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import is_
@@ -34,8 +33,9 @@ OPAQUE = (
 )
 
 # By type, what isinstance would say: most values are one of these.
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
+LEAF_TYPES = TENSOR_TYPES | _PLAIN
 _STRINGS = frozenset({str})
 
 
@@ -90,7 +90,7 @@ class StateWalk:
 
     def _enter(self, value: Any, slot: Slot) -> None:
         kind = type(value)
-        if kind in _TENSORS or isinstance(value, torch.Tensor):
+        if kind in TENSOR_TYPES or isinstance(value, torch.Tensor):
             self.shape.append(torch.Tensor)
             self.tensors.append(slot)
             self.leaves.append(slot)
@@ -169,30 +169,6 @@ class StateWalk:
         ]
 
 
-def walk_arguments(args: list[Any], kwargs: dict[str, Any], names: Sequence[str]) -> StateWalk:
-    """Walk the arguments of a call; ``names`` are those of the positional ones."""
-    walk = StateWalk()
-    for position in range(len(args)):
-        walk.walk(args, position, names[position] if position < len(names) else f"arg_{position}")
-    for name in kwargs:
-        walk.walk(kwargs, name, name)
-    return walk
-
-
-def names_of(func: Callable[..., Any], count: int) -> list[str]:
-    """What a function calls its first ``count`` arguments."""
-    if not count:
-        return []
-    try:
-        parameters = list(inspect.signature(func.forward if is_module(func) else func).parameters.values())  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        parameters = []
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
-    names = [p.name for p in positional[:count]]
-    return names + [f"{rest}_{position}" for position in range(count - len(names))]
-
-
 def _is_entered(value: Any) -> bool:
     """Whether a value that is no module may hold state."""
     return not isinstance(value, OPAQUE) and not callable(value)
@@ -260,7 +236,7 @@ def holds_tensors(value: Any, known: dict[int, bool], depth: int = _STEPS) -> bo
     kind = type(value)
     if kind in _PLAIN:
         return False
-    if kind in _TENSORS or isinstance(value, torch.Tensor):
+    if kind in TENSOR_TYPES or isinstance(value, torch.Tensor):
         return True
     if depth == 0 or isinstance(value, _NOT_ENTERED):
         return False

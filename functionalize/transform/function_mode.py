@@ -24,7 +24,11 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stub
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
 _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-_UNDISPATCHED = _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
+_ASK_OFFSETS: frozenset[Any] = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
+) | {torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter}
+_UNDISPATCHED = _ASK_OFFSETS | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -40,6 +44,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _ASK_OFFSETS:
+            self._context.asks_offsets = True
         if func in _BACKWARD:
             return self._context.differentiate(func, args, kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):

@@ -1,0 +1,77 @@
+"""What a program takes for granted of sizes that are symbols, checked at each call.
+
+Invariant: a call is computed only for sizes for which each decision that the capture took on sizes holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from functionalize.errors import InputMismatchError
+
+
+class SizeGuards:
+    """Ranges of symbols, equal sizes, and conditions on both."""
+
+    def __init__(
+        self,
+        layouts: Mapping[int, Any],
+        labels: Mapping[int, str],
+        conditions: Iterable[Any],
+        ranges: Mapping[Any, Any],
+    ) -> None:
+        """``layouts``: of inputs whose sizes have symbols, as expressions; ``labels``: what messages call them."""
+        self._layouts, self._labels = dict(layouts), dict(labels)
+        self._conditions, self._ranges = list(conditions), dict(ranges)
+
+    @property
+    def inputs(self) -> frozenset[int]:
+        """The inputs whose sizes may differ."""
+        return frozenset(self._layouts)
+
+    def listed(self) -> Iterator[Any]:
+        """Ranges and conditions, as data."""
+        yield from (f"{bounds.lower} <= {symbol} <= {bounds.upper}" for symbol, bounds in self._ranges.items())
+        yield from map(str, self._conditions)
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raise where the sizes of a call are not such.
+
+        Raises:
+            InputMismatchError: says which input and what is expected.
+        """
+        known: dict[Any, int] = {}
+        for number, layout in self._layouts.items():
+            for dim, (size, actual) in enumerate(zip(layout.size, values[number].size(), strict=True)):
+                self._meet(known, size, actual, f"dimension {dim} of {self._labels[number]}")
+        for number, layout in self._layouts.items():
+            for dim, (stride, actual) in enumerate(zip(layout.stride, values[number].stride(), strict=True)):
+                self._meet(known, stride, actual, f"stride {dim} of {self._labels[number]}")
+        for condition in self._conditions:
+            holds = condition.xreplace(known)
+            if holds in (False,) or str(holds) == "False":
+                sizes = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
+                raise InputMismatchError(
+                    f"the program was captured for sizes with {condition}, and here {sizes}",
+                    hint="pass sizes for which that holds, or capture again",
+                )
+
+    def _meet(self, known: dict[Any, int], size: Any, actual: int, label: str) -> None:
+        expected: Any = size
+        if type(size) is not int and size.is_symbol:
+            expected = known.setdefault(size, actual)
+            bounds = self._ranges.get(size)
+            if bounds is not None and not bounds.lower <= actual <= bounds.upper:
+                raise InputMismatchError(
+                    f"{label} is {actual}, and the program was captured for {bounds.lower} to {bounds.upper}",
+                    hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
+                )
+        elif type(size) is not int:
+            value = size.xreplace(known)
+            expected = int(value) if value.is_number else actual
+        if expected != actual:
+            raise InputMismatchError(
+                f"{label} is {actual}, and the program was captured for {expected}",
+                hint="pass a tensor of that size, or capture again",
+            )
