@@ -221,7 +221,7 @@ class CaptureSession:
         matter = bool(metadata.gradients) and not self.has_all_gradients
         assumptions = Assumptions(
             self._modes,
-            inputs.settings,
+            inputs.settings.without_logs(),
             inputs.state,
             inputs.call,
             [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],

@@ -46,7 +46,7 @@ def _set_deterministic(value: Any) -> None:
 
 GRAD_MODE = "grad mode"
 MODES: dict[str, Mode] = {
-    GRAD_MODE: Mode(torch.is_grad_enabled, torch._C._set_grad_enabled),
+    GRAD_MODE: Mode(torch.is_grad_enabled, torch.set_grad_enabled),
     "inference mode": Mode(torch.is_inference_mode_enabled),
     "autocast on cpu": Mode(partial(_autocast, "cpu"), partial(_set_autocast, "cpu")),
     "autocast on cuda": Mode(partial(_autocast, "cuda"), partial(_set_autocast, "cuda")),

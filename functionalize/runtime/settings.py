@@ -157,6 +157,12 @@ class Settings:
         kept.found = [one for one in self.found if (id(one.container), one.key) not in changed]
         return kept
 
+    def without_logs(self) -> Settings:
+        """Those but for containers that have only grown since: what a program writes down, it does not decide by."""
+        kept = Settings()
+        kept.found = [setting for setting in self.found if not _has_grown(setting.value, setting.content)]
+        return kept
+
     def differing(self) -> tuple[Setting, Any] | None:
         """The first that is no longer what it was, and what it is now."""
         memo: dict[int, Any] = {}
@@ -165,6 +171,14 @@ class Settings:
             if not same(frozen(now, memo), setting.content):
                 return setting, now
         return None
+
+
+def _has_grown(value: Any, content: Any) -> bool:
+    if not isinstance(value, (list, dict)) or len(value) <= len(content.items):
+        return False
+    keys, items = _parts(value)
+    first = [frozen(item, {}) for item in items[: len(content.items)]]
+    return keys[: len(content.keys)] == content.keys and all(map(same, first, content.items))
 
 
 class SettingsCheck:
