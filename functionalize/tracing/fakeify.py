@@ -37,11 +37,12 @@ def fakes_of(
     for group in groups.values():
         originals += group.values()
         if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
-            with below_dispatch():
+            with below_dispatch(), torch.inference_mode(False):  # a fake made there is an inference tensor
                 for key, fake in _of_group(factory, group):
                     fakes[key] = _marked(fake, group[key])
         else:
-            with warnings.catch_warnings():
+            inference = any(tensor.is_inference() for tensor in group.values())
+            with warnings.catch_warnings(), torch.inference_mode(inference and torch.is_inference_mode_enabled()):
                 warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
                 fakes |= {key: (convert if dynamic else factory.mode.from_tensor)(t) for key, t in group.items()}
     counted = [tensor for tensor in originals if not tensor.is_inference()]
