@@ -5,7 +5,7 @@ Invariant: a tensor made here is what FakeTensorMode would have made. Limits: st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-__all__ = ["FakeTensor", "FakeTensorMode"]
+from functionalize._torch.dispatch import below_dispatch
 
 _META = torch.device("meta")
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
 
 
 def is_data_dependent(error: Exception) -> bool:
@@ -54,15 +53,17 @@ def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
 
 
 def mark_as(fake: Any, tensor: torch.Tensor) -> None:
-    """Have a fake tensor taken for a parameter or a buffer, as the tensor is that it stands for."""
+    """Tell a fake tensor what torch says, besides its layout, of the tensor that it stands for."""
     if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
     elif type(tensor) is torch.nn.Buffer:
         fake._is_buffer, fake.persistent = True, tensor.persistent
+    if tensor.requires_grad:
+        fake.requires_grad_(True)
 
 
 _make_subclass: Any = torch.Tensor._make_subclass
-_forbid_data: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
+_forbid_data: Any = torch._C._set_throw_on_mutable_data_ptr
 
 
 class FakeFactory:

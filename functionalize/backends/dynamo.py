@@ -18,7 +18,14 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from functionalize._torch import FakeTensorMode
-from functionalize._torch.dynamo import alias_of, inside, named_compiler, note_origin, run_apart, to_fakes
+from functionalize._torch.dynamo import (
+    alias_of,
+    enable_python_dispatcher,
+    lookup_backend,
+    note_origin,
+    run_apart,
+    to_fakes,
+)
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
@@ -81,7 +88,7 @@ def dynamo_backend(
     check_remove(remove)
 
     def functionalized(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        named = named_compiler(compiler) if isinstance(compiler, str) else compiler
+        named = lookup_backend(compiler) if isinstance(compiler, str) else compiler
         return _Backend(graph, named, remove, partition_fn).compile(inputs)
 
     return functionalized
@@ -180,7 +187,7 @@ class _Backend:
         session = RecordingSession(mode, note_origin, remove_views=self.remove == "mutations_and_views", symbolic=True)
         names = [name.replace(".", "_") for name in self.state]
         names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
-        with inside(mode):
+        with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
             handles = [_fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
         inputs = [
             TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position)

@@ -19,12 +19,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from functionalize._torch.autograd import (
-    checkpoint_frame,
-    in_backward_pass,
-    in_reentrant_checkpoint,
-    saved_tensors_hook,
-)
+from functionalize._torch.autograd import checkpoint_frame, in_reentrant_checkpoint
 from functionalize.errors import UnsupportedMutationError
 
 
@@ -42,10 +37,9 @@ class CheckpointRegions:
         if self._inside is not None:
             self._first[node] = self._inside
             return
-        hook = saved_tensors_hook()
-        found = None if hook is None else checkpoint_frame(hook)
+        found = checkpoint_frame()
         if found is None:
-            if is_random(node) and in_backward_pass() >= 0 and in_reentrant_checkpoint():
+            if is_random(node) and in_reentrant_checkpoint():
                 raise UnsupportedMutationError(
                     f"{node.target} in a checkpointed region with use_reentrant=True",
                     why="the region runs again in the backward, and would draw other random numbers there",

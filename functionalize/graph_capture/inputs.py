@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.export.graph_signature import InputKind
 
-from functionalize._torch.autograd import get_gradient_edge
-from functionalize._torch.module_state import buffers_of, is_persistent
+from functionalize._torch import buffers_of, is_persistent
 from functionalize.runtime.graph_inputs import names_of, walk_arguments
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.state_walk import OPAQUE, Slot, StateWalk, is_module

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from functionalize._torch import is_symbolic, on_handles, storage_key
-from functionalize._torch.autograd import module_without_code, must_recompute
+from functionalize._torch.autograd import module_without_code
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
@@ -242,7 +243,7 @@ def _copied(
         phase = "forward" if node in forward else "backward"
         region = marked.get(item_of(node) or node)
         if region is not None:
-            copy.meta["recompute"] = must_recompute()
+            copy.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             if node.all_input_nodes:  # others are equal in all regions: merged, they belong to none
                 copy.meta["ac_graph_id"] = region
         copy.meta["partitioner_tag"] = f"must_be_in_{phase}" if is_random(node) and region is None else f"is_{phase}"

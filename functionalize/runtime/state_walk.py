@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.module_state import buffers_of, modules_of, parameters_of
+from functionalize._torch import buffers_of, modules_of, parameters_of
 
 Container = Any  # a dict or a list: what values sit in
 

@@ -39,7 +39,8 @@ def fakes_of(
         if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
             with below_dispatch():
                 for key, fake in _of_group(factory, group):
-                    fakes[key] = _marked(fake, group[key])
+                    mark_as(fake, group[key])
+                    fakes[key] = fake
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
@@ -75,11 +76,3 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
     for key, tensor in group.items():
         layout = tensor.size(), tensor.stride(), int(tensor.storage_offset())
         yield key, factory.at(storage, *layout, tensor.dtype, tensor.device)
-
-
-def _marked(fake: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor, told what torch says of the original besides its layout."""
-    mark_as(fake, tensor)
-    if tensor.requires_grad:
-        fake.requires_grad_(True)
-    return fake  # type: ignore[no-any-return]

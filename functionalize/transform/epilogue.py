@@ -257,7 +257,7 @@ def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iter
             yield Input(root, base.root.layout, base.key, capacity, root.requires_grad)
         else:
             top = base.top.layout
-            yield Input.of(memory_view(root, base.storage, (top.size, top.stride, top.offset), top.dtype))
+            yield Input.of(memory_view(base.storage, (top.size, top.stride, top.offset), top.dtype))
 
 
 def _beyond(base: Base, inputs: Sequence[torch.Tensor]) -> bool:

@@ -25,7 +25,6 @@ from functionalize._torch import (
     last_node,
     memory_write,
     mode_stack,
-    node_of,
     on_handles,
     point_proxy,
     pytree,
@@ -38,6 +37,7 @@ from functionalize._torch import (
     storage_key,
     tensors_with_storage,
     track_symbols,
+    tracked_node,
     unbacked,
     uncached_fakes,
 )
@@ -233,13 +233,13 @@ class ValueExecutor:
 
     def is_constant(self, handle: torch.Tensor) -> bool:
         """Whether a tracer below takes a handle for a constant: neither an input nor an op gave it to the program."""
-        return self.proxies is not None and node_of(self.proxies, handle) is None
+        return self.proxies is not None and tracked_node(self.proxies.tracer, handle) is None
 
     def predates_call(self, handle: torch.Tensor) -> bool:
         """Whether a handle of the graph that is traced was there before the function was called."""
         if self.proxies is None:
             return False
-        node = node_of(self.proxies, handle)
+        node = tracked_node(self.proxies.tracer, handle)
         return node is None or (self._start is not None and not self._start < node)
 
     def same_node(self, one: torch.Tensor, two: torch.Tensor) -> bool:
