@@ -50,11 +50,10 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results of an op, recorded; ``MISS`` if it has to take torch's path."""
-        key = meta_cache.key_of(func, args, kwargs, self.factory)
-        given = None if key is None else self._given(args, kwargs)
-        entry = None if given is None else meta_cache.lookup(key)
+        key, entry = meta_cache.find(func, args, kwargs, self.factory)
+        given = None if entry is None else self._given(args, kwargs)
         out = meta_cache.MISS
-        if entry is out:
+        if entry is out and given is not None:
             out = on_handles(func, args, kwargs)
             entry = meta_cache.insert(key, func, args, out)
         if given is None or entry is None:
@@ -68,15 +67,15 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CacheEntry | None]:
         """An op's results, seen by no tracer, and their cache entry: None where sizes may be symbols."""
-        key = meta_cache.key_of(func, args, kwargs, self.factory)
-        entry = None if key is None else meta_cache.lookup(key)
-        if entry is None or entry is meta_cache.MISS:
-            out = meta_cache.MISS if entry is None else self._viewed(func, args, kwargs)
-            if out is meta_cache.MISS:
-                out = on_handles(func, args, kwargs)
-            return out, None if entry is None else meta_cache.insert(key, func, args, out)
-        with below_dispatch():
-            out = entry.make(self.factory, args)
+        key, entry = meta_cache.find(func, args, kwargs, self.factory)
+        out = meta_cache.MISS
+        if entry is out:
+            out = self._viewed(func, args, kwargs)
+            out = on_handles(func, args, kwargs) if out is meta_cache.MISS else out
+            return out, meta_cache.insert(key, func, args, out)
+        if entry is not None:
+            with below_dispatch():
+                out = entry.make(self.factory, args)
         return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, entry)
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
