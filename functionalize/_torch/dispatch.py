@@ -98,14 +98,13 @@ def on_handles(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
 @contextlib.contextmanager
 def uncached_fakes(handles: Sequence[torch.Tensor]) -> Iterator[None]:
     """FakeTensor's cache replays what an op returned, but not that it resized an ``out=`` argument."""
-    modes = {id(handle.fake_mode): handle.fake_mode for handle in handles if isinstance(handle, FakeTensor)}
-    before = [(mode, mode.cache_enabled) for mode in modes.values()]
-    for mode, _ in before:
+    before = {h.fake_mode: h.fake_mode.cache_enabled for h in handles if isinstance(h, FakeTensor)}
+    for mode in before:
         mode.cache_enabled = False
     try:
         yield
     finally:
-        for mode, enabled in before:
+        for mode, enabled in before.items():
             mode.cache_enabled = enabled
 
 

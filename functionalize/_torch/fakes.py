@@ -23,12 +23,11 @@ _META = torch.device("meta")
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
-def is_data_dependent(error: Exception) -> bool:
-    """Whether fake tensors raised an error because the data would decide."""
+def data_dependent() -> tuple[type[Exception], ...]:
+    """The errors that fake tensors raise because the data would decide."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # here: loads sympy
 
-    kinds = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-    return isinstance(error, kinds)
+    return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
 
 
 def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
@@ -81,17 +80,10 @@ class FakeFactory:
         """A fake tensor at another place of a fake tensor's storage."""
         return self.around(source.as_strided(size, stride, offset), source.fake_device)
 
-    def at(
-        self,
-        storage: torch.UntypedStorage,
-        size: Sequence[int],
-        stride: Sequence[int],
-        offset: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> FakeTensor:
-        """A fake tensor at a place of a storage of device ``meta``."""
-        return self.around(torch.empty(0, dtype=dtype, device=_META).set_(storage, offset, size, stride), device)
+    def at(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> FakeTensor:
+        """A fake tensor at the place that a tensor has in its storage, in a storage of device ``meta``."""
+        place = int(tensor.storage_offset()), tensor.size(), tensor.stride()
+        return self.around(torch.empty(0, dtype=tensor.dtype, device=_META).set_(storage, *place), tensor.device)
 
     def snapshot(self, tensor: FakeTensor) -> FakeTensor:
         """A fake tensor that later changes of the metadata of ``tensor`` do not reach."""

@@ -154,7 +154,6 @@ class _Backend:
         if isinstance(joint, Exception):
             raise joint
         known = dict(zip((entry.name for entry in metadata.inputs), fakes, strict=False))
-
         handed = partial(self._handed, mode, known)
         if joint is not None:
             halves = partition(joint, self.partition_fn, handed)

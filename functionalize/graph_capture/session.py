@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import FakeTensor, is_symbolic
-from functionalize._torch.fakes import FakeFactory, FakeTensorMode, below_dispatch, is_data_dependent
+from functionalize._torch.fakes import FakeFactory, FakeTensorMode, below_dispatch, data_dependent
 from functionalize._torch.tracing import new_placeholder, recording, track
 from functionalize.call_stack import Origin
 from functionalize.errors import DataDependentError
@@ -89,8 +89,6 @@ class RecordingSession:
 
         try:
             run_call(mode, run, (), {}, end, reached=[entry.fake for entry in inputs if entry.fake is not None])
-        except Exception as error:
-            if is_data_dependent(error):
-                raise DataDependentError.of(error) from error
-            raise
+        except data_dependent() as error:
+            raise DataDependentError.of(error) from error
         return found[0]

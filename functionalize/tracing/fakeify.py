@@ -74,5 +74,4 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
             return
     storage = torch.UntypedStorage(size, device="meta")
     for key, tensor in group.items():
-        layout = tensor.size(), tensor.stride(), int(tensor.storage_offset())
-        yield key, factory.at(storage, *layout, tensor.dtype, tensor.device)
+        yield key, factory.at(storage, tensor)

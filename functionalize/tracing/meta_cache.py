@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
-from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
+from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent
 from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
@@ -55,10 +55,8 @@ class CacheEntry:
         try:
             made = [None if meta is None else meta.make(factory, args) for meta in self.results]
             return made[0] if self.container is None else self.container(made)
-        except Exception as error:
-            if is_data_dependent(error):
-                return MISS
-            raise
+        except data_dependent():
+            return MISS
 
 
 MISS: Any = object()  # stands for the entry of a call that was not seen before

@@ -17,7 +17,7 @@ from typing import Any
 from torch.fx import Node
 
 from functionalize._torch import HigherOrderOperator, is_symbolic, last_node, on_handles, record_view
-from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, is_data_dependent
+from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent
 from functionalize._torch.tracing import ProxyTorchDispatchMode, name_for, new_node, new_tracer, track, tracked_node
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
@@ -88,9 +88,8 @@ class RecordingMode(ProxyTorchDispatchMode):
                 out = func(*args, **kwargs)
                 if out.dtype == source.dtype and not (out.is_conj() or out.is_neg()):
                     return self.factory.around(out, source.fake_device)
-        except Exception as error:
-            if not is_data_dependent(error):
-                raise
+        except data_dependent():
+            pass
         return meta_cache.MISS
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:

@@ -75,24 +75,17 @@ def _offences(gm: GraphModule, name: str, remove: str, *, may_write_back: bool) 
         reason = _judge(node, remove)
         if reason:
             yield _offence(node, name, reason)
-        yield from _offences_below(gm, node, name, remove)
+        if node.op == "get_attr":  # a graph that a higher-order operator will run, or a plain attribute
+            child: Any = gm
+            for part in str(node.target).split("."):
+                child = getattr(child, part, None)
+            if isinstance(child, GraphModule):
+                yield from _offences(child, f"{name}.{node.target}".lstrip("."), remove, may_write_back=False)
 
 
 def _offence(node: Node, graph: str, reason: str) -> str:
     place = f" [in {graph}]" if graph else ""
     return f"{node.format_node()}{place}\n    why  {reason}\n    at   {source_line(node) or _NO_LINE}"
-
-
-def _offences_below(gm: GraphModule, node: Node, name: str, remove: str) -> Iterator[str]:
-    """Offences in a graph that a higher-order operator will run; plain attributes have none."""
-    if node.op != "get_attr":
-        return
-    child: Any = gm
-    for part in str(node.target).split("."):
-        child = getattr(child, part, None)
-    if isinstance(child, GraphModule):
-        path = f"{name}.{node.target}" if name else str(node.target)
-        yield from _offences(child, path, remove, may_write_back=False)
 
 
 def _epilogue(gm: GraphModule, remove: str) -> list[Node]:
