@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from functionalize.aliasing.bases import Base, View
+from functionalize.aliasing.bases import Base, View, WriteLog
 from functionalize.aliasing.view_composition import tile_runs
 from functionalize.aliasing.view_rules import Value
-from functionalize.aliasing.write_log import WriteLog
 
 aten = torch.ops.aten
 PendingWrite = tuple[View, Value, int]  # a pending write: the view, its new value, its position in the log
