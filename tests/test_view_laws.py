@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functionalize.aliasing.geometry import Layout
-from functionalize.aliasing.view_composition import tile_runs
+from functionalize.aliasing.regenerate import tile_runs
 from functionalize.aliasing.view_rules import (
     MULTI_OUTPUT_VIEWS,
     VIEW_RULES,

@@ -208,11 +208,13 @@ class Base:
             self._renamed.append(View(self, self.root, rule, self.root.layout))
         return self._renamed[0]
 
-    def set_top(self, flat_base: View, rule: ViewRule) -> None:
-        """Put a new top above the old one."""
-        old, self.top = self.top, flat_base
-        self._views.setdefault(flat_base.layout.key, flat_base)
-        self.move(old, flat_base, rule)
+    def put_on_top(self, layout: Layout, rule: ViewRule) -> View:
+        """Put a flat base with a layout above the old top, which is read from it by a rule."""
+        old, self.top = self.top, View(self, None, None, layout)
+        self.top.generation = old.generation
+        self._views.setdefault(layout.key, self.top)
+        self.move(old, self.top, rule)
+        return self.top
 
     def move(self, view: View, parent: View, rule: ViewRule) -> None:
         """Give a view another source; the views below it move along."""

@@ -143,31 +143,35 @@ class Layout:
     @cached_property
     def dense(self) -> bool:
         """Each element between first and last is addressed exactly once."""
-        return self.static and self.extent == self.numel and strides_nest(self)
+        return self.static and self.extent == self.numel and self.strides_nest
+
+    @cached_property
+    def _walks(self) -> list[tuple[int, int]]:
+        """(stride, size) of each dimension that leads to other elements, innermost first; unknown sizes supposed."""
+        dims = [(supposed(stride), supposed(size)) for size, stride in zip(self.size, self.stride, strict=True)]
+        return sorted((stride, size) for stride, size in dims if size != 1)
+
+    @cached_property
+    def strides_nest(self) -> bool:
+        """Whether each stride steps over all that the smaller ones reach, so that offsets decompose in one way."""
+        reach = 0
+        for stride, size in self._walks:
+            if stride <= reach:
+                return False
+            reach += (size - 1) * stride
+        return True
 
     @cached_property
     def has_internal_overlap(self) -> bool:
         """Whether two positions share an element, for the sizes of this trace; those that data decide are supposed."""
         if len(self.stride) < len(self.size) or (self.static and self.contiguous):
             return False  # sparse, or all apart
-        dims = [(supposed(stride), supposed(size)) for size, stride in zip(self.size, self.stride, strict=True)]
-        dims = sorted((stride, size) for stride, size in dims if size != 1)
-        reach = 0
-        for stride, size in dims:
-            if stride <= reach:
-                break
-            reach += (size - 1) * stride
-        else:
-            return False
-        return all(size for _, size in dims) and _has_equal_offsets(dims)
+        return not self.strides_nest and all(size for _, size in self._walks) and _has_equal_offsets(self._walks)
 
-    @cached_property
+    @property
     def overlaps_beyond_expand(self) -> bool:
         """Whether two positions share an element though no stride is zero."""
-        zero = any(
-            supposed(stride) == 0 and supposed(size) > 1 for size, stride in zip(self.size, self.stride, strict=True)
-        )
-        return self.has_internal_overlap and not zero
+        return self.has_internal_overlap and all(stride for stride, _ in self._walks)
 
     @cached_property
     def outermost_first(self) -> list[int]:
@@ -206,18 +210,6 @@ def _has_equal_offsets(dims: Sequence[tuple[int, int]]) -> bool:
     for stride, size in dims:
         offsets = [offset + step * stride for offset in offsets for step in range(size)]
     return len(set(offsets)) < len(offsets)
-
-
-def strides_nest(layout: Layout) -> bool:
-    """Whether each stride steps over all that the smaller ones reach, so that offsets decompose in one way."""
-    reach = 0
-    for dim in reversed(layout.outermost_first):
-        if layout.size[dim] == 1:
-            continue
-        if layout.stride[dim] <= reach:
-            return False
-        reach += (layout.size[dim] - 1) * layout.stride[dim]
-    return True
 
 
 def hinted_span(layout: Layout) -> tuple[int, int]:

@@ -47,7 +47,7 @@ class ViewRule:
     ``path``: the view ops that lead from the source to the view; nearly always one.
     ``covers``: a write through the view leaves nothing of the source's old value.
     ``part``: set for the views of which several can tile their source, see
-        :mod:`functionalize.aliasing.view_composition`.
+        :func:`functionalize.aliasing.regenerate.tile_runs`.
     """
 
     path: tuple[OpCall, ...]
