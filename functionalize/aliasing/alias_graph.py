@@ -139,9 +139,9 @@ class AliasGraph:
 
     def _last(self, root: View, steps: Sequence[RouteStep]) -> tuple[View, ViewRule]:
         """The last step of a route as a rule, and the view that it starts from."""
-        parent, base = root, root.base
+        parent = root
         for op, args, reached in steps[:-1]:
-            parent = base.at(reached) or base.add(parent, _rule(op, parent, reached, args), reached)
+            parent = _step(parent, op, args, reached)
         op, args, reached = steps[-1]
         return parent, _rule(op, parent, reached, args)
 
@@ -176,17 +176,8 @@ class AliasGraph:
         top = base.top.layout
         source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
         if source.layout.dtype != layout.dtype:
-            read = as_dtype(source.layout, layout.dtype)
-            rule = _rule(aten.view.dtype, source, read, (layout.dtype,))
-            source = base.at(read) or base.add(source, rule, read)
-        whole = (
-            layout.order is not None
-            and layout.elements == source.layout.elements
-            and layout.dtype == source.layout.dtype
-        )
-        if whole and len(source.layout.size) == 1:
-            return source, view_rules.permuted_dense(layout)
-        return source, view_rules.strided(source.layout, layout)
+            source = _step(source, aten.view.dtype, (layout.dtype,), as_dtype(source.layout, layout.dtype))
+        return source, _addressed(source.layout, layout)
 
     def _make_flat_base(self, base: Base, layout: Layout) -> View:
         """A new top: the elements of the storage in order, from the first to the last that any view addresses."""
@@ -198,16 +189,24 @@ class AliasGraph:
                 why="where the two meet depends on sizes that are not known while tracing",
                 hint="trace with static shapes (tracing_mode='fake'), or pass tensors that do not share a storage",
             )
-        if old.layout.order is not None and old.layout.elements == around.elements:
-            rule = view_rules.permuted_dense(old.layout)
-        else:
-            rule = view_rules.strided(around, old.layout)
+        rule = _addressed(around, old.layout)
         base.seed = _seed(base, around, rule, old)
         return base.put_on_top(around, rule)
 
 
 def _rule(op: Any, source: View, layout: Layout, args: tuple[Any, ...]) -> ViewRule:
     return view_rules.VIEW_RULES[op](source.layout, layout, *args)
+
+
+def _step(source: View, op: Any, args: tuple[Any, ...], layout: Layout) -> View:
+    """The view with a layout, made by an op if there is none yet."""
+    return source.base.at(layout) or source.base.add(source, _rule(op, source, layout, args), layout)
+
+
+def _addressed(source: Layout, layout: Layout) -> ViewRule:
+    """How a layout is read from a source whose elements are in order of the storage."""
+    whole = layout.order is not None and layout.elements == source.elements and layout.dtype == source.dtype
+    return view_rules.permuted_dense(layout) if whole and len(source.size) == 1 else view_rules.strided(source, layout)
 
 
 def _seed(base: Base, layout: Layout, rule: ViewRule, old: View) -> Callable[[Call], Value]:
