@@ -50,17 +50,14 @@ class DataDependentError(RuntimeError):
         )
 
 
-_REMOVE = ("mutations", "mutations_and_views")
-
-
 def check_remove(remove: str) -> None:
     """Raise unless it names what is to be removed from a program.
 
     Raises:
         ValueError: it is neither of the two.
     """
-    if remove not in _REMOVE:
-        raise ValueError(f"remove must be {' or '.join(map(repr, _REMOVE))}, not {remove!r}")
+    if remove not in ("mutations", "mutations_and_views"):
+        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
 
 
 def name_of(tensor: torch.Tensor) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -74,24 +74,11 @@ class Layout:
         dtype, conj, neg = tensor.dtype, tensor.is_conj(), tensor.is_neg()
         if is_symbolic(tensor):
             return cls(tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset), dtype, conj, neg)
-        key = (size, stride, offset, dtype, conj, neg)
-        return _LAYOUTS.get(key) or cls._known(key)
-
-    @classmethod
-    def _known(cls, key: tuple[Any, ...]) -> Layout:
-        """The layout of plain sizes: one object for each, so that its cached properties are computed once."""
-        if len(_LAYOUTS) >= _LAYOUTS_KEPT:
-            _LAYOUTS.clear()
-        key = (tuple(key[0]), *key[1:])
-        layout = _LAYOUTS[key] = cls(*key)
-        layout.__dict__.update(static=True, key=key)
-        return layout
+        return _layout(size, stride, offset, dtype, conj, neg)
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
         """Hashable; equal for layouts that address the same elements in the same way."""
-        if self.static:
-            return (self.size, self.stride, self.offset, self.dtype, self.conj, self.neg)
         size, stride = tuple(map(_hashable, self.size)), tuple(map(_hashable, self.stride))
         return (size, stride, _hashable(self.offset), self.dtype, self.conj, self.neg)
 
@@ -128,11 +115,7 @@ class Layout:
     @cached_property
     def span(self) -> tuple[int, int]:
         """Bytes from first to one past the last; an empty tensor spans nothing. Needs ``static``."""
-        if 0 in self.size:
-            return (0, 0)
-        last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
-        item = self.dtype.itemsize
-        return (self.offset * item, (self.offset + last + 1) * item)
+        return (0, 0) if 0 in self.size else hinted_span(self)
 
     @cached_property
     def extent(self) -> int:
@@ -198,8 +181,10 @@ class Layout:
         return not (self.conj or self.neg)
 
 
-_LAYOUTS: dict[tuple[Any, ...], Layout] = {}
-_LAYOUTS_KEPT = 20_000
+@lru_cache(20_000)
+def _layout(size: Sequence[int], *rest: Any) -> Layout:
+    """The layout of plain sizes: one object for each, so that its cached properties are computed once."""
+    return Layout(tuple(size), *rest)
 
 
 def _has_equal_offsets(dims: Sequence[tuple[int, int]]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import FakeTensor, is_symbolic, on_handles
+from functionalize._torch import FakeTensor, on_handles
 from functionalize.aliasing.geometry import same
 
 
@@ -46,9 +46,7 @@ _COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, t
 
 def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors of one shape have equal strides; of symbols, equal expressions."""
-    if is_symbolic(one) or is_symbolic(two):
-        return same(one.stride(), two.stride())
-    return one.stride() == two.stride()
+    return same(one.stride(), two.stride())
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -8,6 +8,8 @@ functional variant, so a live row never has one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from functionalize._torch import OpOverload, decomposes
@@ -23,50 +25,38 @@ def row(op: OpOverload) -> OpRow:
         >>> found.kind, [written.name for written in found.written]
         (<Kind.INPLACE: 'inplace'>, ['self'])
     """
-    written = written_arguments(op)
+    written = tuple(
+        Written(one.name, None if one.kwarg_only else index, None, isinstance(one.type, torch.ListType))
+        for index, one in enumerate(op._schema.arguments)
+        if _written_alias(one) is not None
+    )
     return OpRow(
         name=op.name(),
-        kind=kind(op),
-        view=view_kind(op),
+        kind=_kind(op, written),
+        view=_view_kind(op),
         written=written,
-        returns=returns(op),
+        returns=_returns(op),
         composite=decomposes(op),
         random=torch.Tag.nondeterministic_seeded in op.tags,
     )
 
 
-def _is_written(argument: torch.Argument) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
+def _written_alias(value: torch.Argument) -> set[str] | None:
+    """The names under which the schema says that an argument or return is written; None where it is not."""
+    return value.alias_info.before_set if value.alias_info is not None and value.alias_info.is_write else None
 
 
-def written_arguments(op: OpOverload) -> tuple[Written, ...]:
-    """The arguments that the schema declares as written."""
-    return tuple(
-        Written(
-            position=None if argument.kwarg_only else index,
-            name=argument.name,
-            result=None,
-            is_list=isinstance(argument.type, torch.ListType),
-        )
-        for index, argument in enumerate(op._schema.arguments)
-        if _is_written(argument)
-    )
-
-
-def kind(op: OpOverload) -> Kind:
-    """How the schema says that the operator writes."""
-    written = [argument for argument in op._schema.arguments if _is_written(argument)]
+def _kind(op: OpOverload, written: Sequence[Written]) -> Kind:
     if not written:
         return Kind.FUNCTIONAL
     base = op._schema.name.rpartition("::")[2]
     inplace_dunder = base.startswith("__i") and base.endswith("__")
     if inplace_dunder or (base.endswith("_") and not base.endswith("__")):
         return Kind.INPLACE
-    return Kind.OUT if any(argument.kwarg_only for argument in written) else Kind.MUTABLE
+    return Kind.OUT if any(one.position is None for one in written) else Kind.MUTABLE
 
 
-def view_kind(op: OpOverload) -> ViewKind:
-    """Whether the schema says that the operator views."""
+def _view_kind(op: OpOverload) -> ViewKind:
     if torch.Tag.inplace_view in op.tags:
         return ViewKind.INPLACE_VIEW
     aliased = [r for r in op._schema.returns if r.alias_info is not None and not r.alias_info.is_write]
@@ -77,13 +67,8 @@ def view_kind(op: OpOverload) -> ViewKind:
     return ViewKind.MULTI if any(isinstance(r.type, torch.ListType) for r in aliased) else ViewKind.SINGLE
 
 
-def returns(op: OpOverload) -> tuple[int, ...]:
+def _returns(op: OpOverload) -> tuple[int, ...]:
     """For each return its index, or -(k+1) where it is the written argument k itself."""
-    written = [a.alias_info.before_set for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
-    found = []
-    for index, returned in enumerate(op._schema.returns):
-        alias = returned.alias_info
-        if alias and alias.is_write and alias.before_set in written:
-            index = -(written.index(alias.before_set) + 1)
-        found.append(index)
-    return tuple(found)
+    written = [alias for alias in map(_written_alias, op._schema.arguments) if alias is not None]
+    returned = enumerate(map(_written_alias, op._schema.returns))
+    return tuple(-(written.index(alias) + 1) if alias in written else index for index, alias in returned)

@@ -38,6 +38,7 @@ UNPAIRED: Mapping[str, str] = {
 }
 
 
+@functools.cache
 def row(op: OpOverload) -> OpRow:
     """What `op` is: from the tables, or from its live schema where they do not know it.
 
@@ -46,13 +47,8 @@ def row(op: OpOverload) -> OpRow:
         >>> row(torch.ops.aten.add_.Tensor).functional
         'aten::add.Tensor'
     """
-    found = _rows.get(op)
-    if found is None:
-        name = op.name()
-        text = _texts.get(name)
-        found = live_schema.row(op) if text is None else OpRow.parse(text)
-        _rows[op] = found
-    return found
+    text = _texts.get(op.name())
+    return live_schema.row(op) if text is None else OpRow.parse(text)
 
 
 @functools.cache
@@ -145,5 +141,4 @@ def _make(source: sources.Source, folder: Path | None) -> str:
     return "".join(f"{row}\n" for row in made.rows.values())
 
 
-_rows: dict[OpOverload, OpRow] = {}
 _texts: dict[str, str] = {line.partition(" ")[0]: line for line in _installed_rows().splitlines()}
