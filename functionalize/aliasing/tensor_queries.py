@@ -38,10 +38,7 @@ def repeated(tensor: torch.Tensor) -> list[int]:
 
 def counts_elements(handle: torch.Tensor) -> bool:
     """Whether ``copy_`` wants as many elements specified as the handle has: ``resize_as_sparse_`` goes first then."""
-    return handle.layout in _COMPRESSED
-
-
-_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+    return handle.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 
@@ -19,12 +20,7 @@ from functionalize.aliasing.geometry import Layout
 aten = torch.ops.aten
 Value = Any
 LazyValue = Callable[[], Value]  # computes the source's value only for those inverses that need it
-
-
-class Call(Protocol):
-    """Executes one op on values."""
-
-    def __call__(self, op: Any, *args: Any) -> Value: ...
+Call = Callable[..., Value]  # executes one op on values: `call(op, *args)`
 
 
 @dataclass(frozen=True)
@@ -252,18 +248,14 @@ def permuted_dense(out: Layout) -> ViewRule:
     return ViewRule(path, inverse, covers=True)
 
 
-def lower(op: Any, source: Layout, outs: Sequence[Layout], args: tuple[Any, ...]) -> list[tuple[Any, tuple[Any, ...]]]:
+def lower(op: Any, outs: Sequence[Layout], args: tuple[Any, ...]) -> list[OpCall]:
     """A multi-output view as one ``slice`` or ``select`` for each output."""
     if op is aten.unbind.int:
         dim = args[0] if args else 0
         return [(aten.select.int, (dim, index)) for index in range(len(outs))]
     dim = args[1] if len(args) > 1 else 0
-    pieces, start = [], 0
-    for out in outs:
-        stop = start + out.size[dim]
-        pieces.append((aten.slice.Tensor, (dim, start, stop)))
-        start = stop
-    return pieces
+    ends = accumulate((out.size[dim] for out in outs), initial=0)
+    return [(aten.slice.Tensor, (dim, start, stop)) for start, stop in pairwise(ends)]
 
 
 MULTI_OUTPUT_VIEWS = frozenset(
