@@ -128,7 +128,7 @@ class FunctionalizeMode(TorchDispatchMode):
             self.context.view_made(out, graph.derive(parent, func, tuple(args[1:]), layout))
         else:
             layouts = layouts or [Layout.of(piece) for piece in out]
-            steps = view_rules.lower(func, parent.layout, layouts, tuple(args[1:]))
+            steps = view_rules.lower(func, layouts, tuple(args[1:]))
             for piece, layout, (op, op_args) in zip(out, layouts, steps, strict=True):
                 self.context.view_made(piece, graph.derive(parent, op, op_args, layout))
         return out
