@@ -224,16 +224,12 @@ class FunctionalizationContext:
 
     def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results, as values, of a functional op on handles."""
-        return self.compute_comparing_strides(op, args, kwargs)[0]
-
-    def compute_comparing_strides(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-        """The results, as values, and whether the value of some handle has other strides than the handle."""
         if tables.row(op).composite or op in DECOMPOSITIONS:  # decomposed above the modes below us
             with self.enter():
                 out = op(*args, **kwargs)
-            return pytree.tree_map_only(torch.Tensor, self.value, out), self.values_of(args, kwargs)[2]
-        call_args, call_kwargs, strides_differ = self.values_of(args, kwargs)
-        return self.executor.call(op, *call_args, **call_kwargs), strides_differ
+            return pytree.tree_map_only(torch.Tensor, self.value, out)
+        call_args, call_kwargs, _ = self.values_of(args, kwargs)
+        return self.executor.call(op, *call_args, **call_kwargs)
 
     def values_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
         """Arguments with handles replaced by values, and whether some value has other strides than its handle."""
@@ -254,6 +250,8 @@ class FunctionalizationContext:
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """The results of an op on values as handles: with eager's strides, where the values' strides differ."""
+        if not self.values_of(args, kwargs)[2]:
+            return out
         handles = dry_run.with_eager_strides(self.executor, func, args, kwargs, out)
         for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):
             if handle is value:

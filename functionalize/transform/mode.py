@@ -37,6 +37,7 @@ from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.decompositions import DECOMPOSITIONS, Decomposition
 from functionalize.transform.handlers import higher_order, random_ops
 from functionalize.transform.values import ValueExecutor
+from functionalize.transform.writing_call import WritingCall
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]
@@ -196,13 +197,12 @@ class FunctionalizeMode(TorchDispatchMode):
         return handle
 
     def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        row = tables.row(func)
+        call = WritingCall(self.context, func, tables.row(func), args, kwargs)
         if counts_versions(func):
-            return mutation.mutate(self.context, func, row, args, kwargs)
+            return mutation.mutate(call)
         # Eager's kernel makes its writes by other ops, each of which grows a version.
-        written = tensor_leaves([w.given(args, kwargs) for w in row.written], {})
-        versions = [(handle, handle._version) for handle in written if not handle.is_inference()]
-        out = mutation.mutate(self.context, func, row, args, kwargs)
+        versions = [(leaf, leaf._version) for leaf in tensor_leaves(call.targets, {}) if not leaf.is_inference()]
+        out = mutation.mutate(call)
         for handle, version in versions:
             if handle._version == version:
                 torch.autograd.graph.increment_version(handle)

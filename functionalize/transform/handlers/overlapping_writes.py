@@ -11,6 +11,7 @@ number of slices is fixed for the sizes of the trace; strides of zero are refuse
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,13 +23,10 @@ from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
-from functionalize.ops.tables import OpRow, Written
 from functionalize.transform import dry_run
-from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.handlers import custom_ops
+from functionalize.transform.writing_call import WritingCall
 
 aten = torch.ops.aten
-Kwargs = dict[str, Any]
 
 # Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
 _IDEMPOTENT = frozenset(
@@ -39,30 +37,23 @@ _IDEMPOTENT = frozenset(
 _ALIKE_EVERYWHERE = _IDEMPOTENT | {aten.masked_fill_}
 
 
-def run(
-    context: FunctionalizationContext,
-    func: Any,
-    row: OpRow,
-    written: Sequence[Written],
-    args: Sequence[Any],
-    kwargs: Kwargs,
-) -> Any:
+def run(call: WritingCall) -> Any:
     """Run a write whose targets overlap: returns what it returns; NotImplemented if it can run like any other.
 
     Raises what eager raises.
     """
-    targets = _strided(tensor_leaves([w.given(args, kwargs) for w in written], {}))
-    in_order = any(_order_matters(func, target, args, kwargs) for target in targets)
-    if not (in_order or any(map(repeats, targets)) or _arguments_meet(targets, args, kwargs)):
+    targets = _strided(tensor_leaves(call.targets, {}))
+    in_order = any(_order_matters(call, target) for target in targets)
+    if not (in_order or any(map(repeats, targets)) or _arguments_meet(call, targets)):
         return NotImplemented
-    if not context.executor.observed:
-        return custom_ops.on_memory(context, func, args, kwargs)
-    dry_run.on_copies(context.executor, func, args, kwargs)
+    if not call.context.executor.observed:
+        return call.on_memory()
+    dry_run.on_copies(call.context.executor, call.func, call.args, call.kwargs)
     if in_order:
-        return _by_slices(context, func, row, args, kwargs)
+        return _by_slices(call)
     expanded = next(filter(repeats, targets), None)
-    if expanded is not None and func.overloadpacket not in _ALIKE_EVERYWHERE:
-        raise _refusal(func, expanded)
+    if expanded is not None and call.func.overloadpacket not in _ALIKE_EVERYWHERE:
+        raise _refusal(call.func, expanded)
     return NotImplemented
 
 
@@ -80,16 +71,14 @@ def _strided(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor.layout is torch.strided]
 
 
-def _order_matters(func: Any, target: torch.Tensor, args: Sequence[Any], kwargs: Kwargs) -> bool:
+def _order_matters(call: WritingCall, target: torch.Tensor) -> bool:
     """Whether it matters that eager writes an element once for each position that shares it."""
     layout = Layout.of(target)
-    if layout.contiguous:
+    if layout.contiguous or not layout.overlaps_beyond_expand:
         return False
-    if func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
-        return layout.overlaps_beyond_expand and _ambiguous(layout)
-    if func.overloadpacket in _IDEMPOTENT and len(list(tensor_leaves(args, kwargs))) == 1:
-        return False
-    return layout.overlaps_beyond_expand
+    if call.func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
+        return _ambiguous(layout)
+    return call.func.overloadpacket not in _IDEMPOTENT or len(call.tensors) != 1
 
 
 def _ambiguous(layout: Layout) -> bool:
@@ -97,44 +86,35 @@ def _ambiguous(layout: Layout) -> bool:
     return len(set(strides)) < len(strides)
 
 
-def _arguments_meet(written: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Kwargs) -> bool:
+def _arguments_meet(call: WritingCall, targets: Sequence[torch.Tensor]) -> bool:
     """Whether a written tensor shares elements with another argument: many an op of eager refuses that."""
-    leaves = _strided(tensor_leaves(args, kwargs))
-    if len(leaves) < 2:
+    leaves = _strided(call.tensors)
+    if len(set(map(storage_key, leaves))) == len(leaves):
         return False
-    keys = [storage_key(leaf) for leaf in leaves]
-    if len(set(keys)) == len(keys):
-        return False
-    targets = set(map(id, written))
+    written = set(map(id, targets))
     return any(
-        keys[i] == keys[j] and not spans_disjoint(Layout.of(leaves[i]), Layout.of(leaves[j]))
-        for i in range(len(leaves))
-        if id(leaves[i]) in targets
-        for j in range(len(leaves))
-        if i != j
+        storage_key(one) == storage_key(other) and not spans_disjoint(Layout.of(one), Layout.of(other))
+        for one, other in itertools.permutations(leaves, 2)
+        if id(one) in written
     )
 
 
-def _by_slices(
-    context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs
-) -> torch.Tensor:
+def _by_slices(call: WritingCall) -> torch.Tensor:
     """Run an op on a target whose positions share elements, slice by slice; returns the target."""
-    target: torch.Tensor = row.written[0].given(args, kwargs)
+    func, row, target = call.func, call.row, call.row.written[0].given(call.args, call.kwargs)
     variant = tables.overload(row.functional) if row.functional else func
     elementwise = torch.Tag.pointwise in variant.tags or func is aten.copy_.default
     if not elementwise or len(row.written) > 1:
         raise _refusal(func, target)
-    others = [
-        leaf for leaf in tensor_leaves(args, kwargs) if leaf is not target and not differ(leaf.size(), target.size())
-    ]
+    others = [leaf for leaf in call.tensors if leaf is not target and not differ(leaf.size(), target.size())]
     dim = _outermost(target, others)
     if unbacked([target.size(dim)]):
         raise _refusal(func, target)
-    with context.enter():  # the slices are views of the program like any other
+    with call.context.enter():  # the slices are views of the program like any other
         for index in range(int(target.size(dim))):
-            sliced = [_slice(arg, target, dim, index) for arg in args]
-            func(*sliced, **{name: _slice(arg, target, dim, index) for name, arg in kwargs.items()})
-    return target
+            sliced = [_slice(arg, target, dim, index) for arg in call.args]
+            func(*sliced, **{name: _slice(arg, target, dim, index) for name, arg in call.kwargs.items()})
+    return target  # type: ignore[no-any-return]
 
 
 def _outermost(target: torch.Tensor, others: Sequence[torch.Tensor]) -> int:
