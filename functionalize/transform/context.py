@@ -42,9 +42,15 @@ aten = torch.ops.aten
 class FunctionalizationContext:
     """The state of one call: ops read and write the values of handles through it."""
 
-    def __init__(self, executor: ValueExecutor, enter: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self,
+        executor: ValueExecutor,
+        enter: Callable[[], contextlib.AbstractContextManager[Any]],
+        functionalize_body: Callable[..., Callable[..., Any]],
+    ) -> None:
         self.executor = executor
         self.enter = enter  # has the ops inside dispatched to this program again
+        self.functionalize_body = functionalize_body  # of a higher-order op: a program of its own, with a `Frame`
         self.graph = AliasGraph(held=executor.predates_call)
         self.op: Any = None  # the op that the program called last
         self.origin: Any = None  # where in the user's code; None until somebody looks

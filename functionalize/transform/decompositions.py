@@ -12,30 +12,12 @@ draw for the elements one by one; others (`randperm`, `multinomial`) draw in an 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True)
-class Decomposition:
-    """``run(*args, **kwargs)`` in place of the op, where ``applies(context, args)``; elsewhere the op runs itself."""
-
-    run: Callable[..., Any]
-    applies: Callable[[Any, Sequence[Any]], bool]
-
-
-def _observed(context: Any, args: Sequence[Any]) -> bool:
-    return bool(context.executor.observed)
-
-
-def _recorded(context: Any, args: Sequence[Any]) -> bool:
-    """Whether the storage of the first argument was viewed or written."""
-    return context.graph.find(args[0]) is not None
 
 
 def _rand(size: Sequence[Any], *, out: Tensor, generator: Any = None) -> Any:
@@ -101,21 +83,26 @@ def _as_strided_scatter(
     return copy
 
 
-DECOMPOSITIONS: dict[Any, Decomposition] = {
-    aten.rand.out: Decomposition(_rand, _observed),
-    aten.rand.generator_out: Decomposition(_rand, _observed),
-    aten.randn.out: Decomposition(_randn, _observed),
-    aten.randn.generator_out: Decomposition(_randn, _observed),
-    aten.randint.out: Decomposition(_randint, _observed),
-    aten.randint.generator_out: Decomposition(_randint, _observed),
-    aten.randint.low_out: Decomposition(_randint_from, _observed),
-    aten.randint.low_generator_out: Decomposition(_randint_from, _observed),
-    aten.bernoulli.out: Decomposition(_bernoulli, _observed),
-    aten.normal.float_float_out: Decomposition(_normal, _observed),
-    aten.normal.Tensor_float_out: Decomposition(_normal_around, _observed),
-    aten.normal.float_Tensor_out: Decomposition(_normal_scaled, _observed),
-    aten.normal.Tensor_Tensor_out: Decomposition(_normal_scaled, _observed),
-    getattr(aten.random_, "from"): Decomposition(_random_from, _observed),
-    aten.as_strided_copy.default: Decomposition(_as_strided_copy, _recorded),
-    aten.as_strided_scatter.default: Decomposition(_as_strided_scatter, _recorded),
+# In a graph; in direct use these ops run themselves.
+RANDOM: dict[Any, Callable[..., Any]] = {
+    aten.rand.out: _rand,
+    aten.rand.generator_out: _rand,
+    aten.randn.out: _randn,
+    aten.randn.generator_out: _randn,
+    aten.randint.out: _randint,
+    aten.randint.generator_out: _randint,
+    aten.randint.low_out: _randint_from,
+    aten.randint.low_generator_out: _randint_from,
+    aten.bernoulli.out: _bernoulli,
+    aten.normal.float_float_out: _normal,
+    aten.normal.Tensor_float_out: _normal_around,
+    aten.normal.float_Tensor_out: _normal_scaled,
+    aten.normal.Tensor_Tensor_out: _normal_scaled,
+    getattr(aten.random_, "from"): _random_from,
 }
+# Where the storage of the first argument was viewed or written.
+BY_STORAGE: dict[Any, Callable[..., Any]] = {
+    aten.as_strided_copy.default: _as_strided_copy,
+    aten.as_strided_scatter.default: _as_strided_scatter,
+}
+DECOMPOSITIONS = RANDOM | BY_STORAGE
