@@ -77,12 +77,10 @@ class FunctionalizationContext:
         return regenerate(self, view)
 
     def call(self, op: Any, *args: Any) -> Value:
-        """Execute one op on values."""
         return self.executor.call(op, *args)
 
     @property
     def views_alias(self) -> bool:
-        """Whether the value of a view shares memory with its source's value."""
         return not self.executor.remove_views
 
     def recorded_view(self, view: View, source_value: Value) -> Value | None:
@@ -93,14 +91,13 @@ class FunctionalizationContext:
         layout, (op, args) = view.parent.layout, view.rule.path[0]
         if layout.static and view.layout.static and not is_symbolic(source_value):
             as_expected = source_value.stride() == layout.stride and source_value.storage_offset() == layout.offset
-            return handle if as_expected and self.executor.record(op, source_value, args, handle) else None
-        if unbacked(view.layout.size) or (
-            unbacked(layout.size) and self.executor.remove_views and not view.rule.addresses_storage
-        ):
-            return self.executor.record_unbacked(op, source_value, args, handle)
-        if not same(source_value.stride(), layout.stride) or not same([source_value.storage_offset()], [layout.offset]):
-            return None
-        return handle if self.executor.record(op, source_value, args, handle) else None
+        else:
+            part_of_unbacked = unbacked(layout.size) and self.executor.remove_views and not view.rule.addresses_storage
+            if unbacked(view.layout.size) or part_of_unbacked:
+                return self.executor.record_unbacked(op, source_value, args, handle)
+            geometry = (*source_value.stride(), source_value.storage_offset())
+            as_expected = same(geometry, (*layout.stride, layout.offset))
+        return handle if as_expected and self.executor.record(op, source_value, args, handle) else None
 
     def view_made(self, handle: torch.Tensor, view: View) -> None:
         """Note that the program got a handle from a view op."""
@@ -133,11 +130,10 @@ class FunctionalizationContext:
 
     def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:
         """Commit a write of ``value``, of the handle's shape and dtype; ``aliased``: another tensor has it too."""
-        protected = self._protected.get(storage_key(handle)) if self._protected else None
-        if protected is not None:
+        if self._protected and storage_key(handle) in self._protected:
             raise UnsupportedMutationError(
                 f"a write to a tensor of shape {tuple(handle.size())}",
-                why=protected[0],
+                why=self._protected[storage_key(handle)][0],
                 hint="build a new tensor from the changed parts, or write to a `.to_dense()` or `.dequantize()` copy",
             )
         if not self.executor.observed:
@@ -145,9 +141,9 @@ class FunctionalizationContext:
             return
         view = self.graph.ensure(handle)
         base = view.base
-        root_handle = base.original() if base.original else None
-        if not base.log and root_handle is not None:
-            self.graph.track(root_handle, base.root)
+        original = base.original() if base.original and not base.log else None
+        if original is not None:
+            self.graph.track(original, base.root)
         self.graph.track(handle, view)
         self.graph.prepare_write(view)
         if self.historian is not None:
