@@ -167,13 +167,12 @@ class FunctionalizationContext:
         with DisableTorchFunction():
             handle.data = source
 
-    def prepare_resize(self, handle: torch.Tensor) -> View:
-        """The view of a handle that the program is about to resize. What its storage gains holds nothing yet."""
+    def prepare_resize(self, handle: torch.Tensor) -> None:
+        """Note that the program is about to resize a handle. What its storage gains holds nothing yet."""
         view = self.graph.ensure(handle)
         if view.base.capacity is None and view.base.key > 0:
             self.executor.extend_fake_storage(handle)
             view.base.note_resize()
-        return view
 
     def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run autograd's engine; in direct use below the mode, since the engine asks for modes."""
@@ -241,7 +240,8 @@ class FunctionalizationContext:
             nonlocal strides_differ
             if isinstance(arg, torch.Tensor):
                 value = self.value(arg)
-                strides_differ = strides_differ or (value is not arg and not _has_strides_of(value, arg))
+                if value is not arg and arg.layout is torch.strided and not strides_differ:
+                    strides_differ = not same_strides(value, arg)
                 return value
             if isinstance(arg, (list, tuple)):
                 return [to_value(item) for item in arg]
@@ -263,7 +263,3 @@ class FunctionalizationContext:
             if tables.row(func).random or not self.executor.observed:
                 self.executor.sync_memory(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
-
-
-def _has_strides_of(value: Value, handle: torch.Tensor) -> bool:
-    return handle.layout is not torch.strided or same_strides(value, handle)

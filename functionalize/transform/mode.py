@@ -175,7 +175,8 @@ class FunctionalizeMode(TorchDispatchMode):
         handle, context = args[0], self.context
         if not context.executor.observed:
             return on_handles(func, args, kwargs)
-        if func in _RESIZES and _keeps_size(handle, _size(args[1]), kwargs):
+        size = tuple(args[1].size() if isinstance(args[1], torch.Tensor) else args[1]) if func in _RESIZES else None
+        if size is not None and _keeps_size(handle, size, kwargs):
             return handle
         context.refuse_constant(handle)
         for arg in args:
@@ -184,9 +185,9 @@ class FunctionalizeMode(TorchDispatchMode):
             elif isinstance(arg, torch.UntypedStorage):
                 context.find_storage(arg)
         view = context.graph.ensure(handle)
-        if func in _RESIZES:
+        if size is not None:
             context.prepare_resize(handle)
-            context.executor.resize_handle(handle, _size(args[1]), kwargs)
+            context.executor.resize_handle(handle, size, kwargs)
         else:
             context.executor.on_handles(func, args, kwargs)
         context.executor.track_sizes(handle)
@@ -221,11 +222,6 @@ class FunctionalizeMode(TorchDispatchMode):
 
 
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
-
-
-def _size(like: Any) -> tuple[Any, ...]:
-    """The size that a call of `resize_` or `resize_as_` asks for."""
-    return tuple(like.size() if isinstance(like, torch.Tensor) else like)
 
 
 def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> bool:

@@ -82,21 +82,20 @@ class ValueExecutor:
         """Execute one op on values; of a view op its ``*_copy`` where views are to be removed."""
         args = _prepared(op, args, copies=self.remove_views)
         if self.remove_views:
-            copied = self._copy_of_unbacked(op, args)
-            if copied is not None:
-                return copied
-            op = _copy_op(op)
+            view, op = op, _copy_op(op)
+            if (
+                op is not view
+                and isinstance(args[0], FakeTensor)
+                and sized_by_data(args[0], pytree.tree_leaves(args[1:]))
+            ):
+                # torch's copy ops ask a size that only the data tell, their views do not
+                copied = self.record_unbacked(view, args[0], args[1:], on_handles(view, args, {}))
+                if copied is not None:
+                    return copied
         if op in _KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
             with uncached_fakes(args[:1]):  # from the cache they come with offset zero
                 return op(*args, **kwargs)
         return self.run(op, args, kwargs)
-
-    def _copy_of_unbacked(self, op: Any, args: tuple[Any, ...]) -> Value | None:
-        """Copy a view of a tensor whose size only the data tell: torch's copy ops ask that size, their views do not."""
-        fake = _copy_op(op) is not op and isinstance(args[0], FakeTensor)
-        if not (fake and sized_by_data(args[0], pytree.tree_leaves(args[1:]))):
-            return None
-        return self.record_unbacked(op, args[0], args[1:], on_handles(op, args, {}))
 
     def snapshot(self, value: Value) -> Value:
         """A copy of a value, for the same graph node, which no later write to a handle can change."""

@@ -8,7 +8,7 @@ Invariant: all results of an op are legal before the first is committed. Limits:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -57,10 +57,7 @@ class WritingCall:
 
     def argument(self, name: str) -> Any:
         """An argument by name, the schema's default where the call leaves it out."""
-        position, kwarg_only, default = declared(self.func)[name]
-        if not kwarg_only and position < len(self.args):
-            return self.args[position]
-        return self.kwargs.get(name, default)
+        return argument(self.func, name, self.args, self.kwargs)
 
     def returned(self, results: Sequence[Any]) -> Any:
         """What the op returns: among the results of its functional variant, and the arguments that it writes."""
@@ -79,13 +76,12 @@ class WritingCall:
 
     def commit(self, results: Sequence[Any], variant: Call) -> None:
         """Commit to each written argument its value among the results of ``variant``, or raise what eager raises."""
-        pairs = [
-            pair
-            for w, target in zip(self.written, self.targets, strict=True)
-            for pair in _pairs(w, target, w.value_among(results))
-        ]
-        values = [self._legalized(handle, value, results, variant) for handle, value in pairs]
-        for (handle, _), value in zip(pairs, values, strict=True):
+        pairs: list[tuple[torch.Tensor | None, Value]] = []
+        for w, target in zip(self.written, self.targets, strict=True):
+            value = w.value_among(results)
+            pairs += zip(target, value, strict=True) if w.is_list else [(target, value)]
+        legal = [(h, self._legalized(h, value, results, variant)) for h, value in pairs if h is not None]
+        for handle, value in legal:
             self.context.write(handle, value)
 
     def _legalized(self, handle: torch.Tensor, value: Value, results: Sequence[Any], variant: Call) -> Value:
@@ -156,17 +152,13 @@ class WritingCall:
                 )
 
 
-def _pairs(written: Written, target: Any, result: Any) -> Iterator[tuple[torch.Tensor, Value]]:
-    """The tensors of a written argument, each with its new value."""
-    for handle, value in zip(*((target, result) if written.is_list else ([target], [result])), strict=True):
-        if handle is not None:
-            yield handle, value
+def argument(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    """An argument of a call by name, the schema's default where the call leaves it out."""
+    position, kwarg_only, default = declared(func)[name]
+    return args[position] if not kwarg_only and position < len(args) else kwargs.get(name, default)
 
 
 @cache
 def declared(func: Any) -> dict[str, tuple[int, bool, Any]]:
     """The arguments of an op: position, whether by name only, default. To ask the schema costs as much as an op."""
-    return {
-        argument.name: (position, argument.kwarg_only, argument.default_value)
-        for position, argument in enumerate(func._schema.arguments)
-    }
+    return {own.name: (index, own.kwarg_only, own.default_value) for index, own in enumerate(func._schema.arguments)}

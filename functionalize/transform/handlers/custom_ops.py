@@ -1,7 +1,7 @@
 """Ops that write and have no functional variant: custom ops above all.
 
-Where no mode below observes us, such an op runs on the program's own tensors. In a graph it becomes
-``auto_functionalized``; arguments that it writes and that share elements are views of one base there.
+Unobserved, such an op runs on the program's own tensors. In a graph it becomes ``auto_functionalized``; arguments that
+it writes and that share elements are views of one base there.
 
 Invariant: arguments that share elements do so while the op runs. Limits: a graph has no form for an op that returns
 what it writes, for a written element that an argument which is only read shows too, and for two dtypes of one storage.
@@ -156,9 +156,6 @@ def _spanning(context: FunctionalizationContext, handle: torch.Tensor, whole: La
     layout = list(whole.size), list(whole.stride), whole.offset
     spanning: torch.Tensor = context.executor.on_handles(aten.as_strided.default, (handle, *layout), {})
     return spanning
-
-
-# Refusals
 
 
 def _without_form(func: Any, row: OpRow) -> UnsupportedMutationError:

@@ -28,11 +28,7 @@ Function = Callable[..., Any]
 
 
 class OperandsWritten(Exception):
-    """A body wrote to operands whose new values it was not asked to return; caught in this module."""
-
-    def __init__(self, positions: Sequence[int]) -> None:
-        super().__init__(positions)
-        self.positions = tuple(positions)
+    """A body wrote to operands, at these positions, whose new values it was not asked to return; caught here."""
 
 
 class Frame:
@@ -55,7 +51,9 @@ class Frame:
         """The body's results, followed by the new values of the operands in ``given``."""
         position = {id(unwrap_functorch(arg)): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         leaves, self.spec = pytree.tree_flatten(outputs)
-        self._look_at(args, leaves)
+        self.strides = [_strides(leaf) for leaf in leaves]
+        keys = {storage_key(arg): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+        self.aliased |= {keys[key] for key in map(storage_key, tensor_leaves(leaves, {})) if key in keys}
         values: dict[int, Any] = {}
         for back in epilogue.prepare():
             handle = back.input.handle
@@ -72,12 +70,6 @@ class Frame:
         call = epilogue.context.executor.call
         news = [call(aten.clone.default, values.get(i, args[i])) for i in self.given]  # results share no memory
         return (*leaves, *news)
-
-    def _look_at(self, args: tuple[Any, ...], leaves: Sequence[Any]) -> None:
-        self.strides = [_strides(leaf) for leaf in leaves]
-        keys = {storage_key(arg): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
-        returned = {storage_key(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        self.aliased |= {keys[key] for key in returned & keys.keys()}
 
 
 def run(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -183,7 +175,7 @@ def _with_writes(
             frames, leaves = attempt(given)
             break
         except OperandsWritten as found:
-            given = tuple(sorted({*given, *found.positions}))
+            given = tuple(sorted({*given, *found.args[0]}))
             _refuse_shared(context, func, operands, given)
     count = len(leaves) - len(given)
     for position, value in zip(given, leaves[count:], strict=True):

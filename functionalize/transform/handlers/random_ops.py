@@ -23,6 +23,7 @@ from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_stride
 from functionalize.aliasing.view_rules import Value
 from functionalize.ops import tables
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.writing_call import Kwargs, argument, declared
 
 aten = torch.ops.aten
 
@@ -30,42 +31,21 @@ aten = torch.ops.aten
 _CONTIGUOUS = frozenset({aten.bernoulli.default, aten.bernoulli.p})  # whatever their argument's strides are
 _READING = _CONTIGUOUS | {aten.native_dropout.default}
 _FILLING = frozenset(
-    {
-        aten.cauchy.default,
-        aten.exponential.default,
-        aten.geometric.default,
-        aten.log_normal.default,
-        aten.normal_functional.default,
-        aten.rand_like.default,
-        aten.randint_like.default,
-        aten.randint_like.low_dtype,
-        aten.randn_like.default,
-        aten.random.default,
-        aten.random.to,
-        getattr(aten.random, "from"),
-        aten.uniform.default,
-    }
+    {aten.cauchy.default, aten.exponential.default, aten.geometric.default, aten.log_normal.default}
+    | {aten.normal_functional.default, aten.uniform.default, aten.rand_like.default, aten.randn_like.default}
+    | {aten.randint_like.default, aten.randint_like.low_dtype}
+    | {aten.random.default, aten.random.to, getattr(aten.random, "from")}
 )
 
 
-def draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def draws(op: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
     """Whether a call draws random numbers: an op that drops nothing (attention in evaluation) does not."""
     if not tables.row(op).random:
         return False
-    position = _dropout_position(op)
-    return position is None or kwargs.get("dropout_p", args[position] if position < len(args) else 0.0) != 0.0
+    return "dropout_p" not in declared(op) or argument(op, "dropout_p", args, kwargs) != 0.0
 
 
-@functools.cache
-def _dropout_position(op: Any) -> int | None:
-    """Where an op takes the probability to drop an element, if its name says so."""
-    names = [argument.name for argument in op._schema.arguments]
-    return names.index("dropout_p") if "dropout_p" in names else None
-
-
-def compute(
-    context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: dict[str, Any], *, writes: bool
-) -> Any:
+def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs, *, writes: bool) -> Any:
     """Results, as values, of a random op on handles; None where the op on values draws in eager's order.
 
     ``writes`` tells whether the op stands for one that writes its first argument.
@@ -83,7 +63,10 @@ def compute(
     if is_contiguous(value) if order == sorted(order) else op not in _CONTIGUOUS and same_strides(value, handle):
         return None
     back = sorted(range(len(order)), key=order.__getitem__)
-    stand_in = _ordered(context, handle, order) if op in _READING else _empty_in_order(context, handle, order)
+    if op in _READING:  # the elements in the order of the handle's storage
+        stand_in = _contiguous(context, call(aten.permute.default, value, order))
+    else:
+        stand_in = _empty_in_order(context, handle, order)
     call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: stand_in, (tuple(args), kwargs))
     out = call(op, *call_args, **call_kwargs)
     if op in _FILLING:
@@ -99,7 +82,7 @@ def _order(context: FunctionalizationContext, handle: torch.Tensor) -> list[int]
     return Layout.of(context.executor.on_handles(aten.empty_like.default, (handle,), {})).outermost_first
 
 
-def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """Results of the op on values with the handles' strides; None where all values have them."""
     if not context.executor.observed or not context.values_of(args, kwargs)[2]:
         return None
@@ -115,18 +98,14 @@ def laid_out(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
         return value
     order = _order(context, handle)
     if order == sorted(order):
-        if is_contiguous(value):
-            return value
-        return context.executor.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+        return _contiguous(context, value)
     return context.executor.call(aten.copy.default, _empty_in_order(context, handle, order), value)
 
 
-def _ordered(context: FunctionalizationContext, handle: torch.Tensor, order: Sequence[int]) -> Value:
-    """The value's elements in the order of the handle's storage, contiguous."""
-    ordered = context.executor.call(aten.permute.default, context.value(handle), list(order))
-    if is_contiguous(ordered):
-        return ordered
-    return context.executor.call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
+def _contiguous(context: FunctionalizationContext, value: Value) -> Value:
+    if is_contiguous(value):
+        return value
+    return context.executor.call(aten.clone.default, value, memory_format=torch.contiguous_format)
 
 
 def _empty_in_order(context: FunctionalizationContext, handle: torch.Tensor, order: Sequence[int]) -> Value:
