@@ -115,12 +115,10 @@ def with_eager_strides(executor: ValueExecutor, func: Any, args: Sequence[Any], 
     flat, spec = pytree.tree_flatten(out)
     with _same_random_numbers(func):
         wanted = pytree.tree_leaves(executor.on_handles(func, args, kwargs))
-    handles = [want if _strides_differ(leaf, want) else leaf for leaf, want in zip(flat, wanted, strict=True)]
-    return pytree.tree_unflatten(handles, spec)
-
-
-def _strides_differ(result: Any, want: Any) -> bool:
-    return isinstance(result, torch.Tensor) and result.layout is torch.strided and not same_strides(result, want)
+    for index, (leaf, want) in enumerate(zip(flat, wanted, strict=True)):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not same_strides(leaf, want):
+            flat[index] = want
+    return pytree.tree_unflatten(flat, spec)
 
 
 def result_dtype(func: Any, args: Sequence[Any], kwargs: Kwargs) -> torch.dtype | None:

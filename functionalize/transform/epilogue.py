@@ -159,16 +159,12 @@ class Epilogue:
         alone = sum(other.storage == entry.storage for other in self.inputs) == 1
         if not kept or not alone or entry in self.moved or view is not view.base.root:
             return None
-        paths = [_path(written, view) for written in kept]
-        whole = id(entry.handle) in self._kept_whole or None in paths
+        paths = [path for written in kept if (path := _path(written, view)) is not None]
+        whole = id(entry.handle) in self._kept_whole or len(paths) < len(kept)
         if whole or sum(written.layout.numel for written in kept) >= view.layout.numel:
             return None
-        parts = [
-            (self._apart(value, storages), path)
-            for value, path in zip(kept.values(), paths, strict=True)
-            if path is not None
-        ]
-        return WriteBack(entry, (), None, (), tuple(parts))
+        values = [self._apart(value, storages) for value in kept.values()]
+        return WriteBack(entry, (), None, (), tuple(zip(values, paths, strict=True)))
 
     def _once(self, handle: torch.Tensor, data: Value) -> tuple[Value, tuple[OpCall, ...], tuple[OpCall, ...]]:
         """Data without the repeated positions of an expanded input, and the ops before and after the copy.

@@ -97,8 +97,7 @@ class FunctionalizeMode(TorchDispatchMode):
         call_args, call_kwargs, strides_differ = context.values_of(args, kwargs)
         if not strides_differ:
             return self._run(func, call_args, call_kwargs)
-        draws = random_ops.draws(func, args, kwargs)
-        ordered = random_ops.compute(context, func, args, kwargs, writes=False) if draws else None
+        ordered = random_ops.compute(context, func, args, kwargs, writes=False)
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
         return context.rehandle(func, args, kwargs, out)
 

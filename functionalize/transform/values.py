@@ -83,11 +83,8 @@ class ValueExecutor:
         args = _prepared(op, args, copies=self.remove_views)
         if self.remove_views:
             view, op = op, _copy_op(op)
-            if (
-                op is not view
-                and isinstance(args[0], FakeTensor)
-                and sized_by_data(args[0], pytree.tree_leaves(args[1:]))
-            ):
+            fake = op is not view and isinstance(args[0], FakeTensor)
+            if fake and sized_by_data(args[0], pytree.tree_leaves(args[1:])):
                 # torch's copy ops ask a size that only the data tell, their views do not
                 copied = self.record_unbacked(view, args[0], args[1:], on_handles(view, args, {}))
                 if copied is not None:
@@ -146,15 +143,16 @@ class ValueExecutor:
 
     def sync_memory(self, handle: torch.Tensor, value: Value) -> None:
         """Copy a value to a real handle's memory, for whatever reads memory directly."""
-        if not is_fake(handle) and not is_fake(value):
-            if counts_elements(handle):
-                on_handles(aten.resize_as_sparse_.default, (handle, value), {})
-            for dim in repeated(handle):  # written once: `copy_` refuses positions that share an element
-                handle, value = (on_handles(aten.slice.Tensor, (side, dim, 0, 1), {}) for side in (handle, value))
-            if type(handle) not in PLAIN_TYPES:  # a wrapper: its parts have the memory
-                on_handles(aten.copy_.default, (handle, value), {})
-                return
+        if is_fake(handle) or is_fake(value):
+            return
+        if counts_elements(handle):
+            on_handles(aten.resize_as_sparse_.default, (handle, value), {})
+        for dim in repeated(handle):  # written once: `copy_` refuses positions that share an element
+            handle, value = (on_handles(aten.slice.Tensor, (side, dim, 0, 1), {}) for side in (handle, value))
+        if type(handle) in PLAIN_TYPES:
             memory_write(handle, value)
+        else:  # a wrapper: its parts have the memory
+            on_handles(aten.copy_.default, (handle, value), {})
 
     def physical(self, handle: torch.Tensor) -> Value:
         """A handle without conjugate and negative bits, which kernels do not take."""

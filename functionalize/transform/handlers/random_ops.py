@@ -38,29 +38,26 @@ _FILLING = frozenset(
 )
 
 
-def draws(op: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
-    """Whether a call draws random numbers: an op that drops nothing (attention in evaluation) does not."""
-    if not tables.row(op).random:
-        return False
-    return "dropout_p" not in declared(op) or argument(op, "dropout_p", args, kwargs) != 0.0
-
-
 def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs, *, writes: bool) -> Any:
-    """Results, as values, of a random op on handles; None where the op on values draws in eager's order.
+    """Results, as values, of an op on handles; None where the op on values draws in eager's order, or does not draw.
 
     ``writes`` tells whether the op stands for one that writes its first argument.
     """
+    drops_nothing = "dropout_p" in declared(op) and argument(op, "dropout_p", args, kwargs) == 0.0
+    if not tables.row(op).random or drops_nothing:
+        return None
     if kwargs.get("memory_format") not in (None, torch.preserve_format) or (op in _CONTIGUOUS and not writes):
         return None
     handles, call = list(tensor_leaves(args, kwargs)), context.executor.call
     if op not in _READING | _FILLING or len(handles) != 1:
         return _laid_out(context, op, args, kwargs)
     handle, order = handles[0], _order(context, handles[0])
-    if op is aten.normal_functional.default and order == sorted(order) and _is_large_with_gaps(handle):
+    in_order = order == sorted(order)
+    if op is aten.normal_functional.default and in_order and _is_large_with_gaps(handle):
         drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
         return call(aten.view.default, drawn, list(handle.size()))
     value = context.value(handle)
-    if is_contiguous(value) if order == sorted(order) else op not in _CONTIGUOUS and same_strides(value, handle):
+    if is_contiguous(value) if in_order else op not in _CONTIGUOUS and same_strides(value, handle):
         return None
     back = sorted(range(len(order)), key=order.__getitem__)
     if op in _READING:  # the elements in the order of the handle's storage
