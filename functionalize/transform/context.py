@@ -33,8 +33,7 @@ from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.ops import tables
 from functionalize.transform import dry_run
-from functionalize.transform.decompositions import DECOMPOSITIONS
-from functionalize.transform.values import ValueExecutor
+from functionalize.transform.values import ADDRESSING, ValueExecutor
 
 aten = torch.ops.aten
 
@@ -225,7 +224,7 @@ class FunctionalizationContext:
 
     def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results, as values, of a functional op on handles."""
-        if tables.row(op).composite or op in DECOMPOSITIONS:  # decomposed above the modes below us
+        if tables.row(op).composite or op in ADDRESSING:  # decomposed above the modes below us
             with self.enter():
                 out = op(*args, **kwargs)
             return pytree.tree_map_only(torch.Tensor, self.value, out)

@@ -36,9 +36,8 @@ from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.decompositions import BY_STORAGE, DECOMPOSITIONS
 from functionalize.transform.handlers import higher_order, random_ops
-from functionalize.transform.values import ValueExecutor
+from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
 
 aten = torch.ops.aten
@@ -113,12 +112,17 @@ class FunctionalizeMode(TorchDispatchMode):
         with self:
             return func.decompose(*args, **kwargs)
 
-    def _decomposed(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        recorded = func in BY_STORAGE and self.context.graph.find(args[0]) is not None
-        if not (recorded if func in BY_STORAGE else self.context.executor.observed):
-            return (self._functional if func in BY_STORAGE else self._mutation)(func, args, kwargs)
+    def _addressing(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if self.context.graph.find(args[0]) is None:  # its storage was neither viewed nor written
+            return self._functional(func, args, kwargs)
         with self:
-            return DECOMPOSITIONS[func](*args, **kwargs)
+            return ADDRESSING[func](*args, **kwargs)
+
+    def _filling(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if not self.context.executor.observed:
+            return self._mutation(func, args, kwargs)
+        with self:
+            return random_ops.AS_FILLS[func](*args, **kwargs)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if not self.context.executor.observed:
@@ -267,6 +271,8 @@ _BY_OP: dict[Any, Handler] = {
         for name in packet.overloads()
         if "out" not in name
     },
+    **dict.fromkeys(ADDRESSING, FunctionalizeMode._addressing),
+    **dict.fromkeys(random_ops.AS_FILLS, FunctionalizeMode._filling),
 }
 
 
@@ -277,10 +283,6 @@ def _choose(func: Any) -> Handler:
     if func in _BY_OP:
         return _BY_OP[func]
     row: OpRow = tables.row(func)
-    return FunctionalizeMode._decomposed if func in DECOMPOSITIONS else _by_row(row)
-
-
-def _by_row(row: OpRow) -> Handler:
     if row.composite:
         return FunctionalizeMode._composite
     if row.view is ViewKind.INPLACE_VIEW:

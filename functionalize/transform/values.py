@@ -301,3 +301,27 @@ def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
     if not unbacked((*base.size(), *size)):
         layout = list(map(hint, base.size())), list(map(hint, base.stride()))
         torch.empty_strided(*layout, device="meta").view(list(map(hint, size)))
+
+
+# Functional ops of the program that address the storage of their argument: where that was viewed or written, they run
+# as views and writes, which know where a handle lies.
+
+
+def _as_strided_copy(x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Any:
+    part = aten.as_strided.default(x, size, stride, storage_offset)
+    return aten.clone.default(part, memory_format=torch.contiguous_format)
+
+
+def _as_strided_scatter(
+    x: torch.Tensor, source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
+) -> Any:
+    whole = aten.as_strided.default(x, [x.untyped_storage().nbytes() // x.dtype.itemsize], [1], 0)
+    copy = aten.as_strided.default(aten.clone.default(whole), x.size(), x.stride(), x.storage_offset())
+    aten.copy_.default(aten.as_strided.default(copy, size, stride, storage_offset), source)
+    return copy
+
+
+ADDRESSING: dict[Any, Callable[..., Any]] = {
+    aten.as_strided_copy.default: _as_strided_copy,
+    aten.as_strided_scatter.default: _as_strided_scatter,
+}

@@ -72,7 +72,15 @@ class WritingCall:
 
     def on_twins(self) -> dict[int, torch.Tensor]:
         """Twins of the written handles, by identity, as eager's write leaves them. Raises what eager raises."""
-        return dry_run.on_twins(self.context.executor, self.func, self.args, self.kwargs, self.targets)
+        executor = self.context.executor
+        try:
+            return dry_run.on_twins(executor, self.func, self.args, self.kwargs, self.targets)
+        except Exception:
+            if not executor.observed:  # what eager does to its arguments before it raises: `out=` may have another size
+                executor.on_handles(self.func, self.args, self.kwargs)
+            raise
+
+    _twins = cached_property(on_twins)
 
     def commit(self, results: Sequence[Any], variant: Call) -> None:
         """Commit to each written argument its value among the results of ``variant``, or raise what eager raises."""
@@ -106,16 +114,6 @@ class WritingCall:
             return value
         likes = pytree.tree_leaves(dry_run.with_eager_strides(self.context.executor, *variant, results))
         return next(like for like, leaf in zip(likes, pytree.tree_leaves(results), strict=True) if leaf is value)
-
-    @cached_property
-    def _twins(self) -> dict[int, torch.Tensor]:
-        executor = self.context.executor
-        try:
-            return self.on_twins()
-        except Exception:
-            if not executor.observed:  # what eager does to its arguments before it raises: `out=` may have another size
-                executor.on_handles(self.func, self.args, self.kwargs)
-            raise
 
     def _resize(self, handle: torch.Tensor, like: torch.Tensor) -> None:
         """Give an ``out=`` handle the layout that eager gives it; all of its elements are about to be written."""
