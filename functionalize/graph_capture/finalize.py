@@ -197,8 +197,8 @@ class GraphFinalizer:
     def _compute_nodes(self, backs: Sequence[WriteBack]) -> None:
         """Have the nodes of all that is an output: the last inputs are lifted now, and keep their numbers."""
         for back in backs:
-            for part in back.parts:
-                self._node(part.value)
+            for value, _ in back.parts:
+                self._node(value)
             if back.data is not None:
                 self._values[id(back.input.handle)] = self._node(back.data)
         for handle in self.number.handles:
@@ -213,7 +213,7 @@ class GraphFinalizer:
 
     def _write_back(self, back: WriteBack, layouts: InputLayouts, differentiable: bool) -> InputMutation:
         handle, layout = back.input.handle, None
-        nodes = [(self._node(part.value), part.path) for part in back.parts]
+        nodes = [(self._node(value), path) for value, path in back.parts]
         if back.data is not None:
             nodes.append((self._values[id(handle)], ()))
         number = self._numbers.get(id(handle))

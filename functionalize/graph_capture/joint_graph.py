@@ -34,8 +34,7 @@ from functionalize.runtime.metadata import (
 )
 from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.symbol_bindings import SymbolSources
-from functionalize.transform.function_mode import FunctionalizeFunctionMode
-from functionalize.transform.mode import FunctionalizeMode
+from functionalize.transform.mode import FunctionalizeFunctionMode, FunctionalizeMode
 
 
 @dataclass(frozen=True)
