@@ -7,6 +7,7 @@ code, without what is noted at its nodes.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +21,18 @@ def described(program: CapturedProgram) -> dict[str, Any]:
     return {
         "remove": program.remove,
         "ops": sum(node.op == "call_function" for node in nodes.values()),
-        "inputs": [_entry(spec.kind, spec.target, spec.arg, nodes) for spec in program.signature.input_specs],
-        "outputs": [_entry(spec.kind, spec.target, spec.arg, nodes) for spec in program.signature.output_specs],
+        "inputs": [_entry(spec, nodes) for spec in program.signature.input_specs],
+        "outputs": [_entry(spec, nodes) for spec in program.signature.output_specs],
         "mutations": [_mutation(mutation) for mutation in program.mutations],
     }
 
 
-def _entry(kind: Any, target: str | None, argument: Any, nodes: dict[str, Any]) -> dict[str, Any]:
-    entry: dict[str, Any] = {"kind": kind.name.lower(), "name": argument.name, "target": target}
-    node = nodes.get(argument.name)
-    value: Any = {} if node is None else node.meta.get("val")
+def _entry(spec: Any, nodes: dict[str, Any]) -> dict[str, Any]:
+    entry = {"kind": spec.kind.name.lower(), "name": spec.arg.name, "target": spec.target}
+    value: Any = nodes[spec.arg.name].meta.get("val") if spec.arg.name in nodes else None
     if hasattr(value, "dtype"):
-        return entry | {"dtype": str(value.dtype), "shape": [_number(size) for size in value.shape]}
-    return entry | {"value": repr(getattr(argument, "value", None))}
+        return entry | {"dtype": str(value.dtype), "shape": _numbers(value.shape)}
+    return entry | {"value": repr(getattr(spec.arg, "value", None))}
 
 
 def _mutation(mutation: Any) -> dict[str, Any]:
@@ -44,15 +44,16 @@ def _mutation(mutation: Any) -> dict[str, Any]:
         "location": str(mutation.location),
         "region": {
             "dtype": str(region.dtype),
-            "size": [_number(size) for size in region.size],
-            "stride": [_number(step) for step in region.stride],
-            "offset": _number(region.offset),
+            "size": _numbers(region.size),
+            "stride": _numbers(region.stride),
+            "offset": _numbers([region.offset])[0],
         },
     }
 
 
-def _number(size: Any) -> Any:
-    return size if isinstance(size, int) else str(size)
+def _numbers(sizes: Iterable[Any]) -> list[Any]:
+    """Symbols among sizes become texts."""
+    return [size if isinstance(size, int) else str(size) for size in sizes]
 
 
 def save(program: CapturedProgram, folder: Path) -> dict[str, str]:
@@ -68,7 +69,7 @@ def save(program: CapturedProgram, folder: Path) -> dict[str, str]:
     }
     torch.save(program.graph_module, files["graph_module"])
     torch.save(program.state, files["state"])
-    about = {"torch": torch.__version__, "files": {name: file.name for name, file in files.items()}}
+    about = {"torch": torch.__version__, "files": {what: file.name for what, file in files.items()}}
     files["signature"].write_text(json.dumps(about | described(program), indent=2) + "\n")
     files["code"].write_text(program.graph_module.print_readable(print_output=False).rstrip() + "\n")
-    return {name: str(file) for name, file in files.items()}
+    return {what: str(file) for what, file in files.items()}

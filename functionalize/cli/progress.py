@@ -11,30 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.status import Status
 
 _AFTER = 0.5  # seconds: shorter captures show nothing
 _EVERY = 0.1
-
-
-class _Meter:
-    """Told of each op that is captured; shows now and then how many there are."""
-
-    def __init__(self, status: Status) -> None:
-        self._status, self._shown = status, False
-        self._began = self._last = time.monotonic()
-        self.ops = 0
-
-    def note(self, node: Any) -> None:
-        self.ops += 1
-        now = time.monotonic()
-        if now - self._last < (_EVERY if self._shown else _AFTER):
-            return
-        self._last = now
-        self._status.update(describe(self.ops, now - self._began, module_of(node)))
-        if not self._shown:
-            self._shown = True
-            self._status.start()
 
 
 def describe(ops: int, seconds: float, module: str) -> str:
@@ -43,7 +22,7 @@ def describe(ops: int, seconds: float, module: str) -> str:
     return f"captured {ops:,} ops, {rate} ops/s{f', in {module}' if module else ''}"
 
 
-def module_of(node: Any) -> str:
+def _module_of(node: Any) -> str:
     """The path of the innermost module that made a node."""
     stack = node.meta.get("nn_module_stack") or {}
     return next((path for path, _ in reversed(list(stack.values())) if path), "")
@@ -57,8 +36,19 @@ def shown(console: Console) -> Iterator[None]:
         return
     from functionalize.graph_capture.observers import observing
 
-    status = console.status("capturing")
-    with observing(_Meter(status).note):
+    status, began = console.status("capturing"), time.monotonic()
+    ops, due = 0, began + _AFTER
+
+    def note(node: Any) -> None:
+        nonlocal ops, due
+        ops += 1
+        now = time.monotonic()
+        if now >= due:
+            due = now + _EVERY
+            status.update(describe(ops, now - began, _module_of(node)))
+            status.start()  # does nothing where it was
+
+    with observing(note):
         try:
             yield
         finally:

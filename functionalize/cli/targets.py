@@ -5,6 +5,7 @@ Invariant: what is imported is looked for in the current directory first, as `py
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -34,9 +35,8 @@ def find(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, what it imports is not
-        raise TargetError(
-            f"there is no module {error.name!r}: neither in the current directory nor installed"
-        ) from error
+        message = f"there is no module {error.name!r}: neither in the current directory nor installed"
+        raise TargetError(message) from error
     for step in path.split("."):
         if not hasattr(found, step):
             raise TargetError(f"{module_name} has no {path!r}{_near(found, step)}")
@@ -45,8 +45,6 @@ def find(name: str) -> Any:
 
 
 def _near(holder: Any, step: str) -> str:
-    import difflib
-
     near = difflib.get_close_matches(step, dir(holder), n=3)
     return f"; near it are {', '.join(near)}" if near else ""
 
@@ -64,10 +62,8 @@ def model_of(name: str, *, call: bool, evaluate: bool) -> Callable[..., Any]:
         try:
             found = found()
         except TypeError as error:
-            raise TargetError(
-                f"{name} cannot be called without arguments ({error}): write a function that makes the model, and use "
-                "--call"
-            ) from error
+            advice = "write a function that makes the model, and use --call"
+            raise TargetError(f"{name} cannot be called without arguments ({error}): {advice}") from error
     if not callable(found):
         raise TargetError(f"{name} is a {type(found).__name__}, which is neither a function nor a module")
     if evaluate:
