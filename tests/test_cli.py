@@ -15,8 +15,9 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from functionalize.cli import main, progress, targets
+from functionalize.cli import main, targets
 from functionalize.cli.app import commands
+from functionalize.cli.shared import describe
 from functionalize.cli.specs import DTYPES, Spec, SpecError, make_inputs
 from functionalize.codegen.__main__ import main as codegen
 
@@ -363,8 +364,8 @@ def test_a_terminal_sees_progress(tmp_path: Path) -> None:
 
 
 def test_progress_in_words() -> None:
-    assert progress.describe(12000, 2.0, "block") == "captured 12,000 ops, 6,000 ops/s, in block"
-    assert progress.describe(0, 0.0, "") == "captured 0 ops, - ops/s"
+    assert describe(12000, 2.0, "block") == "captured 12,000 ops, 6,000 ops/s, in block"
+    assert describe(0, 0.0, "") == "captured 0 ops, - ops/s"
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])

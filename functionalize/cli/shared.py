@@ -1,4 +1,4 @@
-"""What the commands have in common: a target with its inputs, the capture of it, and how they answer.
+"""What the commands have in common: a target with its inputs, the capture with its progress, and how they answer.
 
 Invariant: what is for people goes through `say`, which is silent under ``--json``; JSON is one object on stdout.
 Limits: one command a process.
@@ -6,9 +6,11 @@ Limits: one command a process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,15 @@ import click
 from rich.console import Console
 from rich.syntax import Syntax
 
-from functionalize.cli import progress, targets
+from functionalize.cli import targets
 from functionalize.cli.specs import Spec, SpecError
 
 if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
 
 REMOVE = ("mutations_and_views", "mutations")
+_AFTER = 0.5  # seconds: shorter captures show no progress
+_EVERY = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,47 @@ class Job:
         from functionalize.graph_capture.capture import capture
 
         args, kwargs = self.inputs()
-        with progress.shown(Console(stderr=True)):
+        with _progress(Console(stderr=True)):
             return capture(self.model, args, kwargs, remove=self.remove)
+
+
+def describe(ops: int, seconds: float, module: str) -> str:
+    """One line about a capture that runs."""
+    rate = f"{ops / seconds:,.0f}" if seconds > 0 else "-"
+    return f"captured {ops:,} ops, {rate} ops/s{f', in {module}' if module else ''}"
+
+
+def _module_of(node: Any) -> str:
+    """The path of the innermost module that made a node."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return next((path for path, _ in reversed(list(stack.values())) if path), "")
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[None]:
+    """Show how captures inside get on, if the console is a terminal: in a pipe nothing is written."""
+    if not console.is_terminal:
+        yield
+        return
+    from functionalize.graph_capture.observers import observing
+
+    status, began = console.status("capturing"), time.monotonic()
+    ops, due = 0, began + _AFTER
+
+    def note(node: Any) -> None:
+        nonlocal ops, due
+        ops += 1
+        now = time.monotonic()
+        if now >= due:
+            due = now + _EVERY
+            status.update(describe(ops, now - began, _module_of(node)))
+            status.start()  # does nothing where it was
+
+    with observing(note):
+        try:
+            yield
+        finally:
+            status.stop()
 
 
 def say(job: Job, text: str = "") -> None:
@@ -118,16 +161,13 @@ _OPTIONS = [
 ]
 
 
-_GIVEN = [name for name in Job.__dataclass_fields__ if name != "as_json"]
-
-
 def on_target(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command a target and its options; what it gets is a :class:`Job`."""
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> Any:
         as_json = wants(click.get_current_context(), "json")
-        job = Job(as_json=as_json, **{name: given.pop(name) for name in _GIVEN})
+        job = Job(as_json=as_json, **{name: given.pop(name) for name in Job.__dataclass_fields__ if name in given})
         return command(job, **given)
 
     for option in reversed(_OPTIONS):

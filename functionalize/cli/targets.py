@@ -16,15 +16,11 @@ from functionalize.cli.specs import Spec, make_inputs
 
 
 class TargetError(Exception):
-    """A target that cannot be found or made; the message says why, and what to do."""
+    """A target that cannot be found, made or called; the message says why, and what to do."""
 
 
 def find(name: str) -> Any:
-    """The object of a name ``package.module:object``.
-
-    Raises:
-        TargetError: there is no such module or object.
-    """
+    """The object of a name ``package.module:object``. Raises TargetError where there is none."""
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
         raise TargetError(f"{name!r} names no object: write package.module:object")
@@ -50,11 +46,7 @@ def _near(holder: Any, step: str) -> str:
 
 
 def model_of(name: str, *, call: bool, evaluate: bool) -> Callable[..., Any]:
-    """The module or function that a command is about; classes of modules, and with ``call`` factories, are called.
-
-    Raises:
-        TargetError: it cannot be made, or is not callable.
-    """
+    """The module or function that a command is about; classes of modules, and with ``call`` factories, are called."""
     import torch
 
     found = find(name)
@@ -74,11 +66,7 @@ def model_of(name: str, *, call: bool, evaluate: bool) -> Callable[..., Any]:
 
 
 def inputs_of(specs: Sequence[Spec], factory: str | None, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments to call the target with: by specs, or from a function without arguments.
-
-    Raises:
-        TargetError: both are given, or the function returns something else.
-    """
+    """The arguments to call the target with: by specs, or from a function without arguments."""
     if factory is None:
         return make_inputs(specs, seed)
     if specs:
