@@ -7,18 +7,20 @@ without what is noted at its nodes.
 
 from __future__ import annotations
 
+import difflib
+import enum
 import json
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from functionalize.cli.operators import operators
-from functionalize.cli.shared import Job, answer, on_target, remembered, say, say_code, wants
+from functionalize.cli.shared import Job, TargetError, answer, on_target, remembered, say, say_code, wants
 from functionalize.cli.specs import SpecError
-from functionalize.cli.targets import TargetError
+from functionalize.codegen.columns import Kind, OpRow, ViewKind, as_literal
 
 if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
@@ -69,6 +71,10 @@ class _Commands(click.Group):
 def _text(error: Exception) -> str:
     text = str(error).strip() or "no message"
     return text if isinstance(error, (SpecError, TargetError)) else f"{type(error).__name__}: {text}"
+
+
+def _choice(kinds: type[enum.Enum]) -> click.Choice[str]:
+    return click.Choice([kind.value for kind in kinds])
 
 
 @click.group(cls=_Commands, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
@@ -169,7 +175,40 @@ def export(job: Job, output: Path) -> None:
     answer(job, {"target": job.target, "files": files})
 
 
-commands.add_command(operators)
+@commands.command(name="ops")
+@click.argument("names", nargs=-1, metavar="[OP]...")
+@click.option("--kind", type=_choice(Kind), help="List operators that write in this way.")
+@click.option("--view", type=_choice(ViewKind), help="List operators that view in this way.")
+@click.option("--random", is_flag=True, help="List operators that draw random numbers.")
+@click.option("--match", metavar="TEXT", help="List operators with this in their names.")
+@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object.")
+def operators(
+    names: Sequence[str], kind: str | None, view: str | None, random: bool, match: str | None, as_json: bool
+) -> None:
+    """Say what the tables know of operators, or list those of a kind.
+
+    \b
+    Examples:
+      functionalize ops add_.Tensor split
+      functionalize ops --kind mutable
+      functionalize ops --view multi --match split --json
+    """
+    from functionalize.codegen import exceptions, sources, tables
+
+    if not (names or kind or view or random or match):
+        raise click.UsageError("name an operator, such as add_.Tensor, or say which to list: --kind, --view, --match")
+    known = tables.build(sources.installed_source(), exceptions.load())
+    if names:
+        rows = [row for name in names for row in _named(known.rows, name)]
+    else:
+        rows = [row for row in known.rows.values() if kind in (None, row.kind.value) and view in (None, row.view.value)]
+        rows = [row for row in rows if (row.random or not random) and (match or "") in row.name]
+    if as_json:
+        columns = [{name: as_literal(value) for name, value in asdict(row).items()} for row in rows]
+        click.echo(json.dumps({"ops": columns}, indent=2))
+        return
+    for line in _explained(known, rows) if names else (row.name for row in rows):
+        click.echo(line)
 
 
 @commands.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
@@ -254,3 +293,24 @@ def _saved(program: CapturedProgram, folder: Path) -> dict[str, str]:
     files["signature"].write_text(json.dumps(about | _described(program), indent=2) + "\n")
     files["code"].write_text(_code(program) + "\n")
     return {what: str(file) for what, file in files.items()}
+
+
+def _named(rows: dict[str, OpRow], name: str) -> list[OpRow]:
+    """The operators of a name: one, or without an overload all that there are."""
+    full = f"aten::{name.removeprefix('aten.').removeprefix('aten::').removesuffix('.default')}"
+    every = not name.endswith(".default")
+    found = [row for known, row in rows.items() if known == full or (every and known.startswith(f"{full}."))]
+    if not found:
+        near = difflib.get_close_matches(full, rows, n=5)
+        raise click.ClickException(f"there is no op {full}; near it are {', '.join(near) or 'none'}")
+    return found
+
+
+def _explained(tables: Any, rows: Sequence[OpRow]) -> Iterator[str]:
+    from functionalize.codegen import explain, rules
+
+    for place, row in enumerate(rows):
+        if place:
+            yield ""
+        for label, text in explain.lines(tables, row.name, rules.read_rules()):
+            yield f"{label:11} {text}"

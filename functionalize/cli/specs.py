@@ -51,10 +51,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Read a spec.
-
-        Raises:
-            SpecError: it is none.
+        """Read a spec. Raises SpecError where it is none.
 
         Example:
             >>> Spec.parse("i64[2,5]<1000@tokens")

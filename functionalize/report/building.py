@@ -82,7 +82,8 @@ class _Builder:
     def report(self, title: str, metadata: Sequence[tuple[str, str]]) -> model.Report:
         nodes = tuple(self._nodes())
         storages = tuple(self._storages())
-        symbols = ["bytes for the sizes of the example inputs"] if any(map(_is_sized, self._placeholders)) else []
+        values = [value for value in map(_value, self._placeholders) if isinstance(value, torch.Tensor)]
+        symbols = ["bytes for the sizes of the example inputs"] if any(map(is_symbolic, values)) else []
         return model.Report(
             title or self._title(),
             " · ".join([f"torch {torch.__version__}", _REMOVED[self._program.remove], *symbols]),
@@ -232,11 +233,6 @@ def _modules(node: FxNode) -> tuple[tuple[str, str], ...]:
     """The modules whose forward made a node, outermost first, each with its class."""
     stack = node.meta.get("nn_module_stack") or {}
     return tuple((path or kind.rpartition(".")[2], kind.rpartition(".")[2]) for path, kind in stack.values())
-
-
-def _is_sized(node: FxNode) -> bool:
-    """Whether a node is a tensor with symbols among its sizes."""
-    return isinstance(_value(node), torch.Tensor) and is_symbolic(_value(node))
 
 
 def _steps(name: str, separator: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from torch.fx import Node
 from functionalize._torch import OpOverload
 from functionalize.aliasing.geometry import hint
 
-_DTYPE = re.compile(r"(b?[fiuc])[a-z]*(\d.*)")
+_DTYPE = re.compile(r"^(b?[fiuc])[a-z]*(\d.*)$")
 _MANY = 12
 
 
@@ -52,18 +52,14 @@ def argument(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}"
     if isinstance(value, torch.dtype):
         return dtype_name(value)
-    if isinstance(value, torch.device):
-        return f"{str(value)!r}"
     if type(value) is int and value == sys.maxsize:
         return "end"  # of a slice that has none
-    return repr(value) if isinstance(value, str) else str(value)
+    return repr(str(value)) if isinstance(value, (str, torch.device)) else str(value)
 
 
 def dtype_name(dtype: Any) -> str:
     """``f32`` for ``torch.float32``."""
-    text = str(dtype).removeprefix("torch.")
-    found = _DTYPE.fullmatch(text)
-    return "".join(found.groups()) if found else text
+    return _DTYPE.sub(r"\1\2", str(dtype).removeprefix("torch."))
 
 
 def look_of(value: Any) -> str:
