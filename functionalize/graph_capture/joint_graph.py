@@ -7,7 +7,8 @@ backward that writes to what lives outside of it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,8 @@ from functionalize.runtime.symbol_bindings import SymbolSources
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.mode import FunctionalizeMode
 
+EndJoint = Callable[[ProgramMetadata], JointGraph]
+
 
 @dataclass(frozen=True)
 class Differentiable:
@@ -45,15 +48,6 @@ class Differentiable:
     bases: tuple[int, ...]  # bases whose values it gives beside them
     layouts: tuple[Layout | None, ...]  # of both
     targets: tuple[tuple[int, torch.Tensor], ...]
-
-
-@dataclass(frozen=True, eq=False)
-class TracedJoint:
-    """A joint graph whose inputs are named after all inputs of the program."""
-
-    graph: Graph
-    gradients: dict[int, int | None]  # by identity of inputs: the position among the gradients
-    wanted: Differentiable
 
 
 class JointTracer:
@@ -117,7 +111,7 @@ class JointTracer:
 
     def trace(
         self, inputs: Sequence[TracedInput], wanted: Differentiable, outputs: Sequence[Any], bases: Sequence[Node]
-    ) -> TracedJoint | Exception:
+    ) -> EndJoint | Exception:
         """The joint graph, or why there is none. ``outputs``: of the program's graph; ``bases``: values of bases."""
         graph = self._tracer.graph
         placeholders = list(graph.find_nodes(op="placeholder"))
@@ -128,8 +122,8 @@ class JointTracer:
             marked = self._regions.resolve()
             results = [outputs[position] for position in wanted.results]
             copied = _copied(graph, (placeholders, tangents), [*results, *bases, *found.values()], forward, marked)
-            order = {key: position for position, key in enumerate(found)}
-            return TracedJoint(copied, {key: None if found[key] is None else order[key] for key in order}, wanted)
+            gradients = {key: None if node is None else n for n, (key, node) in enumerate(found.items())}
+            return functools.partial(self._frozen, copied, inputs, gradients, wanted)
         except Exception as error:
             reason = RuntimeError(f"the backward of a captured program cannot be captured: {error}")
             reason.__cause__ = error
@@ -199,9 +193,15 @@ class JointTracer:
         """No more is traced: what a checkpointed region drew a second time goes."""
         self._regions.resolve()
 
-    def frozen(self, traced: TracedJoint, inputs: Sequence[TracedInput], metadata: ProgramMetadata) -> JointGraph:
-        """The joint graph of a program whose metadata is known."""
-        graph, wanted = traced.graph, traced.wanted
+    def _frozen(
+        self,
+        graph: Graph,
+        inputs: Sequence[TracedInput],
+        gradients: dict[int, int | None],
+        wanted: Differentiable,
+        metadata: ProgramMetadata,
+    ) -> JointGraph:
+        """The joint graph once the metadata is known; before, ``graph`` takes all inputs of the program."""
         for node in graph.find_nodes(op="placeholder"):
             if node.name in {f"primals_{number}" for number in metadata.unused}:
                 graph.erase_node(node)
@@ -216,7 +216,7 @@ class JointTracer:
             wanted.bases,
             wanted.layouts,
             tuple(position for position, _ in wanted.targets),
-            tuple(traced.gradients.get(id(inputs[number])) for number in taken),
+            tuple(gradients.get(id(inputs[number])) for number in taken),
             frozenset(map(taken.index, at_risk)),
             _in_positions(metadata.symbols, taken, wanted.results),
         )
@@ -230,15 +230,15 @@ def _copied(
     marked: dict[Node, int],
 ) -> Graph:
     """A copy of a graph, whose nodes tell partition functions what they want to know."""
-    made, new = {}, Graph()
+    made, new = dict[Node, Node](), Graph()
     for kind, nodes in zip(("primals", "tangents"), placeholders, strict=True):
         for number, node in enumerate(nodes):
             made[node] = new.placeholder(f"{kind}_{number}")
             made[node].meta = dict(node.meta)
-    for node in graph.nodes:
-        if node in made:
+    new.graph_copy(graph, made)
+    for node, copy in made.items():
+        if node.op == "placeholder":
             continue
-        copy = made[node] = new.node_copy(node, made.__getitem__)
         phase = "forward" if node in forward else "backward"
         region = marked.get(item_of(node) or node)
         if region is not None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -52,43 +53,37 @@ class OutputAnalysis:
         names = {key: position for position, key in enumerate(groups)}
         found = []
         for number, handle in enumerate(handles):
-            key, result = storage_key(handle), results.get(number)
+            key, layout = storage_key(handle), frozen_layout(Layout.of(handle))
+            alias = OutputAlias(AliasKind.RESULT, layout, handle.requires_grad, results.get(number))
             if key in groups:
-                found.append(self._in_group(handle, result, bases[key], names[key]))
+                found.append(self._in_group(handle, alias, bases[key], names[key]))
             else:
-                found.append(self._alone(handle, result))
+                found.append(replace(alias, **self._alone(handle, key)))
         return found
 
-    def _alone(self, handle: torch.Tensor, result: int | None) -> OutputAlias:
-        """An output that shares its storage with inputs at most."""
-        key, layout, itself = storage_key(handle), Layout.of(handle), self._numbers.get(id(handle))
-        frozen, requires_grad = frozen_layout(layout), handle.requires_grad
+    def _alone(self, handle: torch.Tensor, key: int) -> dict[str, Any]:
+        """The kind of an output that shares its storage with inputs at most, and which input it is of."""
+        itself, old, new = self._numbers.get(id(handle)), self._layouts.old_storages, self._layouts.storages
         if itself is not None:
-            return OutputAlias(AliasKind.INPUT, frozen, requires_grad, result, itself)
-        old, new = self._layouts.old_storages, self._layouts.storages
+            return {"kind": AliasKind.INPUT, "input": itself}
         if key in old and key not in new:
-            return OutputAlias(AliasKind.VIEW_OF_OLD_STORAGE, frozen, requires_grad, result, old[key])
+            return {"kind": AliasKind.VIEW_OF_OLD_STORAGE, "input": old[key]}
         source = new.get(key)
         if source is None or self._reads_otherwise(handle, self._layouts.after[source]):
-            return OutputAlias(AliasKind.RESULT, frozen, requires_grad, result)
-        kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
-        return OutputAlias(kind, frozen, requires_grad, result, source)
+            return {}
+        return {"kind": AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE, "input": source}
 
     def _reads_otherwise(self, handle: torch.Tensor, layout: Layout) -> bool:
         """Whether a view of another dtype, which is made outside of autograd's sight, would lose its gradient."""
         return self._differentiable and handle.requires_grad and not is_differentiable(layout, Layout.of(handle))
 
-    def _in_group(self, handle: torch.Tensor, result: int | None, base: int | None, group: int) -> OutputAlias:
-        layout, requires_grad = Layout.of(handle), handle.requires_grad
-        frozen = frozen_layout(layout)
-        if base is not None and not self._reads_otherwise(handle, Layout.of(self.base_handles[base])):
-            kind = AliasKind.VIEW_OF_BASE
-        else:
-            kind, base = AliasKind.SHARED, None
-            if self._differentiable and requires_grad:
-                return OutputAlias(AliasKind.RESULT, frozen, requires_grad, result)
+    def _in_group(self, handle: torch.Tensor, alias: OutputAlias, base: int | None, group: int) -> OutputAlias:
         capacity = frozen_number(handle.untyped_storage().nbytes())
-        return OutputAlias(kind, frozen, requires_grad, result, group=group, capacity=capacity, base=base)
+        if base is not None and not self._reads_otherwise(handle, Layout.of(self.base_handles[base])):
+            return replace(alias, kind=AliasKind.VIEW_OF_BASE, group=group, capacity=capacity, base=base)
+        if self._differentiable and handle.requires_grad:
+            return alias
+        return replace(alias, kind=AliasKind.SHARED, group=group, capacity=capacity)
 
     def _base(self, handles: Sequence[torch.Tensor], group: list[int], results: Mapping[int, int]) -> int | None:
         """The tensor that outputs of one storage are views of: one of them, or one that autograd knows."""

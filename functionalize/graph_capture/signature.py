@@ -27,21 +27,16 @@ _ARGUMENTS: dict[type, Any] = {
     torch.SymFloat: SymFloatArgument,
     torch.SymBool: SymBoolArgument,
 }
-_MUTATIONS = {
+# By the kind of an input: outputs that are written back to it, and its new gradient.
+MUTATIONS = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+    InputKind.CONSTANT_TENSOR: OutputKind.BUFFER_MUTATION,
     InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
 }
-
-
-def mutation_kind(kind: InputKind) -> OutputKind:
-    """The kind of an output that is written back to an input."""
-    return _MUTATIONS.get(kind, OutputKind.BUFFER_MUTATION)
-
-
-def gradient_kind(kind: InputKind) -> OutputKind:
-    """The kind of an output that is the new gradient of an input."""
-    user = kind is InputKind.USER_INPUT
-    return OutputKind.GRADIENT_TO_USER_INPUT if user else OutputKind.GRADIENT_TO_PARAMETER
+GRADIENTS = dict.fromkeys(MUTATIONS, OutputKind.GRADIENT_TO_PARAMETER) | {
+    InputKind.USER_INPUT: OutputKind.GRADIENT_TO_USER_INPUT
+}
 
 
 class GraphOutputs:
@@ -53,13 +48,11 @@ class GraphOutputs:
 
     def add(self, node: Any, kind: OutputKind, target: str | None = None) -> int:
         """One more output, a node or a plain value; its position."""
-        argument: Any
-        if not isinstance(node, Node):
+        if isinstance(node, Node):
+            argument = _ARGUMENTS.get(type(node.meta.get("val")), TensorArgument)(name=node.name)
+        else:
             node = node if isinstance(node, (int, float, bool, str)) else None
             argument = ConstantArgument(name="", value=node)
-        else:
-            made = _ARGUMENTS.get(type(node.meta.get("val")), TensorArgument)
-            argument = made(name=node.name)
         self.nodes.append(node)
         self.specs.append(OutputSpec(kind, argument, target))
         return len(self.nodes) - 1

@@ -26,6 +26,7 @@ from functionalize.errors import DataDependentError
 from functionalize.runtime.autograd import CapturedFunction, ForwardCall, Undifferentiable, called
 from functionalize.runtime.metadata import (
     AliasKind,
+    BaseResult,
     InputMutation,
     InputRef,
     NewStorage,
@@ -76,7 +77,7 @@ def compute_undifferentiably(
     if any(mutation.differentiable for mutation in metadata.mutations):
         raise reason
     results = list(compute(metadata, function, inputs)[0])
-    described = (*metadata.outputs, *metadata.bases)
+    described: list[OutputAlias | BaseResult] = [*metadata.outputs, *metadata.bases]
     positions = sorted({one.result for one in described if one.requires_grad and one.result is not None})
     required = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
     given = [results[position] for position in positions]

@@ -63,7 +63,7 @@ def _chains(graph: Graph, metadata: ProgramMetadata) -> list[Node]:
     order = {node: number for number, node in enumerate(graph.nodes)}
     found = []
     for node in graph.nodes:
-        base = node.args[0] if node.target in _IN_PLACE or node.target in _VIEW_OF else None
+        base: Any = node.args[0] if node.target in _IN_PLACE or node.target in _VIEW_OF else None
         if base in memory and node not in own and _reads_last(node, base, order):
             found.append(node)
             memory.add(node)
