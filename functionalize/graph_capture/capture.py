@@ -14,7 +14,7 @@ import torch
 
 from functionalize._torch.fakes import below_dispatch, fake_mode_of, new_fake_mode
 from functionalize.errors import check_remove
-from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of, trusted_sizes
+from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, trusted_sizes
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf, reached
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.session import RecordingSession
@@ -181,14 +181,14 @@ class CaptureSession:
         """Record the program."""
         inputs, session = self._inputs, self._session
         session.add_inputs(inputs.inputs)
-        sizes = DynamicSizes(self._dims, self._fakes)
         with inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes):
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
             effects = SideEffectRecorder([inputs.state, inputs.arguments])
             with session.active(), self._provenance.watched():
-                sizes.relate()
+                if self._dims:
+                    relate(self._dims, self._fakes)
                 with session.recorder:
                     found = session.record(
                         lambda: self._func(*inputs.args, **inputs.kwargs),
@@ -197,7 +197,8 @@ class CaptureSession:
                         self._provenance.here,
                         self._provenance.follow,
                     )
-        sizes.check_free()
+        if self._dims:
+            check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
         return found
 

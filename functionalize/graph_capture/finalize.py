@@ -31,7 +31,6 @@ from functionalize.runtime.metadata import (
     InputMutation,
     InputRef,
     NewStorage,
-    OldStorageRef,
     OutputAlias,
     PartialWrite,
     ProgramMetadata,
@@ -221,7 +220,7 @@ class GraphFinalizer:
             return InputRef(number)
         old = layouts.old_storages.get(storage_key(argument))
         if old is not None:
-            return OldStorageRef(old)
+            return InputRef(old, old=True)
         return NewStorage(tuple(map(frozen_number, argument.size())), argument.dtype, argument.device)
 
     # Outputs

@@ -52,16 +52,11 @@ class TracedInput:
         """Whether the graph gets a tensor here."""
         return isinstance(self.value, (torch.Tensor, MissingGradient))
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether the program holds the tensor itself."""
-        return self.slot is None and self.argument is None and self.gradient_of is None and self.is_tensor
-
     def frozen(self, numbers: dict[int, int]) -> GraphInput:
         """What a call needs to know; ``numbers`` are the positions of inputs by identity."""
-        constant = self.value if self.is_constant else None
-        if not self.is_tensor and isinstance(self.value, (int, float, bool, str)):
-            constant = self.value
+        own = self.slot is None and self.argument is None and self.gradient_of is None  # held by the program itself
+        plain = isinstance(self.value, (int, float, bool, str))
+        constant = self.value if (own if self.is_tensor else plain) else None
         gradient_of = None if self.gradient_of is None else numbers[id(self.gradient_of)]
         where = (self.slot, self.argument, constant, self.persistent, gradient_of)
         return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -58,20 +57,21 @@ class OutputAnalysis:
             if key in groups:
                 found.append(self._in_group(handle, alias, bases[key], names[key]))
             else:
-                found.append(replace(alias, **self._alone(handle, key)))
+                kind, source = self._alone(handle, key)
+                found.append(replace(alias, kind=kind, input=source))
         return found
 
-    def _alone(self, handle: torch.Tensor, key: int) -> dict[str, Any]:
+    def _alone(self, handle: torch.Tensor, key: int) -> tuple[AliasKind, int | None]:
         """The kind of an output that shares its storage with inputs at most, and which input it is of."""
         itself, old, new = self._numbers.get(id(handle)), self._layouts.old_storages, self._layouts.storages
         if itself is not None:
-            return {"kind": AliasKind.INPUT, "input": itself}
+            return AliasKind.INPUT, itself
         if key in old and key not in new:
-            return {"kind": AliasKind.VIEW_OF_OLD_STORAGE, "input": old[key]}
+            return AliasKind.VIEW_OF_OLD_STORAGE, old[key]
         source = new.get(key)
         if source is None or self._reads_otherwise(handle, self._layouts.after[source]):
-            return {}
-        return {"kind": AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE, "input": source}
+            return AliasKind.RESULT, None
+        return AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE, source
 
     def _reads_otherwise(self, handle: torch.Tensor, layout: Layout) -> bool:
         """Whether a view of another dtype, which is made outside of autograd's sight, would lose its gradient."""

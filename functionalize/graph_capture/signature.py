@@ -60,10 +60,9 @@ class GraphOutputs:
 
 def signature_of(inputs: Sequence[GraphInput], outputs: Sequence[OutputSpec]) -> ExportGraphSignature:
     """The signature of a graph that takes some inputs."""
-    return ExportGraphSignature(list(map(_input_spec, inputs)), list(outputs))
-
-
-def _input_spec(entry: GraphInput) -> InputSpec:
-    if entry.is_tensor:
-        return InputSpec(entry.kind, TensorArgument(name=entry.name), entry.target, entry.persistent)
-    return InputSpec(entry.kind, ConstantArgument(name=entry.name, value=entry.constant), entry.target)
+    specs = []
+    for entry in inputs:
+        constant = ConstantArgument(name=entry.name, value=entry.constant)
+        argument = TensorArgument(name=entry.name) if entry.is_tensor else constant
+        specs.append(InputSpec(entry.kind, argument, entry.target, entry.persistent))
+    return ExportGraphSignature(specs, list(outputs))

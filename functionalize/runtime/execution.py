@@ -30,7 +30,6 @@ from functionalize.runtime.metadata import (
     InputMutation,
     InputRef,
     NewStorage,
-    OldStorageRef,
     OutputAlias,
     ProgramMetadata,
 )
@@ -168,9 +167,7 @@ class _Ending:
         if isinstance(argument, (list, tuple)):
             return [self._argument(item) for item in argument]
         if isinstance(argument, InputRef):
-            return self._inputs[argument.number]
-        if isinstance(argument, OldStorageRef):
-            return self._originals[argument.number]
+            return (self._originals if argument.old else self._inputs)[argument.number]
         if isinstance(argument, NewStorage):
             size = [self._symbols.number(number) for number in argument.size]
             return torch.empty(size, dtype=argument.dtype, device=argument.device)

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import pytree
-from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, OldStorageRef, ProgramMetadata
+from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
 
 aten = torch.ops.aten
 
@@ -134,7 +134,7 @@ def _emit(graph: Graph, mutation: InputMutation, inputs: dict[int, Node], result
 
 
 def _argument(graph: Graph, argument: Any, inputs: dict[int, Node]) -> Any:
-    if isinstance(argument, (InputRef, OldStorageRef)):
+    if isinstance(argument, InputRef):
         return inputs[argument.number]
     if isinstance(argument, NewStorage):
         options: dict[str, Any] = {"dtype": argument.dtype, "device": argument.device}

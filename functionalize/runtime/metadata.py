@@ -81,16 +81,10 @@ class BaseResult:
 
 @dataclass(frozen=True)
 class InputRef:
-    """An input, as the argument of an op on another one."""
+    """An input, as the argument of an op on another one; ``old``: as it was, with the storage that it has left."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class OldStorageRef:
-    """An input as it was before the call: it shows the storage that the input has left."""
-
-    number: int
+    old: bool = False
 
 
 @dataclass(frozen=True)

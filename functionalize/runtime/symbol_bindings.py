@@ -6,7 +6,7 @@ off a size that is linear in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +22,14 @@ def frozen_number(number: Any) -> Any:
 
 def frozen_layout(layout: Layout) -> Layout:
     """A layout whose sizes are integers and expressions."""
+    return _with_numbers(layout, frozen_number)
+
+
+def _with_numbers(layout: Layout, number: Callable[[Any], Any]) -> Layout:
     if layout.static:
         return layout
-    size, stride = tuple(map(frozen_number, layout.size)), tuple(map(frozen_number, layout.stride))
-    return replace(layout, size=size, stride=stride, offset=frozen_number(layout.offset))
+    size, stride = tuple(map(number, layout.size)), tuple(map(number, layout.stride))
+    return replace(layout, size=size, stride=stride, offset=number(layout.offset))
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,7 @@ class SymbolBindings:
 
     def layout(self, layout: Layout) -> Layout:
         """A layout in this call."""
-        if layout.static:
-            return layout
-        size, stride = tuple(map(self.number, layout.size)), tuple(map(self.number, layout.stride))
-        return replace(layout, size=size, stride=stride, offset=self.number(layout.offset))
+        return _with_numbers(layout, self.number)
 
 
 _NONE = SymbolBindings()
