@@ -7,7 +7,6 @@ Limits: one thread captures a module at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,55 +84,45 @@ def capture(
         raise ValueError(f"on_guard_failure must be 'raise' or 'recapture', not {on_guard_failure!r}")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple of example inputs, not {type(args).__name__}: write capture(fn, (x,))")
-    request = CaptureRequest(fn, remove, dynamic_shapes, optimizer, on_guard_failure, partition_fn)
-    return request.capture(args, dict(kwargs or {}))
 
-
-@dataclass(frozen=True, eq=False)
-class CaptureRequest:
-    """What is captured, for the first inputs and for others."""
-
-    func: Callable[..., Any]
-    remove: str
-    dynamic_shapes: Any
-    optimizer: torch.optim.Optimizer | None
-    on_guard_failure: str
-    partition_fn: PartitionFn | None
-
-    def capture(self, args: Any, kwargs: Any) -> CapturedProgram:
-        """The program for some inputs."""
+    def captured(args: Any, kwargs: Any) -> CapturedProgram:
         return CapturedProgram(
-            self._captured(args, kwargs),
-            remove=self.remove,
-            partition_fn=self.partition_fn,
-            recapture=self.capture,
-            on_guard_failure=self.on_guard_failure,
+            _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer),
+            remove=remove,
+            partition_fn=partition_fn,
+            recapture=captured,
+            on_guard_failure=on_guard_failure,
         )
 
-    def _roots(self) -> dict[str, Any]:
-        roots: dict[str, Any] = {"": self.func} if is_module(self.func) else reached(self.func)
-        if self.optimizer is not None and not any(root is self.optimizer for root in roots.values()):
-            roots["optimizer"] = self.optimizer
-        return roots
+    return captured(args, dict(kwargs or {}))
 
-    def _captured(self, args: Any, kwargs: Any) -> Capture:
-        roots = self._roots()
-        for root in roots.values():
-            if isinstance(root, torch.optim.Optimizer):
-                make_state(root)
-        steps = self.optimizer is not None and is_module(self.func)
-        func = training_step(self.func, self.optimizer) if steps else self.func
-        inputs = ProgramInputs(self.func, roots, args, kwargs)
-        first = CaptureSession(func, inputs, self.remove, self.dynamic_shapes)
-        found = first.run()
-        if not found.metadata.gradients or first.has_all_gradients:
-            return first.capture(found)
-        # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
-        inputs = ProgramInputs(self.func, roots, args, kwargs, suppose_gradients=True)
-        second = CaptureSession(func, inputs, self.remove, self.dynamic_shapes)
-        assuming = second.run()
-        serves = serves_without_gradients(assuming.metadata, found.metadata)
-        return second.capture(assuming) if serves else first.capture(found)
+
+def _captured(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    remove: str,
+    dynamic_shapes: Any,
+    optimizer: torch.optim.Optimizer | None,
+) -> Capture:
+    """What one capture gives for some inputs."""
+    roots: dict[str, Any] = {"": func} if is_module(func) else reached(func)
+    if optimizer is not None and not any(root is optimizer for root in roots.values()):
+        roots["optimizer"] = optimizer
+    for root in roots.values():
+        if isinstance(root, torch.optim.Optimizer):
+            make_state(root)
+    step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
+    first = CaptureSession(step, ProgramInputs(func, roots, args, kwargs), remove, dynamic_shapes)
+    found = first.run()
+    if not found.metadata.gradients or first.has_all_gradients:
+        return first.capture(found)
+    # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
+    inputs = ProgramInputs(func, roots, args, kwargs, suppose_gradients=True)
+    second = CaptureSession(step, inputs, remove, dynamic_shapes)
+    assuming = second.run()
+    serves = serves_without_gradients(assuming.metadata, found.metadata)
+    return second.capture(assuming) if serves else first.capture(found)
 
 
 def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) -> bool:
@@ -158,18 +147,18 @@ class CaptureSession:
         self._session = RecordingSession(
             fake_mode, self._provenance.note, remove_views=remove == "mutations_and_views", symbolic=symbolic
         )
-        self._fakes = fakes_of(tensors, self._session.factory, self._dims.keys(), self._with_symbols)
+
+        def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
+            from functionalize._torch.symbols import with_symbols  # here: loads sympy
+
+            return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(self._dims.get(id(tensor), ())))
+
+        self._fakes = fakes_of(tensors, self._session.factory, self._dims.keys(), with_symbols)
         for entry in inputs.inputs:
             entry.fake = self._fakes.get(id(entry.value))
             if isinstance(entry.value, MissingGradient):
                 with below_dispatch():
                     entry.fake = self._session.factory.like_real(entry.value.of)
-
-    def _with_symbols(self, tensor: torch.Tensor) -> torch.Tensor:
-        from functionalize._torch.symbols import with_symbols  # here: loads sympy
-
-        dims = list(self._dims.get(id(tensor), ()))
-        return with_symbols(self._session.fake_mode, tensor, f"input{id(tensor)}", dims)
 
     @property
     def has_all_gradients(self) -> bool:

@@ -32,11 +32,9 @@ def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
         unknown = [name for name in spec if name not in arguments]
         if unknown:
             raise ValueError(f"dynamic_shapes names {unknown[0]!r}; the arguments are {', '.join(arguments)}")
-        pairs = [(name, arguments[name], part) for name, part in spec.items()]
-    else:
-        pairs = [(name, value, part) for (name, value), part in zip(arguments.items(), spec, strict=False)]
-    for name, value, part in pairs:
-        for tensor, dims in _pairs(name, value, part):
+    parts = spec if isinstance(spec, Mapping) else dict(zip(arguments, spec, strict=False))
+    for name, part in parts.items():
+        for tensor, dims in _pairs(name, arguments[name], part):
             found.setdefault(id(tensor), {}).update({dim: d for dim, d in dims.items() if is_dynamic(d)})
     return {key: dims for key, dims in found.items() if dims}
 

@@ -112,7 +112,7 @@ class GraphFinalizer:
         analysis = OutputAnalysis(self.inputs, layouts, differentiable=not whole)
         aliases = analysis.outputs(self.handles, self._results)
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, results)
-        joint.end()
+        joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         metadata = self._metadata(
             gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts
         )

@@ -56,7 +56,7 @@ class JointTracer:
     def __init__(
         self, mode: FunctionalizeMode, tracer: Any, fake_mode: FakeTensorMode, regions: CheckpointRegions
     ) -> None:
-        self._mode, self._tracer, self._fake_mode, self._regions = mode, tracer, fake_mode, regions
+        self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
         self._grad_fns: dict[int, Any] = {}
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
@@ -119,7 +119,7 @@ class JointTracer:
         tangents: list[Node] = []
         try:
             found = self._gradients(inputs, wanted, tangents)
-            marked = self._regions.resolve()
+            marked = self.regions.resolve()
             results = [outputs[position] for position in wanted.results]
             copied = _copied(graph, (placeholders, tangents), [*results, *bases, *found.values()], forward, marked)
             gradients = {key: None if node is None else n for n, (key, node) in enumerate(found.items())}
@@ -188,10 +188,6 @@ class JointTracer:
                 hint="compute the gradient in the backward, or return a copy (`.clone()`)",
             )
         return node
-
-    def end(self) -> None:
-        """No more is traced: what a checkpointed region drew a second time goes."""
-        self._regions.resolve()
 
     def _frozen(
         self,

@@ -81,17 +81,16 @@ class RecordingSession:
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions)
         joint.begin(inputs)
         follow(mode.context)
-        found: list[Recorded] = []
 
-        def end(context: Any, entries: Any, returned: Any) -> None:
+        def end(context: Any, entries: Any, returned: Any) -> Recorded:
             context.origin = None
-            side_effects = effects(finalizer.number)
-            found.append(finalizer.finalize(entries, returned, side_effects, joint))
+            return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
 
         try:
-            run_call(mode, run, (), {}, end, reached=[entry.fake for entry in inputs if entry.fake is not None])
+            fakes = [entry.fake for entry in inputs if entry.fake is not None]
+            recorded: Recorded = run_call(mode, run, (), {}, end, reached=fakes)
         except Exception as error:
             if is_data_dependent(error):
                 raise DataDependentError.of(error) from error
             raise
-        return found[0]
+        return recorded
