@@ -34,9 +34,11 @@ from functionalize.runtime.metadata import (
     OutputAlias,
     PartialWrite,
     ProgramMetadata,
+    SymbolSources,
+    frozen_layout,
+    frozen_number,
 )
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
-from functionalize.runtime.symbol_bindings import SymbolSources, frozen_layout, frozen_number
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input, WriteBack
@@ -127,9 +129,7 @@ class GraphFinalizer:
         results: Sequence[Any],
     ) -> EndJoint | Exception | None:
         """The joint graph; None where autograd knows nothing that the caller gets."""
-        handles = self.handles
-        pairs = list(zip(aliases, handles, strict=True))
-        wanted = joint.wanted(self.inputs, analysis, pairs, mutations, results)
+        wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
             return None
         refused = self._refused(mutations)
@@ -228,14 +228,13 @@ class GraphFinalizer:
     def _add_results(self, reconstructions: list[Any], left: range, gradients: dict[int, int | None]) -> list[Any]:
         """Outputs for what the program returned, then for what it left; the reconstructions of what it returned."""
         results = list(reconstructions)
-        for position, reconstruction in enumerate(reconstructions):
-            if isinstance(reconstruction, TensorRef):
-                self._give(reconstruction.number)
-            elif isinstance(reconstruction, SYMBOLS):
-                node = symbol_node(self.tracer, reconstruction)
-                results[position] = GraphNumber(self.outputs.add(node, OutputKind.USER_OUTPUT))
-            else:
-                self.outputs.add(reconstruction, OutputKind.USER_OUTPUT)
+        for position, made in enumerate(reconstructions):
+            if isinstance(made, TensorRef):
+                self._give(made.number)
+                continue
+            symbolic = isinstance(made, SYMBOLS)
+            output = self.outputs.add(symbol_node(self.tracer, made) if symbolic else made, OutputKind.USER_OUTPUT)
+            results[position] = GraphNumber(output) if symbolic else made
         of_inputs = {number: entry for entry in self.inputs if (number := gradients.get(id(entry))) is not None}
         for number in left:
             self._give(number, of_inputs.get(number))

@@ -31,9 +31,9 @@ from functionalize.runtime.metadata import (
     InputMutation,
     OutputAlias,
     ProgramMetadata,
+    SymbolSources,
     needed_results,
 )
-from functionalize.runtime.symbol_bindings import SymbolSources
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.mode import FunctionalizeMode
 
@@ -82,13 +82,13 @@ class JointTracer:
         self,
         inputs: Sequence[TracedInput],
         analysis: OutputAnalysis,
-        aliases: Sequence[tuple[OutputAlias, torch.Tensor]],
+        aliases: Sequence[OutputAlias],
+        handles: Sequence[torch.Tensor],
         mutations: Sequence[InputMutation],
         reconstructions: Sequence[Any],
     ) -> Differentiable:
         """What the joint graph is to give; ``reconstructions``: of what the program returns."""
-        outputs = [alias for alias, _ in aliases]
-        results = needed_results(mutations, outputs, analysis.bases, reconstructions, further_bases=True)
+        results = needed_results(mutations, aliases, analysis.bases, reconstructions, further_bases=True)
         layouts: dict[int, Layout | None] = dict.fromkeys(results)
         targets: dict[int, torch.Tensor] = {}
         for mutation in mutations:
@@ -98,7 +98,7 @@ class JointTracer:
                 targets[mutation.writes[-1].result] = fake
         based = list(zip(analysis.bases, analysis.base_handles, strict=True))
         own: list[tuple[OutputAlias | BaseResult, torch.Tensor]] = [*based]
-        own += [(alias, handle) for alias, handle in aliases if alias.kind is AliasKind.RESULT]
+        own += [pair for pair in zip(aliases, handles, strict=True) if pair[0].kind is AliasKind.RESULT]
         for described, handle in own:
             if described.result is not None:
                 layouts[described.result] = described.layout

@@ -17,8 +17,7 @@ from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.strided_layout import is_differentiable
 from functionalize.graph_capture.inputs import TracedInput
-from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias
-from functionalize.runtime.symbol_bindings import frozen_layout, frozen_number
+from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias, frozen_layout, frozen_number
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 from functionalize._torch import storage_key
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import InputMismatchError, StateMismatchError
-from functionalize.runtime.metadata import GraphInput, OutputAlias, ProgramMetadata
+from functionalize.runtime.metadata import GraphInput, ProgramMetadata
 from functionalize.runtime.side_effects import ABSENT, TensorRef
 from functionalize.runtime.state_walk import StateWalk, joined
 
@@ -192,19 +192,16 @@ class Guards:
         for effect in self._metadata.side_effects:
             container = list(states[effect.state].containers.values())[effect.container][0]
             for name, before in effect.before.items():
-                key = values[self._input_of(name)] if isinstance(name, TensorRef) else name
+                key = label = name
+                if isinstance(name, TensorRef):
+                    number: Any = self._metadata.outputs[name.number].input
+                    key, label = values[number], self._inputs[number].target
                 now = _entry(container, key)
                 if now is not before and (not isinstance(before, _COMPARED) or now != before):
-                    label = self._inputs[self._input_of(name)].target if isinstance(name, TensorRef) else name
                     raise StateMismatchError(
                         f"`{joined(effect.path, label)}` is {_short(now)}, and was {_short(before)} when captured",
                         hint="the program changes it, and is right for that value only: set it back, or capture again",
                     )
-
-    def _input_of(self, name: TensorRef) -> int:
-        alias: OutputAlias = self._metadata.outputs[name.number]
-        assert alias.input is not None
-        return alias.input
 
     def _check_aliasing(self, pattern: Pattern) -> None:
         for number, (now, before) in enumerate(zip(pattern, self._aliasing, strict=True)):
