@@ -21,9 +21,9 @@ from functionalize._torch import FakeTensorMode
 from functionalize._torch.dynamo import alias_of, inside, named_compiler, note_origin, run_apart, to_fakes
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove
+from functionalize.graph_capture.capture import RecordingSession
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.inputs import TracedInput
-from functionalize.graph_capture.session import RecordingSession
 from functionalize.runtime.autograd import ForwardCall
 from functionalize.runtime.captured_program import Recorded
 from functionalize.runtime.execution import compute, compute_differentiably, finish

@@ -1,7 +1,9 @@
 """``capture``: a program without mutation, recorded in one run on fake tensors, with an account of every write.
 
-Invariant: the objects that the program reaches are, after the capture, as they were before it.
-Limits: one thread captures a module at a time.
+Dynamo's graphs are recorded by the same session.
+
+Invariant: the objects that the program reaches are, after the capture, as they were before it; the tracer and the fake
+tensors live as long as the session. Limits: one thread captures a module at a time.
 """
 
 from __future__ import annotations
@@ -11,21 +13,36 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.fakes import below_dispatch, fake_mode_of, new_fake_mode
-from functionalize.errors import check_remove
+from functionalize._torch import FakeTensor, is_symbolic
+from functionalize._torch.fakes import (
+    FakeFactory,
+    FakeTensorMode,
+    below_dispatch,
+    fake_mode_of,
+    is_data_dependent,
+    new_fake_mode,
+)
+from functionalize._torch.tracing import new_placeholder, recording, track
+from functionalize.call_stack import Origin
+from functionalize.errors import DataDependentError, check_remove
+from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, trusted_sizes
-from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf, reached
+from functionalize.graph_capture.finalize import GraphFinalizer
+from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, TracedInput, is_leaf, reached
+from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.graph_capture.provenance import Provenance
-from functionalize.graph_capture.session import RecordingSession
 from functionalize.graph_capture.training import make_state, training_step
 from functionalize.runtime.captured_program import Capture, CapturedProgram, Recorded
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.side_effects import SideEffectRecorder
+from functionalize.runtime.side_effects import SideEffect, SideEffectRecorder
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
-from functionalize.transform.api import run_call
+from functionalize.tracing.recording_mode import Annotate, RecordingMode
+from functionalize.transform.api import new_mode, run_call
+
+Effects = Callable[[Callable[[Any], int]], Sequence[SideEffect]]  # of a numbering of tensors
 
 
 def capture(
@@ -132,7 +149,76 @@ def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) 
     return not read or (read <= left and assuming.only_accumulates)
 
 
-class CaptureSession:
+class RecordingSession:
+    """Records one program."""
+
+    def __init__(self, fake_mode: FakeTensorMode, annotate: Annotate, *, remove_views: bool, symbolic: bool) -> None:
+        """``annotate`` is told of each node; ``symbolic``: whether sizes may be symbols."""
+        self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
+        self.regions = CheckpointRegions()
+        self._remove_views, self._symbolic = remove_views, symbolic
+
+        def noted(node: Any) -> None:
+            annotate(node)
+            self.regions.note(node)
+
+        self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
+
+    def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
+        """Placeholders for the inputs, and their fake tensors as what these stand for."""
+        for entry, node in [(entry, new_placeholder(self.recorder.tracer.graph, entry.name)) for entry in inputs]:
+            node.meta["val"] = entry.value if entry.fake is None else None
+            self._track(entry, node)
+
+    def _track(self, entry: TracedInput, node: Any) -> None:
+        fake, tracer = entry.fake, self.recorder.tracer
+        if fake is None and not isinstance(entry.value, torch.SymInt):
+            return
+        if isinstance(fake, FakeTensor) and not is_symbolic(fake):
+            with below_dispatch():
+                node.meta["val"] = self.factory.snapshot(fake)
+            if fake not in tracer.tensor_tracker:
+                track(tracer, fake, node)
+        else:
+            from functionalize._torch.symbols import track_input  # here: loads sympy
+
+            with self.fake_mode:
+                track_input(tracer, entry.value if fake is None else fake, node)
+
+    def active(self) -> Any:
+        """What is set around the run, but for the recording mode itself."""
+        return recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
+
+    def record(
+        self,
+        run: Callable[[], Any],
+        inputs: list[TracedInput],
+        effects: Effects,
+        here: Callable[[], Origin],
+        follow: Callable[[Any], None] = lambda context: None,
+    ) -> Recorded:
+        """Run the program, and end its graph. ``here``: where it is; ``follow`` gets the program before it runs."""
+        mode, tracer = new_mode(self._remove_views), self.recorder.tracer
+        finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
+        joint = JointTracer(mode, tracer, self.fake_mode, self.regions)
+        joint.begin(inputs)
+        follow(mode.context)
+
+        def end(context: Any, entries: Any, returned: Any) -> Recorded:
+            context.origin = None
+            return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
+
+        try:
+            fakes = [entry.fake for entry in inputs if entry.fake is not None]
+            recorded: Recorded = run_call(mode, run, (), {}, end, reached=fakes)
+        except Exception as error:
+            if is_data_dependent(error):
+                raise DataDependentError.of(error) from error
+            raise
+        return recorded
+
+
+class CaptureSession(RecordingSession):
     """One run of a program on fake tensors in the places of its inputs."""
 
     def __init__(
@@ -144,21 +230,20 @@ class CaptureSession:
         symbolic = bool(self._dims)
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
-        self._session = RecordingSession(
-            fake_mode, self._provenance.note, remove_views=remove == "mutations_and_views", symbolic=symbolic
-        )
+        remove_views = remove == "mutations_and_views"
+        super().__init__(fake_mode, self._provenance.note, remove_views=remove_views, symbolic=symbolic)
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
             from functionalize._torch.symbols import with_symbols  # here: loads sympy
 
             return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(self._dims.get(id(tensor), ())))
 
-        self._fakes = fakes_of(tensors, self._session.factory, self._dims.keys(), with_symbols)
+        self._fakes = fakes_of(tensors, self.factory, self._dims.keys(), with_symbols)
         for entry in inputs.inputs:
             entry.fake = self._fakes.get(id(entry.value))
             if isinstance(entry.value, MissingGradient):
                 with below_dispatch():
-                    entry.fake = self._session.factory.like_real(entry.value.of)
+                    entry.fake = self.factory.like_real(entry.value.of)
 
     @property
     def has_all_gradients(self) -> bool:
@@ -168,18 +253,18 @@ class CaptureSession:
 
     def run(self) -> Recorded:
         """Record the program."""
-        inputs, session = self._inputs, self._session
-        session.add_inputs(inputs.inputs)
+        inputs = self._inputs
+        self.add_inputs(inputs.inputs)
         with inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes):
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
             effects = SideEffectRecorder([inputs.state, inputs.arguments])
-            with session.active(), self._provenance.watched():
+            with self.active(), self._provenance.watched():
                 if self._dims:
                     relate(self._dims, self._fakes)
-                with session.recorder:
-                    found = session.record(
+                with self.recorder:
+                    found = self.record(
                         lambda: self._func(*inputs.args, **inputs.kwargs),
                         inputs.inputs,
                         effects.side_effects,
@@ -201,7 +286,7 @@ class CaptureSession:
             inputs.state,
             inputs.arguments,
             values,
-            sizes=trusted_sizes(self._session.fake_mode.shape_env) if metadata.symbols.inputs else ((), {}),
+            sizes=trusted_sizes(self.fake_mode.shape_env) if metadata.symbols.inputs else ((), {}),
             gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
         )
         return Capture(found, guards, inputs.state, inputs.names)
