@@ -155,35 +155,31 @@ class RecordingSession:
     def __init__(self, fake_mode: FakeTensorMode, annotate: Annotate, *, remove_views: bool, symbolic: bool) -> None:
         """``annotate`` is told of each node; ``symbolic``: whether sizes may be symbols."""
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
-        self.regions = CheckpointRegions()
+        self.regions = regions = CheckpointRegions()
         self._remove_views, self._symbolic = remove_views, symbolic
 
-        def noted(node: Any) -> None:
+        def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
             annotate(node)
-            self.regions.note(node)
+            regions.note(node)
 
         self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
 
     def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
         """Placeholders for the inputs, and their fake tensors as what these stand for."""
-        for entry, node in [(entry, new_placeholder(self.recorder.tracer.graph, entry.name)) for entry in inputs]:
-            node.meta["val"] = entry.value if entry.fake is None else None
-            self._track(entry, node)
+        tracer = self.recorder.tracer
+        for entry, node in [(entry, new_placeholder(tracer.graph, entry.name)) for entry in inputs]:
+            fake = entry.fake
+            node.meta["val"] = entry.value if fake is None else None
+            if isinstance(fake, FakeTensor) and not is_symbolic(fake):
+                with below_dispatch():
+                    node.meta["val"] = self.factory.snapshot(fake)
+                if fake not in tracer.tensor_tracker:
+                    track(tracer, fake, node)
+            elif fake is not None or isinstance(entry.value, torch.SymInt):
+                from functionalize._torch.symbols import track_input  # here: loads sympy
 
-    def _track(self, entry: TracedInput, node: Any) -> None:
-        fake, tracer = entry.fake, self.recorder.tracer
-        if fake is None and not isinstance(entry.value, torch.SymInt):
-            return
-        if isinstance(fake, FakeTensor) and not is_symbolic(fake):
-            with below_dispatch():
-                node.meta["val"] = self.factory.snapshot(fake)
-            if fake not in tracer.tensor_tracker:
-                track(tracer, fake, node)
-        else:
-            from functionalize._torch.symbols import track_input  # here: loads sympy
-
-            with self.fake_mode:
-                track_input(tracer, entry.value if fake is None else fake, node)
+                with self.fake_mode:
+                    track_input(tracer, entry.value if fake is None else fake, node)
 
     def active(self) -> Any:
         """What is set around the run, but for the recording mode itself."""

@@ -19,11 +19,7 @@ Dims = dict[int, Any]  # of one tensor: which dimensions may differ, and what is
 
 
 def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
-    """For each input tensor, by identity, the dimensions that may differ.
-
-    Raises:
-        ValueError: the spec does not fit the arguments.
-    """
+    """For each input tensor, by identity, the dimensions that may differ. A spec that does not fit is a ValueError."""
     from functionalize._torch.symbols import is_dynamic
 
     found: dict[int, Dims] = {}

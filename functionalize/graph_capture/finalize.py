@@ -22,8 +22,14 @@ from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
-from functionalize.graph_capture.output_analysis import InputLayouts, OutputAnalysis
-from functionalize.graph_capture.signature import GRADIENTS, MUTATIONS, GraphOutputs, signature_of
+from functionalize.graph_capture.output_analysis import (
+    GRADIENTS,
+    MUTATIONS,
+    GraphOutputs,
+    InputLayouts,
+    OutputAnalysis,
+    signature_of,
+)
 from functionalize.runtime.autograd import JointGraph
 from functionalize.runtime.captured_program import Recorded
 from functionalize.runtime.metadata import (

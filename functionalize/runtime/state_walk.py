@@ -93,7 +93,7 @@ class StateWalk:
             self.shape.append(torch.Tensor)
             self.tensors.append(slot)
             self.leaves.append(slot)
-        elif kind in _PLAIN or not (kind is dict or kind is list or is_module(value) or _is_entered(value)):
+        elif kind in _PLAIN or ((isinstance(value, OPAQUE) or callable(value)) and not is_module(value)):
             self.shape.append(kind)
             self.constants.append(slot)
             self.leaves.append(slot)
@@ -180,11 +180,6 @@ def names_of(func: Callable[..., Any], count: int) -> list[str]:
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
     names = [p.name for p in positional[:count]]
     return names + [f"{rest}_{position}" for position in range(count - len(names))]
-
-
-def _is_entered(value: Any) -> bool:
-    """Whether a value that is no module may hold state."""
-    return not isinstance(value, OPAQUE) and not callable(value)
 
 
 def is_module(value: Any) -> bool:
