@@ -29,10 +29,10 @@ from functionalize._torch.dynamo import (
 )
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove
+from functionalize.graph_capture.capture import RecordingSession
 from functionalize.graph_capture.checkpointing import CheckpointRegions
-from functionalize.graph_capture.finalize import Finalized
 from functionalize.graph_capture.inputs import TracedInput
-from functionalize.graph_capture.session import RecordingSession
+from functionalize.runtime.captured_program import Recorded
 from functionalize.runtime.execution import Computed, compute, compute_differentiably, finish
 from functionalize.runtime.guards import alias_pattern
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
@@ -157,7 +157,7 @@ class _Backend:
         handed = partial(self._handed, mode, known)
         if joint is not None:
             halves = partition(joint, self.partition_fn, handed)
-            return metadata, partial(compute_differentiably, metadata, joint, halves)
+            return metadata, partial(compute_differentiably, metadata, halves)
         described = (metadata.mutations, metadata.outputs, metadata.bases, metadata.results)
         positions = needed_results(*described, further_bases=False)
         graph = Graph()  # gives those results alone
@@ -167,7 +167,7 @@ class _Backend:
         function = handed(GraphModule(found.root, graph))
         return metadata, partial(compute, metadata, function, positions=positions)
 
-    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> Finalized:
+    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> Recorded:
         """Run the graph on fake tensors, and record it without mutation."""
         session = RecordingSession(mode, note_origin, remove_views=self.remove == "mutations_and_views", symbolic=True)
         names = [name.replace(".", "_") for name in self.state]

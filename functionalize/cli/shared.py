@@ -138,7 +138,7 @@ def _progress(console: Console) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    from functionalize.graph_capture.observers import observing
+    from functionalize.graph_capture.provenance import observing
 
     status, began = console.status("capturing"), time.monotonic()
     ops, due = 0, began + _AFTER

@@ -22,8 +22,7 @@ from functionalize._torch import in_functorch_transform, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory, Historian
 from functionalize.errors import InputMismatchError, StateMismatchError
-from functionalize.runtime.autograd import ForwardCall
-from functionalize.runtime.copy_epilogue import with_copies
+from functionalize.runtime.autograd import ForwardCall, JointGraph
 from functionalize.runtime.execution import (
     Computed,
     compute,
@@ -31,12 +30,11 @@ from functionalize.runtime.execution import (
     compute_undifferentiably,
     finish,
 )
-from functionalize.runtime.graph_inputs import walk_arguments
+from functionalize.runtime.graph_forms import reinplace, with_copies
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.metadata import GraphInput, ProgramMetadata
-from functionalize.runtime.partition import JointGraph, PartitionFn, partition
-from functionalize.runtime.reinplace import reinplace
-from functionalize.runtime.state_walk import StateWalk
+from functionalize.runtime.partition import PartitionFn, partition
+from functionalize.runtime.state_walk import StateWalk, walk_arguments
 
 _PARTITIONING = threading.Lock()
 _IN_TRANSFORM = (
@@ -62,9 +60,13 @@ class Mutation:
 
 
 @dataclass(frozen=True, eq=False)
-class CaptureAccount:
-    """What a capture tells beside its graph: the signature, and what happened to each storage."""
+class Recorded:
+    """A program that was recorded: its graph, and what a recording tells beside it."""
 
+    graph: Graph
+    root: torch.nn.Module  # what the graph's attributes are found on
+    metadata: ProgramMetadata
+    joint: JointGraph | Exception | None  # the backward; why there is none; None where no result requires grad
     signature: Callable[[], ExportGraphSignature]
     historian: Historian
     written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
@@ -75,14 +77,10 @@ class CaptureAccount:
 class Capture:
     """What one capture gives: everything that a :class:`CapturedProgram` is made of."""
 
-    graph: Graph
-    root: torch.nn.Module  # what the graph's attributes are found on
-    metadata: ProgramMetadata
+    recorded: Recorded
     guards: Guards
     state: StateWalk
     names: Sequence[str]  # of the positional arguments
-    joint: JointGraph | Exception | None  # the backward; why there is none; None where no result requires grad
-    account: CaptureAccount
 
 
 class CapturedProgram:
@@ -99,8 +97,7 @@ class CapturedProgram:
     ) -> None:
         """``recapture``: captures the same program for other inputs."""
         self.remove = remove
-        self.graph = capture.graph
-        self._root, self._account = capture.root, capture.account
+        self._recorded, self.graph = capture.recorded, capture.recorded.graph
         self._partition_fn, self._recapture, self._on_guard_failure = partition_fn, recapture, on_guard_failure
         self._forward_call: ForwardCall | None = None
         self._variants: dict[Any, CapturedProgram] = {}  # by which inputs require gradients
@@ -108,31 +105,31 @@ class CapturedProgram:
 
     def _follow(self, capture: Capture) -> None:
         """Do from now on what a capture says whose graph is this one's."""
-        self._capture, self._metadata, self._guards = capture, capture.metadata, capture.guards
+        self._capture, self._metadata, self._guards = capture, capture.recorded.metadata, capture.guards
 
     @functools.cached_property
     def signature(self) -> ExportGraphSignature:
         """What each input and output of ``graph_module`` is, in the words of ``torch.export``."""
-        return self._account.signature()
+        return self._recorded.signature()
 
     @functools.cached_property
     def mutations(self) -> list[Mutation]:
         """Every write to an input or to state."""
         return [
             Mutation(kind, target, write.view.region, write.op, str(write.location))
-            for kind, target, base in self._account.written
-            for write in self._account.historian.writes_of(base)
+            for kind, target, base in self._recorded.written
+            for write in self._recorded.historian.writes_of(base)
         ]
 
     @property
     def alias_history(self) -> AliasHistory:
         """Every storage that was viewed or written, with its views and writes."""
-        return self._account.historian.history
+        return self._recorded.historian.history
 
     @functools.cached_property
     def graph_module(self) -> GraphModule:
         """The graph, as a module: of state and inputs, in the order of the signature."""
-        return GraphModule(self._root, self.graph, "Captured")
+        return GraphModule(self._recorded.root, self.graph, "Captured")
 
     @property
     def inputs(self) -> list[GraphInput]:
@@ -178,7 +175,7 @@ class CapturedProgram:
 
     def _computed(self, inputs: Sequence[Any]) -> Computed:
         """What the graph gives, known to autograd where the original's results are."""
-        joint = self._capture.joint
+        joint = self._capture.recorded.joint
         if joint is None or not torch.is_grad_enabled():
             return compute(self._metadata, (self._run_in_place or self.graph_module).forward, inputs)
         if isinstance(joint, Exception):
@@ -186,12 +183,12 @@ class CapturedProgram:
         with _PARTITIONING:  # which uses the joint graph up: another thread waits for the halves
             if self._forward_call is None:
                 self._forward_call = partition(joint, self._partition_fn, lambda graph: graph)
-        return compute_differentiably(self._metadata, joint, self._forward_call, inputs)
+        return compute_differentiably(self._metadata, self._forward_call, inputs)
 
     @functools.cached_property
     def _run_in_place(self) -> GraphModule | None:
         """The graph with writes in the memory of inputs that are written back anyway, where there are such."""
-        return reinplace(self.graph, self._root, self._metadata) if self._guards.inputs_are_disjoint else None
+        return reinplace(self.graph, self._recorded.root, self._metadata) if self._guards.inputs_are_disjoint else None
 
     def _another(self, error: InputMismatchError, args: Any, kwargs: Any) -> CapturedProgram | None:
         """A program for a call that this one is not for. State that leaves the graph as it is is followed."""
@@ -219,7 +216,7 @@ class CapturedProgram:
 
     def with_copy_epilogue(self) -> GraphModule:
         """The same graph ending in ``copy_`` onto what it writes; it returns the caller's outputs alone."""
-        return with_copies(self.graph, self._root, self._metadata)
+        return with_copies(self.graph, self._recorded.root, self._metadata)
 
     def print_readable(self) -> str:
         """Print the graph as Python, with shapes and the user's lines; the text is returned as well."""
@@ -247,7 +244,7 @@ class CapturedProgram:
         """
         from functionalize import report  # jinja2 is imported by those who ask for a page
 
-        return report.write(report.build(self, title, self._metadata_writes(), self._account.shared), path)
+        return report.write(report.build(self, title, self._metadata_writes(), self._recorded.shared), path)
 
     def _metadata_writes(self) -> list[tuple[str, str]]:
         """The inputs and state whose size, strides or storage a call changes, each with the op that does it."""

@@ -5,7 +5,7 @@ Invariant: what passes here is computed as the original would. Limits: strides c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,13 @@ import torch
 from functionalize._torch import storage_key
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import InputMismatchError, StateMismatchError
-from functionalize.runtime.metadata import GraphInput, OutputAlias, ProgramMetadata
+from functionalize.runtime.metadata import GraphInput, ProgramMetadata
 from functionalize.runtime.side_effects import ABSENT, TensorRef
-from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import StateWalk, joined
 
 _COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 Pattern = tuple[Any, ...]
+TrustedSizes = tuple[Sequence[Any], Mapping[Any, Any]]  # conditions on symbols, and the ranges of these
 
 
 class Guards:
@@ -32,11 +32,15 @@ class Guards:
         arguments: StateWalk,
         values: Sequence[Any],
         *,
-        sizes: SizeGuards | None,
+        sizes: TrustedSizes,
         gradients_matter: bool,
     ) -> None:
-        """``values``: the inputs of the capture; ``gradients_matter``: whether it matters which of them have one."""
-        self._metadata, self._inputs, self._state, self._sizes = metadata, metadata.inputs, state, sizes
+        """``values``: the inputs of the capture; ``sizes``: what it took for granted of their symbols.
+
+        ``gradients_matter``: whether it matters which of the inputs have a gradient.
+        """
+        self._metadata, self._inputs, self._state = metadata, metadata.inputs, state
+        self._layouts, (self._conditions, self._ranges) = dict(metadata.symbols.inputs), sizes
         self._structure = arguments.shape
         changed = {(effect.state, effect.container) for effect in metadata.side_effects}
         numbers = {identity: number for number, identity in enumerate(state.containers)}
@@ -46,7 +50,6 @@ class Guards:
             if isinstance(slot.get(), _COMPARED) and (0, numbers[id(slot.container)]) not in changed
         ]
         self._constants = [(slot.path, slot.get()) for slot in arguments.constants]
-        self._dynamic = frozenset() if sizes is None else sizes.inputs
         self._expected = [self._look(number, value) for number, value in enumerate(values)]
         self._had_gradient = {
             number: value.grad is not None
@@ -61,10 +64,12 @@ class Guards:
             and not (value.requires_grad and differentiable)
             and self._inputs[number].gradient_of is None
         ]
-        self._aliasing = alias_pattern([None if i.gradient_of is not None else values[n] for n, i in self._numbered()])
+        self._aliasing = self._pattern(values)
 
-    def _numbered(self) -> Sequence[tuple[int, GraphInput]]:
-        return list(enumerate(self._inputs))
+    def _pattern(self, values: Sequence[Any]) -> Pattern:
+        """How inputs share memory, but for gradients."""
+        pairs = zip(self._inputs, values, strict=True)
+        return alias_pattern([None if entry.gradient_of is not None else value for entry, value in pairs])
 
     @property
     def inputs_are_disjoint(self) -> bool:
@@ -93,17 +98,14 @@ class Guards:
                     hint="pass inputs of the same shapes, dtypes and devices, or capture again",
                 )
         self._check_side_effects([self._state, arguments], values)
-        if self._sizes is not None:
-            self._sizes.check(values)
-        pattern = alias_pattern([None if i.gradient_of is not None else values[n] for n, i in self._numbered()])
-        if pattern != self._aliasing:
-            self._refuse_aliasing(pattern)
+        self._check_sizes(values)
+        self._check_aliasing(self._pattern(values))
         return values
 
     def _look(self, number: int, value: Any) -> Any:
         """What an input looks like, its sizes left out where they may differ."""
         look = _look(value)
-        return (*look[:2], len(look[2])) if number in self._dynamic and look is not None else look
+        return (*look[:2], len(look[2])) if number in self._layouts and look is not None else look
 
     def _find_gradients(self, values: list[Any]) -> None:
         """Look the gradients up, and whether there are as many as there were."""
@@ -152,26 +154,56 @@ class Guards:
                     hint="what is no tensor is part of the program: pass the same, pass a tensor, or capture again",
                 )
 
+    def _check_sizes(self, values: Sequence[Any]) -> None:
+        """Ranges of symbols, equal sizes, and conditions on both."""
+        known: dict[Any, int] = {}
+        for number, layout in self._layouts.items():
+            for dim, (size, actual) in enumerate(zip(layout.size, values[number].size(), strict=True)):
+                self._meet(known, size, actual, f"dimension {dim} of {self._inputs[number].label}")
+        for condition in self._conditions:
+            if str(condition.xreplace(known)) == "False":
+                sizes = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
+                raise InputMismatchError(
+                    f"the program was captured for sizes with {condition}, and here {sizes}",
+                    hint="pass sizes for which that holds, or capture again",
+                )
+
+    def _meet(self, known: dict[Any, int], size: Any, actual: int, label: str) -> None:
+        expected: Any = size
+        if type(size) is not int and size.is_symbol:
+            expected = known.setdefault(size, actual)
+            bounds = self._ranges.get(size)
+            if bounds is not None and not bounds.lower <= actual <= bounds.upper:
+                raise InputMismatchError(
+                    f"{label} is {actual}, and the program was captured for {bounds.lower} to {bounds.upper}",
+                    hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
+                )
+        elif type(size) is not int:
+            value = size.xreplace(known)
+            expected = int(value) if value.is_number else actual
+        if expected != actual:
+            raise InputMismatchError(
+                f"{label} is {actual}, and the program was captured for {expected}",
+                hint="pass a tensor of that size, or capture again",
+            )
+
     def _check_side_effects(self, states: Sequence[StateWalk], values: Sequence[Any]) -> None:
         """What the program changes must be found as the capture found it."""
         for effect in self._metadata.side_effects:
             container = list(states[effect.state].containers.values())[effect.container][0]
             for name, before in effect.before.items():
-                key = values[self._input_of(name)] if isinstance(name, TensorRef) else name
+                key = label = name
+                if isinstance(name, TensorRef):
+                    number: Any = self._metadata.outputs[name.number].input
+                    key, label = values[number], self._inputs[number].target
                 now = _entry(container, key)
                 if now is not before and (not isinstance(before, _COMPARED) or now != before):
-                    label = self._inputs[self._input_of(name)].target if isinstance(name, TensorRef) else name
                     raise StateMismatchError(
                         f"`{joined(effect.path, label)}` is {_short(now)}, and was {_short(before)} when captured",
                         hint="the program changes it, and is right for that value only: set it back, or capture again",
                     )
 
-    def _input_of(self, name: TensorRef) -> int:
-        alias: OutputAlias = self._metadata.outputs[name.number]
-        assert alias.input is not None
-        return alias.input
-
-    def _refuse_aliasing(self, pattern: Pattern) -> None:
+    def _check_aliasing(self, pattern: Pattern) -> None:
         for number, (now, before) in enumerate(zip(pattern, self._aliasing, strict=True)):
             if now != before:
                 other = self._inputs[(now if isinstance(now, tuple) else before)[0]]
