@@ -154,7 +154,8 @@ class Noisy(torch.nn.Module):
         self.drop, self.scale, self.names = torch.nn.Dropout(0.5), 2, ["a"]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(x) * self.scale + len(self.names)
+        dropped: Tensor = self.drop(x)
+        return dropped * self.scale + len(self.names)
 
 
 def test_python_state_that_changes_the_graph_is_refused() -> None:
@@ -210,7 +211,7 @@ def test_variables_of_functions_are_guarded() -> None:
 
 
 def test_a_log_is_no_guard() -> None:
-    calls = []
+    calls: list[int] = []
 
     def run(x: Tensor) -> Tensor:
         calls.append(len(calls))
@@ -266,7 +267,7 @@ def test_a_mode_that_the_program_leaves_is_left_by_a_call() -> None:
 
 
 def test_programs_are_kept_and_bounded() -> None:
-    runs = []
+    runs: list[torch.Size] = []
 
     def run(x: Tensor) -> Tensor:
         runs.append(x.size())

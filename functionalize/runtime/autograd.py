@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from functionalize._torch.autograd import without_autocast
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import has_strides, with_layout
-from functionalize.runtime.symbol_bindings import SymbolSources
+from functionalize.runtime.metadata import SymbolSources
 
 Function = Callable[..., Sequence[Any]]
 _TENSOR = object()  # stands for a tensor that autograd keeps

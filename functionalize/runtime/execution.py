@@ -26,10 +26,10 @@ from functionalize.errors import DataDependentError
 from functionalize.runtime.autograd import CapturedFunction, ForwardCall, Undifferentiable, called
 from functionalize.runtime.metadata import (
     AliasKind,
+    BaseResult,
     InputMutation,
     InputRef,
     NewStorage,
-    OldStorageRef,
     OutputAlias,
     ProgramMetadata,
 )
@@ -49,10 +49,9 @@ def compute(
     """What a graph gives, unseen by autograd. ``positions``: which of the program's results it gives, if not all."""
     with torch.no_grad():
         results = called(function, [inputs[number] for number in metadata.taken])
-    if positions is not None:
-        given = dict(zip(positions, results, strict=True))
-        results = [given.get(position) for position in range(metadata.graph_outputs)]
-    return _computed(metadata, results, {})
+    if positions is None:
+        positions = range(metadata.graph_outputs)
+    return _computed(metadata, dict(zip(positions, results, strict=True)), {})
 
 
 def compute_differentiably(metadata: ProgramMetadata, call: ForwardCall, inputs: Sequence[Any]) -> Computed:
@@ -61,7 +60,7 @@ def compute_differentiably(metadata: ProgramMetadata, call: ForwardCall, inputs:
         outputs = CapturedFunction.apply(call, *(inputs[number] for number in metadata.taken))  # type: ignore[no-untyped-call]
     results = dict(zip(call.joint.results, outputs, strict=False))
     further = dict(zip(call.joint.bases, outputs[len(results) :], strict=True))
-    return _computed(metadata, [results.get(position) for position in range(metadata.graph_outputs)], further)
+    return _computed(metadata, results, further)
 
 
 def compute_undifferentiably(
@@ -74,25 +73,22 @@ def compute_undifferentiably(
     """
     if any(mutation.differentiable for mutation in metadata.mutations):
         raise reason
-    results = list(compute(metadata, function, inputs)[0])
-    described = (*metadata.outputs, *metadata.bases)
+    results = dict(enumerate(compute(metadata, function, inputs)[0]))
+    described: list[OutputAlias | BaseResult] = [*metadata.outputs, *metadata.bases]
     positions = sorted({one.result for one in described if one.requires_grad and one.result is not None})
     required = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
     given = [results[position] for position in positions]
     with torch.enable_grad():
         known = Undifferentiable.apply(reason, len(given), *given, *required)  # type: ignore[no-untyped-call]
-    for position, value in zip(positions, known, strict=True):
-        results[position] = value
-    return _computed(metadata, results, {})
+    return _computed(metadata, results | dict(zip(positions, known, strict=True)), {})
 
 
-def _computed(metadata: ProgramMetadata, results: Sequence[Any], further: dict[int, Any]) -> Computed:
-    """Results with the values of bases; ``further``: of bases that are no results.
+def _computed(metadata: ProgramMetadata, given: dict[int, Any], further: dict[int, Any]) -> Computed:
+    """Results, by position, with the values of bases; ``further``: of bases that are no results.
 
-    Raises:
-        DataDependentError: the data gave a result another size than tracing took for granted (a broadcast asks for
-            one).
+    Raises where the data gave a result another size than tracing took for granted (a broadcast asks for one).
     """
+    results = [given.get(position) for position in range(metadata.graph_outputs)]
     for alias in metadata.outputs:
         value = None if alias.result is None else results[alias.result]
         if value is None or not alias.layout.static or value.layout is not torch.strided:
@@ -167,9 +163,7 @@ class _Ending:
         if isinstance(argument, (list, tuple)):
             return [self._argument(item) for item in argument]
         if isinstance(argument, InputRef):
-            return self._inputs[argument.number]
-        if isinstance(argument, OldStorageRef):
-            return self._originals[argument.number]
+            return (self._originals if argument.old else self._inputs)[argument.number]
         if isinstance(argument, NewStorage):
             size = [self._symbols.number(number) for number in argument.size]
             return torch.empty(size, dtype=argument.dtype, device=argument.device)

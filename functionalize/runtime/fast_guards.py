@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import storage_key
-from functionalize._torch.modes import TensorGuards
+from functionalize._torch.dispatch import TensorGuards
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.guards import Guards

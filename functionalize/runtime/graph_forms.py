@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import pytree
-from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, OldStorageRef, ProgramMetadata
+from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
 
 aten = torch.ops.aten
 
@@ -63,7 +63,7 @@ def _chains(graph: Graph, metadata: ProgramMetadata) -> list[Node]:
     order = {node: number for number, node in enumerate(graph.nodes)}
     found = []
     for node in graph.nodes:
-        base = node.args[0] if node.target in _IN_PLACE or node.target in _VIEW_OF else None
+        base: Any = node.args[0] if node.target in _IN_PLACE or node.target in _VIEW_OF else None
         if base in memory and node not in own and _reads_last(node, base, order):
             found.append(node)
             memory.add(node)
@@ -134,7 +134,7 @@ def _emit(graph: Graph, mutation: InputMutation, inputs: dict[int, Node], result
 
 
 def _argument(graph: Graph, argument: Any, inputs: dict[int, Node]) -> Any:
-    if isinstance(argument, (InputRef, OldStorageRef)):
+    if isinstance(argument, InputRef):
         return inputs[argument.number]
     if isinstance(argument, NewStorage):
         options: dict[str, Any] = {"dtype": argument.dtype, "device": argument.device}

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.modes import GlobalStateGuard, function_modes
+from functionalize._torch.dispatch import GlobalStateGuard, function_modes
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _outputs(module: GraphModule) -> list[Any]:
 
 def _saved(backward: GraphModule, outputs: Sequence[Any], own: int, inputs: Mapping[str, int]) -> list[int | Node]:
     """What the backward takes, but for the tangents, which are last: inputs of the graph, by position, and outputs."""
-    known = {node.name: node for node in outputs if isinstance(node, Node)} | inputs
+    known: dict[str, int | Node] = {node.name: node for node in outputs if isinstance(node, Node)} | {**inputs}
     taken = [node.name for node in _placeholders(backward) if not node.name.startswith("tangents_")]
     rest = iter([node for node in outputs[own:] if node.name not in taken])  # states of random numbers, in order
     return [known[name] if name in known else next(rest) for name in taken]
