@@ -168,8 +168,9 @@ class ConstantLifter:
         made = TracedInput(kind, name, target, value, persistent=persistent, fake=value, edge=gradient_edge(value))
         self._inputs.insert(position, made)
         self._lifted += 1
+        after = placeholders[position - 1] if position else None
         graph = self._tracer.graph
-        with graph.inserting_after(placeholders[position - 1] if position else None):
+        with graph.inserting_after(after) if after is not None else graph.inserting_before():
             node: Node = graph.placeholder(name)
         node.meta["val"] = self._snapshot(value)
         track(self._tracer, value, node)  # a backward may use it as well

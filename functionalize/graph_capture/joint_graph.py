@@ -166,7 +166,7 @@ class JointTracer:
         graph = self._tracer.graph
         made: torch.Tensor = on_handles(torch.empty_like, (target.detach(),), {"requires_grad": False})
         last = tangents[-1] if tangents else next(reversed(list(graph.find_nodes(op="placeholder"))), None)
-        with graph.inserting_after(last):
+        with graph.inserting_after(last) if last is not None else graph.inserting_before():
             node = graph.placeholder(f"tangents_{len(tangents)}")
         tangents.append(node)
         node.meta["val"] = made
