@@ -5,7 +5,9 @@ Invariant: a tensor made here is what FakeTensorMode would have made. Limits: st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,11 +39,46 @@ def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
     return mode
 
 
-def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
+class CaptureFakeMode(FakeTensorMode):
+    """Makes the fake tensors of one capture. Another thread that meets them meanwhile is told so.
+
+    They stand in a program's objects then. That thread would get fake results, and confuse the state of the mode.
+    """
+
+    thread: int | None = None  # that captures
+
+    @contextlib.contextmanager
+    def of_this_thread(self) -> Iterator[None]:
+        """While its tensors stand in a program's objects."""
+        self.thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self.thread = None
+
+    def __enter__(self) -> Any:
+        self._refuse_other_threads()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._refuse_other_threads()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _refuse_other_threads(self) -> None:
+        other = self.thread not in (None, threading.get_ident())
+        if other and torch._C._current_graph_task_id() == -1:  # autograd may work in threads of its own
+            raise RuntimeError(
+                "this thread runs a model, or an object, that another thread is capturing\n"
+                "    why  fake tensors stand in it until the capture ends\n"
+                "    try  capture first, or have the threads wait for one another"
+            )
+
+
+def new_fake_mode(*, symbolic: bool) -> CaptureFakeMode:
     """A mode as ``make_fx`` sets it up."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here: loads sympy
 
-    mode = FakeTensorMode(
+    mode = CaptureFakeMode(
         allow_fallback_kernels=not symbolic,
         allow_non_fake_inputs=True,
         shape_env=ShapeEnv(duck_shape=not symbolic),

@@ -8,6 +8,7 @@ tensors live as long as the session. Limits: one thread captures a module at a t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from functionalize._torch import FakeTensor, is_symbolic
 from functionalize._torch.fakes import (
+    CaptureFakeMode,
     FakeFactory,
     FakeTensorMode,
     below_dispatch,
@@ -39,7 +41,7 @@ from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import changed_modes, modes_now, set_modes
 from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.side_effects import SideEffect, SideEffectRecorder
-from functionalize.runtime.specialization import Capture, Recorded
+from functionalize.runtime.specialization import CAPTURING, Capture, Recorded
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
@@ -113,8 +115,10 @@ def capture(
     def captured(args: Any, kwargs: Any) -> Capture:
         return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer)
 
+    with CAPTURING:
+        first = captured(args, dict(kwargs or {}))
     return CapturedProgram(
-        captured(args, dict(kwargs or {})),
+        first,
         remove=remove,
         recapture=captured,
         partition_fn=partition_fn,
@@ -259,7 +263,9 @@ class CaptureSession(RecordingSession):
         """Record the program."""
         inputs = self._inputs
         self.add_inputs(inputs.inputs)
-        with inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes):
+        mode = self.fake_mode
+        alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
+        with alone, inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes):
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake

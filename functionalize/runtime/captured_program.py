@@ -27,7 +27,7 @@ from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.specialization import Capture, Specialization
+from functionalize.runtime.specialization import CAPTURING, Capture, Specialization
 
 _IN_TRANSFORM = (
     "a captured program is called inside of torch.func.grad, vmap, jvp or the like\n"
@@ -141,7 +141,8 @@ class CapturedProgram:
                 if place:
                     self._use(known)
                 return known.run(inputs, arguments)
-        chosen, inputs = self._chosen(arguments)
+        with CAPTURING:
+            chosen, inputs = self._chosen(arguments)
         return chosen.run(inputs, arguments)
 
     def _chosen(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:

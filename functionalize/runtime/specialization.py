@@ -35,6 +35,8 @@ from functionalize.runtime.modes import set_modes
 from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.state_walk import StateWalk
 
+# Held by who captures, and by who has to look twice at a call: one may find fake tensors of the other in its state.
+CAPTURING = threading.RLock()
 _PARTITIONING = threading.Lock()
 
 
