@@ -130,6 +130,9 @@ def below_mode(mode: Any) -> Iterator[None]:
             _push_mode(one)
 
 
+BelowAutograd = torch._C._AutoDispatchBelowADInplaceOrView  # neither autograd nor version counters see what runs
+
+
 def counting_versions() -> contextlib.AbstractContextManager[Any]:
     """As before a mode sees an op: the kernels that it is made of grow the version counters of what they write."""
     counter = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)

@@ -24,24 +24,23 @@ class CallArguments:
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> None:
         """``names``: of the positional arguments."""
         self.args, self.kwargs, self._names = list(args), kwargs, names
-        values = [*args, *kwargs.values()] if kwargs else self.args
-        self.kinds = tuple(map(type, values))
-        self._flat = values if LEAF_TYPES.issuperset(self.kinds) else None
+        self.values = (*args, *kwargs.values()) if kwargs else args
+        self.kinds = tuple(map(type, self.values))
 
-    @property
+    @cached_property
     def flat(self) -> bool:
         """Whether all arguments are tensors and plain values."""
-        return self._flat is not None
+        return LEAF_TYPES.issuperset(self.kinds)
 
     @property
-    def leaves(self) -> list[Any]:
+    def leaves(self) -> Sequence[Any]:
         """Tensors and plain values, in order."""
-        return [slot.get() for slot in self.walk.leaves] if self._flat is None else self._flat
+        return self.values if self.flat else [slot.get() for slot in self.walk.leaves]
 
     @property
     def structure(self) -> Any:
         """Equal for arguments that are built alike."""
-        if self._flat is None:
+        if not self.flat:
             return tuple(self.walk.shape)
         return tuple(torch.Tensor if kind in TENSOR_TYPES else kind for kind in self.kinds)
 

@@ -107,6 +107,12 @@ class Guards:
             if found.offsets_matter and isinstance(value, torch.Tensor) and value.layout is torch.strided
         }
         self.aliasing = self.pattern(values)
+        entries = list(enumerate(self.inputs))
+        self._constant_inputs = [entry.constant for entry in self.inputs]
+        self._argument_inputs = [(n, entry.argument) for n, entry in entries if entry.argument is not None]
+        self._state_inputs = [(n, e.slot) for n, e in entries if e.slot is not None and not e.slot.steps]
+        self._nested_inputs = [(n, e.slot) for n, e in entries if e.slot is not None and e.slot.steps]
+        self._gradient_inputs = [(n, e.gradient_of) for n, e in entries if e.gradient_of is not None]
 
     @property
     def inputs_are_disjoint(self) -> bool:
@@ -136,18 +142,15 @@ class Guards:
 
     def values(self, arguments: CallArguments) -> list[Any]:
         """The program's inputs in a call."""
-        leaves = arguments.leaves
-        values = [
-            leaves[entry.argument]
-            if entry.argument is not None
-            else entry.constant
-            if entry.slot is None
-            else entry.slot.get()
-            for entry in self.inputs
-        ]
-        for number, entry in enumerate(self.inputs):
-            if entry.gradient_of is not None:
-                values[number] = values[entry.gradient_of].grad
+        leaves, values = arguments.leaves, self._constant_inputs.copy()
+        for number, leaf in self._argument_inputs:
+            values[number] = leaves[leaf]
+        for number, slot in self._state_inputs:
+            values[number] = slot.container[slot.key]
+        for number, nested in self._nested_inputs:
+            values[number] = nested.get()
+        for number, source in self._gradient_inputs:
+            values[number] = values[source].grad
         return values
 
     def check(self, arguments: CallArguments) -> list[Any]:
@@ -238,6 +241,8 @@ class Guards:
 
     def missing_gradients(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Zeros for the gradients that will be added to and are not there, by input."""
+        if not self._gradient_inputs:
+            return {}
         return {
             number: torch.zeros_like(values[entry.gradient_of])
             for number, entry in enumerate(self.inputs)
