@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from functionalize.errors import InputMismatchError
+from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.state_walk import LEAF_TYPES, TENSOR_TYPES, StateWalk, is_module
 
 
@@ -102,6 +103,32 @@ class CallingConvention:
                 hint="pass the same arguments, or capture again",
             )
         return [given[name] for name in self.names], {name: given[name] for name in self.keywords}
+
+
+class InputSources:
+    """Where a program finds its inputs in a call: among the arguments, in objects, as gradients of other inputs."""
+
+    def __init__(self, inputs: Sequence[GraphInput]) -> None:
+        entries = list(enumerate(inputs))
+        self._constants = [entry.constant for entry in inputs]
+        self._arguments = [(n, entry.argument) for n, entry in entries if entry.argument is not None]
+        slots = [(n, entry.slot) for n, entry in entries if entry.slot is not None]
+        self._state = [(n, slot.container, slot.key) for n, slot in slots if not slot.steps]
+        self._nested = [(n, slot) for n, slot in slots if slot.steps]
+        self.gradients = [(n, entry.gradient_of) for n, entry in entries if entry.gradient_of is not None]
+
+    def values(self, arguments: CallArguments) -> list[Any]:
+        """The inputs, in order."""
+        leaves, values = arguments.leaves, self._constants.copy()
+        for number, leaf in self._arguments:
+            values[number] = leaves[leaf]
+        for number, container, key in self._state:
+            values[number] = container[key]
+        for number, slot in self._nested:
+            values[number] = slot.get()
+        for number, source in self.gradients:
+            values[number] = values[source].grad
+        return values
 
 
 def _names_of(func: Callable[..., Any], count: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import storage_key
+from functionalize._torch import storages_of
 from functionalize._torch.dispatch import TensorGuards
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
@@ -37,7 +37,7 @@ class FastGuards:
         tensors = [values[number] for number in self._numbers]
         self._usable = all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors)
         self._looks = TensorGuards(*tensors, **self._sizes(tensors)) if self._usable and tensors else None
-        self._apart = len({storage_key(tensor) for tensor in tensors}) == len(tensors)
+        self._apart = self._usable and len(storages_of(tensors)) == len(tensors)
         self._dynamic = [number for number in self._numbers if number in guards.dynamic]
         self._known_sizes = self._dynamic_sizes(values)
         self._more = bool(
@@ -71,12 +71,12 @@ class FastGuards:
                     return None
         if not self._settings.passes():
             return None
-        values = self._guards.values(arguments)
+        values = self._guards.sources.values(arguments)
         tensors = [values[number] for number in self._numbers]
         if self._looks is not None and not self._looks.check(*tensors):
             return None
         if self._apart:
-            alike = len({tensor.untyped_storage()._cdata for tensor in tensors}) == len(tensors)
+            alike = len(storages_of(tensors)) == len(tensors)
         else:
             alike = self._guards.pattern(values) == self._guards.aliasing
         return values if alike and not (self._more and self._differs(arguments, values)) else None

@@ -19,7 +19,7 @@ import torch
 from functionalize._torch import FakeTensor, storage_key
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
-from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
 from functionalize.runtime.settings import ABSENT, Settings, frozen, same
@@ -107,12 +107,7 @@ class Guards:
             if found.offsets_matter and isinstance(value, torch.Tensor) and value.layout is torch.strided
         }
         self.aliasing = self.pattern(values)
-        entries = list(enumerate(self.inputs))
-        self._constant_inputs = [entry.constant for entry in self.inputs]
-        self._argument_inputs = [(n, entry.argument) for n, entry in entries if entry.argument is not None]
-        self._state_inputs = [(n, e.slot) for n, e in entries if e.slot is not None and not e.slot.steps]
-        self._nested_inputs = [(n, e.slot) for n, e in entries if e.slot is not None and e.slot.steps]
-        self._gradient_inputs = [(n, e.gradient_of) for n, e in entries if e.gradient_of is not None]
+        self.sources = InputSources(self.inputs)
 
     @property
     def inputs_are_disjoint(self) -> bool:
@@ -140,19 +135,6 @@ class Guards:
         yield from (Guard(labels[n], f"shares memory with {labels[entry[0]]}", entry[1:]) for n, entry in shared)
         yield from (Guard("the sizes", "satisfy", one) for one in (self.sizes.listed() if self.sizes else ()))
 
-    def values(self, arguments: CallArguments) -> list[Any]:
-        """The program's inputs in a call."""
-        leaves, values = arguments.leaves, self._constant_inputs.copy()
-        for number, leaf in self._argument_inputs:
-            values[number] = leaves[leaf]
-        for number, slot in self._state_inputs:
-            values[number] = slot.container[slot.key]
-        for number, nested in self._nested_inputs:
-            values[number] = nested.get()
-        for number, source in self._gradient_inputs:
-            values[number] = values[source].grad
-        return values
-
     def check(self, arguments: CallArguments) -> list[Any]:
         """The program's inputs for a call, once they have been checked.
 
@@ -170,7 +152,7 @@ class Guards:
                 _refuse(name, modes[name], before)
         self._check_constants(arguments)
         self._check_settings()
-        values = self.values(arguments)
+        values = self.sources.values(arguments)
         self._check_tensors(values)
         self._check_presence(values)
         self.check_side_effects(arguments, values)
@@ -241,7 +223,7 @@ class Guards:
 
     def missing_gradients(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Zeros for the gradients that will be added to and are not there, by input."""
-        if not self._gradient_inputs:
+        if not self.sources.gradients:
             return {}
         return {
             number: torch.zeros_like(values[entry.gradient_of])
