@@ -130,6 +130,14 @@ def below_mode(mode: Any) -> Iterator[None]:
             _push_mode(one)
 
 
+def direct_call(op: Any) -> Callable[..., Any]:
+    """An operator without the layer in Python around it, known to FX by its name."""
+    call: Any = partial(op._op)
+    call.__name__, call.__module__ = str(op).replace(".", "_").replace("::", "_"), "functionalize"
+    return call  # type: ignore[no-any-return]
+
+
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on some device
 BelowAutograd = torch._C._AutoDispatchBelowADInplaceOrView  # neither autograd nor version counters see what runs
 
 

@@ -29,7 +29,7 @@ from functionalize.runtime.execution import (
     finish,
 )
 from functionalize.runtime.fast_guards import FastGuards
-from functionalize.runtime.graph_forms import reinplace
+from functionalize.runtime.graph_forms import executable, reinplace
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import set_modes
@@ -65,6 +65,10 @@ class Capture:
     state: StateWalk
     convention: CallingConvention
     modes_left: Mapping[str, Any]  # modes that the program leaves otherwise than it found them
+
+
+def _executed(half: GraphModule) -> Callable[..., Any]:
+    return executable(half.graph, half).forward
 
 
 class Specialization:
@@ -123,7 +127,7 @@ class Specialization:
         if self._forward_call is None:
             with _PARTITIONING:  # which uses the joint graph up: another thread waits for the halves
                 if self._forward_call is None:
-                    self._forward_call = partition(joint, self._partition_fn, lambda graph: graph)
+                    self._forward_call = partition(joint, self._partition_fn, _executed)
         return compute_differentiably(self.metadata, self._forward_call, inputs)
 
     @functools.cached_property
@@ -132,9 +136,9 @@ class Specialization:
 
         It does in the memory of inputs that are written back anyway, where there are such.
         """
-        disjoint = self.guards.inputs_are_disjoint
-        in_place = reinplace(self.recorded.graph, self.recorded.root, self.metadata) if disjoint else None
-        return (in_place or self.graph_module).forward, in_place is not None
+        graph, root, disjoint = self.recorded.graph, self.recorded.root, self.guards.inputs_are_disjoint
+        in_place = reinplace(graph, root, self.metadata) if disjoint else None
+        return executable(graph if in_place is None else in_place.graph, root).forward, in_place is not None
 
     @functools.cached_property
     def _assemble(self) -> Callable[[list[Any]], Any]:
