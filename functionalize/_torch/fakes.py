@@ -119,8 +119,8 @@ class FakeFactory:
 
     def at(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> FakeTensor:
         """A fake tensor at the place that a tensor has in its storage, in a storage of device ``meta``."""
-        place = int(tensor.storage_offset()), tensor.size(), tensor.stride()
-        return self.around(torch.empty(0, dtype=tensor.dtype, device=_META).set_(storage, *place), tensor.device)
+        where = int(tensor.storage_offset()), tensor.size(), tensor.stride()
+        return self.around(torch.empty(0, dtype=tensor.dtype, device=_META).set_(storage, *where), tensor.device)
 
     def snapshot(self, tensor: FakeTensor) -> FakeTensor:
         """A fake tensor that later changes of the metadata of ``tensor`` do not reach."""

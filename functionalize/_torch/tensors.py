@@ -89,9 +89,9 @@ def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
         handle.copy_(value)
 
 
-def memory_view(storage: torch.UntypedStorage, place: tuple[Any, Any, Any], dtype: torch.dtype) -> torch.Tensor:
+def memory_view(storage: torch.UntypedStorage, where: tuple[Any, Any, Any], dtype: torch.dtype) -> torch.Tensor:
     """A place (size, strides, offset) of a storage, as a tensor that no mode has seen."""
-    size, stride, offset = place
+    size, stride, offset = where
     with below_dispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
 
@@ -117,14 +117,14 @@ def is_symbol(number: Any) -> bool:
     return isinstance(number, torch.SymInt)
 
 
-def hint_of(number: Any, supposed: int | None = None) -> Any:
-    """The size that a symbol has in this trace, without a guard; of one that comes from data what is to be supposed."""
+def hint_of(number: Any, fallback: int | None = None) -> Any:
+    """The size that a symbol has in this trace, without a guard; of one that comes from data the fallback."""
     node = number.node
     if node.hint is not None:
         return node.hint
     if node.shape_env.has_guarding_hint(node.expr):  # was equated with sizes of inputs after it was made
         return node.shape_env.guarding_hint_or_throw(node.expr)
-    return None if supposed is None else node.shape_env.optimization_hint(node.expr, fallback=supposed)
+    return None if fallback is None else node.shape_env.optimization_hint(node.expr, fallback=fallback)
 
 
 def unbacked(numbers: Sequence[Any]) -> bool:

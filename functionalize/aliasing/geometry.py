@@ -40,10 +40,10 @@ def hint(number: Any) -> int:
     return number if type(number) is int else hint_of(number) or 0
 
 
-_MANY = 61  # elements supposed where only the data tell: a prime, so that they fill rows of no other size
+_MANY = 61  # elements that a size has where only the data tell: a prime, so that they fill rows of no other size
 
 
-def supposed(number: Any) -> int:
+def size_hint(number: Any) -> int:
     """The value of a number in this trace, with 61 for each size that only the data tell."""
     return number if type(number) is int else hint_of(number, _MANY)
 
@@ -130,8 +130,8 @@ class Layout:
 
     @cached_property
     def _walks(self) -> list[tuple[int, int]]:
-        """(stride, size) of each dimension that leads to other elements, innermost first; unknown sizes supposed."""
-        dims = [(supposed(stride), supposed(size)) for size, stride in zip(self.size, self.stride, strict=True)]
+        """(stride, size) of each dimension that leads to other elements, innermost first; unknown sizes by a hint."""
+        dims = [(size_hint(stride), size_hint(size)) for size, stride in zip(self.size, self.stride, strict=True)]
         return sorted((stride, size) for stride, size in dims if size != 1)
 
     @cached_property
@@ -146,7 +146,7 @@ class Layout:
 
     @cached_property
     def has_internal_overlap(self) -> bool:
-        """Whether two positions share an element, for the sizes of this trace; those that data decide are supposed."""
+        """Whether two positions share an element, for the sizes of this trace; those that data decide by a hint."""
         if len(self.stride) < len(self.size) or (self.static and self.contiguous):
             return False  # sparse, or all apart
         return not self.strides_nest and all(size for _, size in self._walks) and _has_equal_offsets(self._walks)

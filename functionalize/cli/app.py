@@ -309,8 +309,8 @@ def _named(rows: dict[str, OpRow], name: str) -> list[OpRow]:
 def _explained(tables: Any, rows: Sequence[OpRow]) -> Iterator[str]:
     from functionalize.codegen import explain, rules
 
-    for place, row in enumerate(rows):
-        if place:
+    for index, row in enumerate(rows):
+        if index:
             yield ""
         for label, text in explain.lines(tables, row.name, rules.read_rules()):
             yield f"{label:11} {text}"

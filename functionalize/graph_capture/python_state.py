@@ -54,7 +54,7 @@ def variables(func: Any) -> Iterator[Variable]:
     """What a function reaches by names: arguments bound by ``partial``, ``self``, closures, globals."""
     while isinstance(func, functools.partial):
         arguments = dict(enumerate(func.args))
-        yield from ((f"arg{place}", arguments, place) for place in arguments)
+        yield from ((f"arg{index}", arguments, index) for index in arguments)
         yield from ((name, func.keywords, name) for name in func.keywords)
         func = func.func
     if inspect.ismethod(func):

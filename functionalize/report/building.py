@@ -181,23 +181,23 @@ class _Builder:
     def _backs(self, name: str, root: Layout) -> Iterator[model.Back]:
         """The write-backs to a storage: to the input that it is named after, and to others that share it."""
         targets = {self._names[one] for one in self._sharing.get(name, [name])}
-        for place, output in enumerate(self._outputs):
+        for number, output in enumerate(self._outputs):
             if output.kind in _MUTATIONS and output.target in targets:
                 value = self._result(output)
                 size = None if value is None else bytes_of(value)
                 part = size is not None and size < _bytes(root)
                 region = f"{look_of(value)} of {place_of(root.dtype, root.size)}" if part else look_of(value)
                 name = output.arg.name
-                yield model.Back(place, self._numbers.get(name), str(output.target), name, region, size)
+                yield model.Back(number, self._numbers.get(name), str(output.target), name, region, size)
 
     # Tables
 
     def _mutations(self) -> Iterator[model.Mutation]:
         for write in self._program.mutations:
             kind = str(write.kind.name).removesuffix("_MUTATION").lower().replace("_", " ")
-            place = _PLACE.match(write.location)
-            line = self._sources.lines.get((place[1], int(place[2]))) if place else None
-            shown = write.location.replace(place[1], short(place[1]), 1) if place else write.location
+            found = _LOCATION.match(write.location)
+            line = self._sources.lines.get((found[1], int(found[2]))) if found else None
+            shown = write.location.replace(found[1], short(found[1]), 1) if found else write.location
             number = None if line is None else line.number
             region = write.region
             yield model.Mutation(kind, write.target, write.op, _region(region), _bytes(region), number, shown)
@@ -225,7 +225,7 @@ class _Builder:
         return None if number is None else _value(self._fx[number])
 
 
-_PLACE = re.compile(r"(.+?):(\d+) in ")
+_LOCATION = re.compile(r"(.+?):(\d+) in ")
 _REMOVED = {"mutations": "mutations removed, views kept", "mutations_and_views": "mutations and views removed"}
 
 

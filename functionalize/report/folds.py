@@ -19,7 +19,7 @@ _DRAWN = 110  # rows of pictures that are
 Step = TypeVar("Step")
 GROUPS = {
     "written back": ("Written back", "inputs and state that the program changed"),
-    "written inside": ("Written inside", "intermediate storages that are changed in place, and forgotten"),
+    "written inside": ("Written inside", "intermediate storages that are changed in index, and forgotten"),
     "read": ("Only viewed", "inputs and state of which the program made views, and wrote to none"),
     "viewed inside": ("Intermediates", "storages that the program made and viewed"),
 }
@@ -61,9 +61,9 @@ def folded(nodes: Sequence[Node]) -> Fold:
 
 def _settle(fold: Fold, above: str) -> None:
     """Join folds that hold nothing but one fold, name each by what it adds, and part those that are too long."""
-    for place, part in enumerate(fold.parts):
+    for index, part in enumerate(fold.parts):
         while isinstance(part, Fold) and len(part.parts) == 1 and isinstance(part.parts[0], Fold):
-            part = fold.parts[place] = part.parts[0]
+            part = fold.parts[index] = part.parts[0]
         if isinstance(part, Fold):
             _settle(part, part.title)
             part.title = part.title.removeprefix(f"{above}.") if above else part.title
@@ -120,7 +120,7 @@ def _clusters(storages: list[Storage], depth: int) -> Iterator[Cluster]:
     prefix = _prefix([storage.path for storage in storages])
     depth, title, common = max(depth, len(prefix)), _title(prefix), "".join(prefix)
     if _fits(storages):
-        ends = [_title(storages[place].path[:depth]) for place in (0, -1)]
+        ends = [_title(storages[index].path[:depth]) for index in (0, -1)]
         yield Cluster(" to ".join(dict.fromkeys(ends)) if all(ends) else title, storages, common)
         return
     parts: dict[tuple[str, ...], list[Storage]] = {}

@@ -24,7 +24,7 @@ Event = View | Write | Back
 class Row:
     """One event, where it is drawn."""
 
-    place: int
+    position: int
     what: str  # begin, view, write or back
     storage: Storage
     event: Event
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def y(self) -> int:
-        return _y(self.place)
+        return _y(self.position)
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ def drawn(storages: Sequence[Storage]) -> Picture:
     """The picture of some storages."""
     events = sorted(_events(storages), key=lambda event: event[0])
     lanes: dict[int, _Lane] = {}  # in the order in which they begin
-    for place, (_, _, storage, event) in enumerate(events):
-        lanes.setdefault(storage.number, _Lane(storage, place)).note(place, event)
+    for position, (_, _, storage, event) in enumerate(events):
+        lanes.setdefault(storage.number, _Lane(storage, position)).note(position, event)
     columns = _pack(lanes.values())
     rows = [
-        Row(place, what, storage, event, lanes[storage.number].x_of(event))
-        for place, (_, what, storage, event) in enumerate(events)
+        Row(position, what, storage, event, lanes[storage.number].x_of(event))
+        for position, (_, what, storage, event) in enumerate(events)
     ]
     strokes = [stroke for storage in storages for stroke in lanes[storage.number].strokes()]
     return Picture(rows, strokes, columns, any(lane.last >= len(events) for lane in lanes.values()))
@@ -100,14 +100,14 @@ class _Lane:
         self._merges: list[tuple[int, int]] = []  # views and rows of the writes through them
         self._columns = {0: 0}
 
-    def note(self, place: int, event: Event) -> None:
+    def note(self, position: int, event: Event) -> None:
         """An event of the storage has this row, below those of the earlier ones."""
-        self.last = place
+        self.last = position
         if isinstance(event, View) and event.parent is not None:
-            self._made[event.number] = self._last[event.number] = self._last[event.parent] = place
+            self._made[event.number] = self._last[event.number] = self._last[event.parent] = position
         elif isinstance(event, Write) and event.view:
-            self._merges.append((event.view, place))
-            self._last[event.view] = self.last = place + 1  # where the merge ends
+            self._merges.append((event.view, position))
+            self._last[event.view] = self.last = position + 1  # where the merge ends
 
     def spread(self) -> int:
         """Give each branch a column that is free while it lasts. Returns how many columns there are."""
@@ -141,16 +141,16 @@ class _Lane:
             end = max(made, self._last[view] - 1)  # what comes of the view begins a row above where it ends
             curve = _curve(self._x(self._parent(view)), made - 1, self._x(view), made)
             yield Stroke("branch", self.storage, f"{curve}V{_y(end)}")
-        for view, place in self._merges:
-            yield Stroke("merge", self.storage, _curve(self._x(view), place, x, place + 1))
+        for view, position in self._merges:
+            yield Stroke("merge", self.storage, _curve(self._x(view), position, x, position + 1))
 
 
-def _y(place: int) -> int:
-    return place * ROW + ROW // 2
+def _y(position: int) -> int:
+    return position * ROW + ROW // 2
 
 
-def _curve(x: int, place: int, to_x: int, to_place: int) -> str:
-    y, to_y = _y(place), _y(to_place)
+def _curve(x: int, position: int, to_x: int, to_position: int) -> str:
+    y, to_y = _y(position), _y(to_position)
     middle = (y + to_y) // 2
     return f"M{x} {y}C{x} {middle} {to_x} {middle} {to_x} {to_y}"
 

@@ -44,13 +44,13 @@ class Sources:
             chain = tuple(dict.fromkeys(self._at(*frame) for frame in _user_frames(trace)))
             self._of_trace[trace] = len(self._chains) if chain else None
             self._chains += [chain] if chain else []
-        place = self._of_trace[trace]
-        if place is not None:
-            *outer, last = self._chains[place]
+        origin = self._of_trace[trace]
+        if origin is not None:
+            *outer, last = self._chains[origin]
             last.nodes.append(node)
             for line in outer:
                 line.through += 1
-        return place
+        return origin
 
     def handled(self, location: Location, *, wrote: bool) -> int | None:
         """Note that a line wrote, or made a view. Returns its number."""

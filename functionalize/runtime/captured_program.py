@@ -135,10 +135,10 @@ class CapturedProgram:
         if in_functorch_transform():
             raise RuntimeError(_IN_TRANSFORM)
         arguments = self._convention.arguments(args, kwargs)
-        for place, known in enumerate(self._specializations):
+        for index, known in enumerate(self._specializations):
             inputs = known.passed(arguments)
             if inputs is not None:
-                if place:
+                if index:
                     self._use(known)
                 return known.run(inputs, arguments)
         with CAPTURING:

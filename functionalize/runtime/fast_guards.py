@@ -29,7 +29,7 @@ class FastGuards:
         self._structure = None if arguments.flat else arguments.structure
         self._modes, self._settings = ModeCheck(), SettingsCheck(guards.settings)
         self._constants = [
-            (place, leaf) for place, leaf in enumerate(arguments.leaves) if not isinstance(leaf, torch.Tensor)
+            (index, leaf) for index, leaf in enumerate(arguments.leaves) if not isinstance(leaf, torch.Tensor)
         ]
         entries = list(enumerate(guards.inputs))
         self._numbers = [n for n, e in entries if e.gradient_of is None and isinstance(values[n], torch.Tensor)]
@@ -66,8 +66,8 @@ class FastGuards:
             return None
         if self._constants:
             leaves = arguments.leaves
-            for place, value in self._constants:
-                if leaves[place] is not value and not _equal(leaves[place], value):
+            for index, value in self._constants:
+                if leaves[index] is not value and not _equal(leaves[index], value):
                     return None
         if not self._settings.passes():
             return None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import FakeTensor, sized_by_data, storage_key, unbacked
-from functionalize.aliasing.geometry import Layout, differ, same, supposed
+from functionalize.aliasing.geometry import Layout, differ, same, size_hint
 from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import counts_elements, is_plain_strided, repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
@@ -205,7 +205,9 @@ def _order_matters(call: WritingCall, target: torch.Tensor) -> bool:
 
 
 def _ambiguous(layout: Layout) -> bool:
-    strides = [supposed(stride) for size, stride in zip(layout.size, layout.stride, strict=True) if supposed(size) > 1]
+    strides = [
+        size_hint(stride) for size, stride in zip(layout.size, layout.stride, strict=True) if size_hint(size) > 1
+    ]
     return len(set(strides)) < len(strides)
 
 
@@ -242,15 +244,15 @@ def _by_slices(call: WritingCall) -> torch.Tensor:
 
 def _outermost(target: torch.Tensor, others: Sequence[torch.Tensor]) -> int:
     """The dimension that eager's loop over the elements walks along last: TensorIterator's order."""
-    dims = [dim for dim in range(target.dim()) if supposed(target.size(dim)) > 1]
+    dims = [dim for dim in range(target.dim()) if size_hint(target.size(dim)) > 1]
 
     def order(one: int, two: int) -> int:
         for operand in (target, *others):
-            a, b = supposed(operand.stride(one)), supposed(operand.stride(two))
+            a, b = size_hint(operand.stride(one)), size_hint(operand.stride(two))
             if a and b and a != b:
                 return b - a
-            if a and b and supposed(target.size(one)) != supposed(target.size(two)):
-                return supposed(target.size(two)) - supposed(target.size(one))
+            if a and b and size_hint(target.size(one)) != size_hint(target.size(two)):
+                return size_hint(target.size(two)) - size_hint(target.size(one))
         return one - two
 
     return min(dims, key=functools.cmp_to_key(order))

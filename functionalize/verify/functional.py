@@ -84,8 +84,8 @@ def _offences(gm: GraphModule, name: str, remove: str, *, may_write_back: bool) 
 
 
 def _offence(node: Node, graph: str, reason: str) -> str:
-    place = f" [in {graph}]" if graph else ""
-    return f"{node.format_node()}{place}\n    why  {reason}\n    at   {source_line(node) or _NO_LINE}"
+    within = f" [in {graph}]" if graph else ""
+    return f"{node.format_node()}{within}\n    why  {reason}\n    at   {source_line(node) or _NO_LINE}"
 
 
 def _epilogue(gm: GraphModule, remove: str) -> list[Node]:

@@ -38,7 +38,7 @@
     const add = (map, line, node) => map.has(line) ? map.get(line).push(node) : map.set(line, [node]);
     for (const node of all(".node[data-chain]")) {
       const chain = chains[Number(node.dataset.chain)];
-      chain.forEach((line, place) => add(place === chain.length - 1 ? own : through, line, node));
+      chain.forEach((line, index) => add(index === chain.length - 1 ? own : through, line, node));
     }
     nodesOf = { own, through };
     return nodesOf;
@@ -73,9 +73,9 @@
       line.classList.add("on");
       if (from !== line) show(line, true);
     }
-    const place = node ? shown.indexOf(node) : 0;
-    if (place >= 0 && !node) step(place);
-    else if (place >= 0) { at = place; one("#which").textContent = `node ${at + 1} of ${shown.length}`; }
+    const index = node ? shown.indexOf(node) : 0;
+    if (index >= 0 && !node) step(index);
+    else if (index >= 0) { at = index; one("#which").textContent = `node ${at + 1} of ${shown.length}`; }
     tell(line ? `${line.closest("details").querySelector(".kind").textContent}:${line.querySelector(".no").textContent}` : "");
   };
   const focusNode = (node, from) => {
