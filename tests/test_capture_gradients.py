@@ -268,3 +268,88 @@ def test_threads_that_differentiate_at_once_share_the_halves() -> None:
         for found in pool.map(gradient, [program_of] * 16):
             torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradient(program), wanted)
+
+
+class Halved(torch.autograd.Function):
+    """Its input, or a view of it, with another gradient than that of a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, flat: bool = False) -> Tensor:
+        ctx.size = x.size()
+        return x.view(-1) if flat else x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return (gradient * 0.5).view(ctx.size), None
+
+
+halved: Any = Halved.apply
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x.view(-1)
+    y.register_hook(lambda gradient: gradient * 3)
+    return y
+
+
+def halved_after_a_write(x: Tensor) -> Tensor:
+    y = x.view(-1)
+    x.mul_(3)
+    return halved(y)[1:]  # type: ignore[no-any-return]
+
+
+IN_MEMORY_OF_OTHERS: dict[str, Callable[[Tensor], Any]] = {
+    "input": lambda x: halved(x),
+    "view of the input": lambda x: halved(x, True),
+    "view of that": lambda x: halved(x).t()[1:],
+    "of a view": lambda x: halved(x[1]),
+    "result and itself": lambda x: (y := x * 2, halved(y), halved(y, True)[1:], y[0]),
+    "in the memory of a hidden result": lambda x: ((y := x * 2).view(-1), halved(y), y.detach()),
+    "with a hook": hooked,
+    "in another dtype": lambda x: torch.view_as_complex(x.view(-1, 2)),
+    "views alone": lambda x: (x.t()[0], x.unbind()[1], x.view(-1).expand(2, 6), x.squeeze().movedim(0, 1)),
+    "after a write": halved_after_a_write,
+}
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize("name", IN_MEMORY_OF_OTHERS)
+def test_what_shares_memory_has_the_gradient_of_eager(name: str, remove: str) -> None:
+    func = IN_MEMORY_OF_OTHERS[name]
+    torch._dynamo.reset()
+    example = torch.ones(2, 3, requires_grad=True) * 1
+    ways = {"call": capture(func, (example,), remove=remove)}
+    if name not in ("with a hook", "in another dtype"):  # not Dynamo's
+        ways["dynamo"] = torch.compile(func, backend=dynamo_backend(remove=remove))  # type: ignore[assignment]
+
+    def observed(run: Callable[[Tensor], Any]) -> list[Any]:
+        leaf = torch.arange(6.0).view(2, 3).requires_grad_()
+        x = leaf * 1
+        results = run(x)
+        results = list(results) if isinstance(results, tuple) else [results]
+        tensors = [x, *results]
+        shared = [[one.untyped_storage()._cdata == two.untyped_storage()._cdata for one in tensors] for two in tensors]
+        weighted = [torch.view_as_real(r) if r.is_complex() else r for r in results if r.requires_grad]
+        sum((number + 1) * (r * r).sum() for number, r in enumerate(weighted)).backward()  # type: ignore[union-attr]
+        return [x.detach(), [r.detach() for r in results], [r.requires_grad for r in results], shared, leaf.grad]
+
+    wanted = observed(func)
+    for way, run in ways.items():
+        torch.testing.assert_close(observed(run), wanted, msg=f"{way} differs from eager")
+
+
+def test_a_gradient_flows_through_the_one_of_two_inputs_in_the_same_memory() -> None:
+    memory = torch.arange(4.0)
+    one, two = (memory.detach()[:3].requires_grad_() for _ in range(2))
+    result = capture(lambda one, two: two[1:], (one, two))(one, two)
+    result.sum().backward()
+    assert one.grad is None
+    torch.testing.assert_close(two.grad, torch.tensor([0.0, 1.0, 1.0]))
+    assert result.data_ptr() == memory[1:].data_ptr()
+
+
+def test_writing_to_what_a_function_returned_is_refused_as_in_eager() -> None:
+    x = torch.ones(2, 3, requires_grad=True) * 1
+    for run in (halved, capture(lambda x: halved(x), (x,))):
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            run(x).add_(1)

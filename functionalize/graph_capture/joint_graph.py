@@ -104,7 +104,7 @@ class JointTracer:
                 targets[mutation.writes[-1].result] = fake
         based = list(zip(analysis.bases, analysis.base_handles, strict=True))
         own: list[tuple[OutputAlias | BaseResult, torch.Tensor]] = [*based]
-        own += [(alias, handle) for alias, handle in aliases if alias.kind is AliasKind.RESULT]
+        own += [pair for pair in aliases if pair[0].kind is AliasKind.RESULT or pair[0].own_gradient]
         for described, handle in own:
             if described.result is not None:
                 layouts[described.result] = described.layout

@@ -1,7 +1,7 @@
 """What the tensors that a caller gets are to the program's inputs and to one another.
 
-Invariant: an output is described as a view where eager returns a view, and gradients flow through it as in eager.
-Limits: strided tensors.
+Invariant: an output shares memory where eager's does. Autograd takes it for a view of an input or of a base exactly
+where only views lead there: the gradient of any other goes through the captured backward. Limits: strided tensors.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import torch
 
 from functionalize._torch import storage_key
-from functionalize._torch.tensors import autograd_base
+from functionalize._torch.autograd import get_gradient_edge
+from functionalize._torch.tensors import autograd_base, has_gradient_hooks
+from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.strided_layout import is_differentiable
 from functionalize.graph_capture.inputs import TracedInput
@@ -67,28 +71,32 @@ class OutputAnalysis:
             return OutputAlias(AliasKind.INPUT, frozen, requires_grad, result, itself)
         old, new = self._layouts.old_storages, self._layouts.storages
         if key in old and key not in new:
-            return OutputAlias(AliasKind.VIEW_OF_OLD_STORAGE, frozen, requires_grad, result, old[key])
-        source = new.get(key)
-        if source is None or self._reads_otherwise(handle, self._layouts.after[source]):
+            own = self._differentiable and requires_grad  # of that storage the call has detached tensors alone
+            return OutputAlias(AliasKind.VIEW_OF_OLD_STORAGE, frozen, requires_grad, result, old[key], own_gradient=own)
+        if key not in new:
             return OutputAlias(AliasKind.RESULT, frozen, requires_grad, result)
         kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
-        return OutputAlias(kind, frozen, requires_grad, result, source)
+        sharing = [entry.fake for entry in self._inputs if entry.fake is not None and storage_key(entry.fake) == key]
+        through = next((fake for fake in sharing if not self._has_own_gradient(handle, fake)), None)
+        source = new[key] if through is None else self._numbers[id(through)]
+        return OutputAlias(kind, frozen, requires_grad, result, source, own_gradient=through is None)
 
-    def _reads_otherwise(self, handle: torch.Tensor, layout: Layout) -> bool:
-        """Whether a view of another dtype, which is made outside of autograd's sight, would lose its gradient."""
-        return self._differentiable and handle.requires_grad and not is_differentiable(layout, Layout.of(handle))
+    def _has_own_gradient(self, handle: torch.Tensor, root: torch.Tensor) -> bool:
+        """Whether the gradient of an output in the memory of another tensor is not that of a view of this tensor."""
+        if not (self._differentiable and handle.requires_grad) or handle is root:
+            return False
+        layouts = Layout.of(root), Layout.of(handle)
+        return has_gradient_hooks(handle) or not (is_differentiable(*layouts) and _is_view_of(handle, root))
 
     def _in_group(self, handle: torch.Tensor, result: int | None, base: int | None, group: int) -> OutputAlias:
         layout, requires_grad = Layout.of(handle), handle.requires_grad
         frozen = frozen_layout(layout)
-        if base is not None and not self._reads_otherwise(handle, Layout.of(self.base_handles[base])):
-            kind = AliasKind.VIEW_OF_BASE
+        if base is None:
+            kind, own = AliasKind.SHARED, self._differentiable and requires_grad
         else:
-            kind, base = AliasKind.SHARED, None
-            if self._differentiable and requires_grad:
-                return OutputAlias(AliasKind.RESULT, frozen, requires_grad, result)
+            kind, own = AliasKind.VIEW_OF_BASE, self._has_own_gradient(handle, self.base_handles[base])
         capacity = frozen_number(handle.untyped_storage().nbytes())
-        return OutputAlias(kind, frozen, requires_grad, result, group=group, capacity=capacity, base=base)
+        return OutputAlias(kind, frozen, requires_grad, result, None, group, capacity, base, own)
 
     def _base(self, handles: Sequence[torch.Tensor], group: list[int], results: Mapping[int, int]) -> int | None:
         """The tensor that outputs of one storage are views of: one of them, or one that autograd knows."""
@@ -109,6 +117,26 @@ class OutputAnalysis:
         self.bases.append(BaseResult(layout, root.requires_grad, result, extra))
         self.base_handles.append(root)
         return len(self.bases) - 1
+
+
+@cache
+def _backwards_of_views() -> frozenset[str]:
+    """What autograd calls the functions of views, but for a number at the end."""
+    names = {op.overloadpacket.__name__ for op in view_rules.VIEW_RULES.keys() | view_rules.MULTI_OUTPUT_VIEWS}
+    return frozenset(f"{name.title().replace('_', '')}Backward" for name in names)
+
+
+def _is_view_of(tensor: torch.Tensor, root: torch.Tensor) -> bool:
+    """Whether autograd's way from a tensor to another, which requires grad, leads through views alone."""
+    if not root.requires_grad:
+        return False
+    edge: Any = tuple(get_gradient_edge(tensor)[:2])
+    end: Any = tuple(get_gradient_edge(root)[:2])
+    while edge != end:
+        if edge[0] is None or edge[0].name().rstrip("0123456789") not in _backwards_of_views():
+            return False
+        edge = edge[0].next_functions[0]
+    return True
 
 
 def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:

@@ -68,6 +68,7 @@ class OutputAlias:
     group: int | None = None  # which storage it shares with other outputs
     capacity: Any = 0  # bytes of that storage
     base: int | None = None  # of VIEW_OF_BASE: the position among the bases
+    own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +143,7 @@ def needed_results(
     for alias in outputs:
         own = alias.kind in (AliasKind.RESULT, AliasKind.SHARED, AliasKind.VIEW_OF_NEW_STORAGE)
         unbased = alias.base is not None and bases[alias.base].result is None and not further_bases
-        if alias.result is not None and (own or unbased or not alias.layout.static):
+        if alias.result is not None and (own or alias.own_gradient or unbased or not alias.layout.static):
             needed.add(alias.result)
     return sorted(needed)
 

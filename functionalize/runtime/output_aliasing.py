@@ -126,8 +126,15 @@ class OutputReconstructor:
             if alias.kind is AliasKind.SHARED or unbased:
                 self._make_shared(alias.group)
             else:
-                self._made[number] = self._tensor(alias)
+                self._made[number] = self._with_gradient(alias, self._tensor(alias))
         return self._made[number]
+
+    def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
+        """An output in its memory, with the gradient of the graph's result where it has that."""
+        if not alias.own_gradient or made is self._result(alias):
+            return made
+        known: torch.Tensor = _InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
+        return known
 
     def _tensor(self, alias: OutputAlias) -> torch.Tensor:
         if alias.kind is AliasKind.INPUT:
@@ -180,9 +187,23 @@ class OutputReconstructor:
         capacity = self._symbols.number(members[0][1].capacity)
         room = capacity if type(capacity) is int else max(layout.span[1] for layout in layouts)
         whole = torch.empty(room, dtype=torch.uint8, device=values[0].device).untyped_storage()
-        for (number, _), layout, value in zip(members, layouts, values, strict=True):
+        for (number, alias), layout, value in zip(members, layouts, values, strict=True):
             made = tensor_at(whole, (layout.size, layout.stride, layout.offset), layout.dtype)
-            self._made[number] = copy_into(with_lazy_bits(made, layout), value)
+            with torch.no_grad():
+                copy_into(with_lazy_bits(made, layout), value)
+            self._made[number] = self._with_gradient(alias, with_lazy_bits(made, layout))
+
+
+class _InMemory(torch.autograd.Function):
+    """A value that lies in memory which other tensors have; autograd knows it for a view that such a function made."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return memory
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None
 
 
 def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:
