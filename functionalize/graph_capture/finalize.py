@@ -38,6 +38,7 @@ from functionalize.runtime.metadata import (
     ProgramMetadata,
 )
 from functionalize.runtime.partition import JointGraph
+from functionalize.runtime.refused_objects import refuse_tensor
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
 from functionalize.runtime.symbol_bindings import SymbolSources, frozen_layout, frozen_number
 from functionalize.transform.api import tracing_disabled
@@ -69,6 +70,7 @@ class HandleNumbers:
         tensor = unwrap_functorch(tensor)
         number = self._numbers.setdefault(id(tensor), len(self.handles))
         if number == len(self.handles):
+            refuse_tensor(tensor, "a tensor that the program gives or keeps")
             self.handles.append(tensor)
         return number
 

@@ -23,6 +23,7 @@ from functionalize._torch.autograd import get_gradient_edge
 from functionalize._torch.module_state import buffers_of, is_persistent
 from functionalize.runtime.graph_inputs import names_of, walk_arguments
 from functionalize.runtime.metadata import GraphInput
+from functionalize.runtime.refused_objects import refuse_tensor
 from functionalize.runtime.state_walk import OPAQUE, Slot, StateWalk, is_module
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}
@@ -93,6 +94,9 @@ class ProgramInputs:
         state, user = list(self._state(taken)), list(self._user(taken))
         gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
         self.inputs = [*state, *gradients, *user]
+        for entry in self.inputs:
+            if isinstance(entry.value, torch.Tensor):
+                refuse_tensor(entry.value, f"`{entry.target or entry.name}`")
 
     def _state(self, taken: set[str]) -> Iterator[TracedInput]:
         found: dict[int, TracedInput] = {}

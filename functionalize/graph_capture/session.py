@@ -76,6 +76,7 @@ class RecordingSession:
     ) -> Finalized:
         """Run the program, and end its graph. ``here``: where it is; ``follow`` gets the program before it runs."""
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
+        mode.context.takes_subclasses = False
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions)
         joint.begin(inputs)

@@ -24,13 +24,31 @@ from functionalize.codegen.columns import Kind, OpRow, ViewKind, Written
 from functionalize.generated import reasons, rows
 from functionalize.ops import live_schema
 
-__all__ = ["UNPAIRED", "WRITE_BACKS", "Kind", "OpRow", "ViewKind", "Written", "known_ops", "overload", "row"]
+__all__ = [
+    "UNPAIRED",
+    "WRITE_BACKS",
+    "Kind",
+    "OpRow",
+    "ViewKind",
+    "Written",
+    "known_ops",
+    "overload",
+    "row",
+    "undeclared",
+]
 
 # What an epilogue may call on an input: data first, then the metadata that eager would have left.
 WRITE_BACKS = frozenset(
     getattr(torch.ops.aten, name) for name in ("copy_", "resize_", "resize_as_sparse_", "as_strided_", "set_")
 )
 _LOG = logging.getLogger("functionalize")
+
+# What operators do of which their schemas say nothing, by their namespace or their name.
+_COMMUNICATES = "it writes to its arguments or acts on other processes, of which its schema says nothing"
+_UNDECLARED: Mapping[str, str] = {
+    "c10d": _COMMUNICATES,
+    **{f"_c10d_functional::{name}": _COMMUNICATES for name in ("isend", "irecv", "batch_p2p_ops")},
+}
 
 # Operators that write, do not decompose, and have no functional variant: name -> why.
 UNPAIRED: Mapping[str, str] = {
@@ -53,6 +71,16 @@ def row(op: OpOverload) -> OpRow:
         found = live_schema.row(op) if text is None else OpRow.parse(text)
         _rows[op] = found
     return found
+
+
+def undeclared(op: OpOverload) -> str | None:
+    """What `op` does of which its schema says nothing; None where that says all.
+
+    Example:
+        >>> undeclared(torch.ops._c10d_functional.all_reduce.default) is None
+        True
+    """
+    return _UNDECLARED.get(op.namespace) or _UNDECLARED.get(op.name())
 
 
 @functools.cache

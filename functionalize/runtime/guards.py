@@ -14,6 +14,7 @@ from functionalize._torch import storage_key
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import InputMismatchError, StateMismatchError
 from functionalize.runtime.metadata import GraphInput, OutputAlias, ProgramMetadata
+from functionalize.runtime.refused_objects import refuse_tensor
 from functionalize.runtime.side_effects import ABSENT, TensorRef
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import StateWalk, joined
@@ -86,6 +87,8 @@ class Guards:
         values = [self._value(entry, arguments) for entry in self._inputs]
         self._find_gradients(values)
         for number, (entry, value, expected) in enumerate(zip(self._inputs, values, self._expected, strict=True)):
+            if isinstance(value, torch.Tensor):
+                refuse_tensor(value, entry.label)
             if self._look(number, value) != expected and (entry.gradient_of is None or value is not None):
                 raise InputMismatchError(
                     f"{entry.label} is {_words(_look(value))}, and was {_words(expected)} when the program was "

@@ -35,6 +35,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         self._context = context
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types:
+            self._context.refuse_subclasses(types)
         if func in _UNDISPATCHED:
             return self._spell_out(func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)

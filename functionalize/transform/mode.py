@@ -35,7 +35,7 @@ from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.decompositions import DECOMPOSITIONS, Decomposition
-from functionalize.transform.handlers import higher_order, random_ops
+from functionalize.transform.handlers import custom_ops, higher_order, random_ops
 from functionalize.transform.values import ValueExecutor
 
 aten = torch.ops.aten
@@ -208,6 +208,9 @@ class FunctionalizeMode(TorchDispatchMode):
                 torch.autograd.graph.increment_version(handle)
         return out
 
+    def _undeclared(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return custom_ops.undeclared(self.context, func, args, kwargs)
+
     def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return higher_order.run(self.context, self._functionalize_body, func, args, kwargs)
 
@@ -277,6 +280,8 @@ def _choose(func: Any) -> Handler:
         return FunctionalizeMode._of_parts
     if func in _QUANTIZES:
         return FunctionalizeMode._quantized
+    if tables.undeclared(func):
+        return FunctionalizeMode._undeclared
     row: OpRow = tables.row(func)
     if func in DECOMPOSITIONS:
         own = FunctionalizeMode._functional if row.kind is Kind.FUNCTIONAL else FunctionalizeMode._mutation

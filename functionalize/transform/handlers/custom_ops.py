@@ -52,6 +52,17 @@ def on_memory(context: FunctionalizationContext, func: Any, args: Sequence[Any],
         return context.executor.on_handles(func, args, kwargs)
 
 
+def undeclared(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    """Run an op that does what its schema does not say: in direct use only, as nobody knows what it writes."""
+    if not context.executor.observed:
+        return context.executor.on_handles(func, args, kwargs)
+    raise UnsupportedMutationError(
+        f"{func.name()}, a collective operation, in what becomes a graph",
+        why=str(tables.undeclared(func)),
+        hint="the functional collectives (torch.distributed._functional_collectives), which return what they computed",
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class _Target:
     """One tensor that the op writes: ``auto_functionalized_v2`` knows it by this name."""
