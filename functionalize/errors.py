@@ -18,8 +18,9 @@ class NotEquivalentError(AssertionError):
 class UnsupportedProgramError(RuntimeError):
     """A program that cannot be captured; the message says what, where, why and what to try."""
 
-    def __init__(self, what: str, *, why: str, hint: str) -> None:
-        super().__init__(f"{what}\n    at   {user_frame()}\n    why  {why}\n    try  {hint}")
+    def __init__(self, what: str, *, why: str, hint: str, at: object = None) -> None:
+        """``at``: the line, where that is not the one that runs."""
+        super().__init__(f"{what}\n    at   {at or user_frame()}\n    why  {why}\n    try  {hint}")
 
     @classmethod
     def of_subclass(cls, kind: type, what: str) -> UnsupportedProgramError:

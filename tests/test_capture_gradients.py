@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from functionalize import capture, dynamo_backend
+from functionalize import UnsupportedProgramError, capture, dynamo_backend
 from functionalize._torch.autograd import default_partition_fn
 
 pytestmark = [
@@ -353,3 +353,105 @@ def test_writing_to_what_a_function_returned_is_refused_as_in_eager() -> None:
     for run in (halved, capture(lambda x: halved(x), (x,))):
         with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
             run(x).add_(1)
+
+
+def requires_gradients(x: Tensor) -> tuple[Tensor, ...]:
+    before = x * 2
+    x.requires_grad_()
+    return before, x * 3, x.view(-1)
+
+
+def requires_none(x: Tensor) -> tuple[Tensor, Tensor]:
+    before = x * 2
+    x.detach_()
+    return before, x * 3
+
+
+def leaves_a_gradient(x: Tensor) -> Tensor:
+    x.requires_grad_()
+    (x * x).sum().backward()
+    return x.detach() * 2
+
+
+REQUIRING: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
+    "from then on": (requires_gradients, False),
+    "already": (requires_gradients, True),
+    "no more": (requires_none, True),
+    "no more, of none": (requires_none, False),
+    "inside alone": (leaves_a_gradient, False),
+    "a leaf that nobody sees": (lambda x: x + torch.ones(3, requires_grad=True), False),
+    "that and the input": (
+        lambda x: (x + torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True) * 2),
+        True,
+    ),
+    "a leaf that is given away": (lambda x: (x.detach().clone().requires_grad_(), x * 2), True),
+    "a leaf in the input's memory": (lambda x: x.detach()[1:].requires_grad_(), True),
+    "a parameter": (lambda x: torch.nn.Parameter(x * 2), False),
+}
+
+
+@pytest.mark.parametrize("name", REQUIRING)
+def test_what_requires_gradients_is_as_in_eager(name: str) -> None:
+    func, requires = REQUIRING[name]
+
+    def observed(run: Callable[[Tensor], Any]) -> list[Any]:
+        x = torch.arange(3.0).requires_grad_(requires)
+        results = run(x)
+        results = list(results) if isinstance(results, tuple) else [results]
+        look = [
+            (r.requires_grad, r.is_leaf, isinstance(r, nn.Parameter), r.data_ptr() == x.data_ptr())
+            for r in [x, *results]
+        ]
+        weighted = [(r * (number + 1)).sum() for number, r in enumerate(results) if r.requires_grad]
+        if weighted:
+            sum(weighted).backward()
+        return [look, [r.detach() for r in [x, *results]], [t.grad for t in [x, *results] if t.is_leaf]]
+
+    example = torch.ones(3).requires_grad_(requires)
+    program = capture(func, (example,))
+    assert example.requires_grad == requires
+    assert example.grad is None
+    for _ in range(2):
+        torch.testing.assert_close(observed(program), observed(func))
+
+
+def test_a_gradient_for_a_leaf_that_the_program_made_is_refused() -> None:
+    def given_away(x: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = torch.ones(3, requires_grad=True)
+        return leaf, x * leaf
+
+    def with_gradient(x: Tensor) -> Tensor:
+        leaf = torch.ones(3, requires_grad=True)
+        (x * leaf).sum().backward()
+        return leaf
+
+    for func in (given_away, with_gradient):
+        with pytest.raises(UnsupportedProgramError, match="made and that requires gradients"):
+            capture(func, (torch.ones(3),))
+
+
+def test_a_backward_that_gives_none_gives_none() -> None:
+    class First(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return gradient, None
+
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    capture(lambda x, y: First.apply(x, y), (x, y))(x, y).sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(x.grad, torch.ones(3))
+    assert y.grad is None
+
+
+@pytest.mark.parametrize("requires", [True, False])
+def test_a_tensor_that_is_passed_twice_has_one_gradient(requires: bool) -> None:
+    def func(x: Tensor, y: Tensor) -> Tensor:
+        x.requires_grad_()
+        return x * y * 3
+
+    example, x = (torch.ones(2).requires_grad_(requires) for _ in range(2))
+    capture(func, (example, example))(x, x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((2,), 6.0))

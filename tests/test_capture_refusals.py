@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -117,3 +118,19 @@ def test_sparse_tensors_are_captured(name: str) -> None:
     ):
         assert got.layout == want.layout
         torch.testing.assert_close(got.to_dense(), want.to_dense())
+
+
+def in_another_thread(x: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        y = pool.submit(lambda: x * 2).result()
+    return y + 1
+
+
+def test_what_was_computed_unseen_is_no_constant() -> None:
+    left: list[Tensor] = []
+    capture(lambda x: left.append(x * 2), (X,))
+    for func, used in ((in_another_thread, "used by aten.add.Tensor"), (lambda x: (x, left[0]), "given to the caller")):
+        what = rf"a tensor of size \(2, 3\) and torch.float32, {used}"
+        with pytest.raises(UnsupportedProgramError, match=what) as raised:
+            capture(func, (X,))
+        assert re.search(r"at   .*test_capture_refusals\.py:\d+ in", str(raised.value))

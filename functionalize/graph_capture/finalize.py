@@ -23,7 +23,7 @@ from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.constant_lifting import ConstantLifter
 from functionalize.graph_capture.inputs import TracedInput, is_leaf
-from functionalize.graph_capture.joint_graph import JointTracer, TracedJoint
+from functionalize.graph_capture.joint_graph import JointTracer, TracedJoint, refuse_gradients_of_made
 from functionalize.graph_capture.output_analysis import InputLayouts, OutputAnalysis
 from functionalize.graph_capture.signature import GraphOutputs, gradient_kind, mutation_kind, signature_of
 from functionalize.runtime.captured_program import CaptureAccount
@@ -107,7 +107,8 @@ class GraphFinalizer:
         given = {id(entry.gradient_of): entry.fake for entry in self.inputs if entry.gradient_of is not None}
         found: dict[int, int | None] = {}
         for entry in self.inputs:
-            if is_leaf(entry.value) and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
+            leaf = entry.gradient_of is None and (is_leaf(entry.value) or is_leaf(entry.fake))
+            if leaf and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
                 found[id(entry)] = None if entry.fake.grad is None else self.number(entry.fake.grad)
         return found
 
@@ -135,13 +136,15 @@ class GraphFinalizer:
         results = self._add_results(reconstructions, range(left), gradients)
         analysis = OutputAnalysis(self.inputs, layouts, differentiable=not whole)
         aliases = analysis.outputs(self.number.handles, self._results)
+        made = [handle for alias, handle in zip(aliases, self.number.handles, strict=True) if alias.leaf]
+        refuse_gradients_of_made(made, () if whole else self.number.handles)
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, results)
         joint.end()
         metadata = self._metadata(
             gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts
         )
-        made = joint.frozen(traced, self.inputs, metadata) if isinstance(traced, TracedJoint) else traced
-        return Finalized(self.tracer.graph, self.tracer.root, metadata, made, self._account(metadata), self.inputs)
+        frozen = joint.frozen(traced, self.inputs, metadata) if isinstance(traced, TracedJoint) else traced
+        return Finalized(self.tracer.graph, self.tracer.root, metadata, frozen, self._account(metadata), self.inputs)
 
     def _traced(
         self,
@@ -154,6 +157,7 @@ class GraphFinalizer:
         """The joint graph; None where autograd knows nothing that the caller gets."""
         handles = self.number.handles
         pairs = list(zip(aliases, handles, strict=True))
+        joint.find_new_leaves(self.inputs)
         wanted = joint.wanted(self.inputs, analysis, pairs, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
             return None

@@ -62,7 +62,14 @@ class TracedInput:
             constant = self.value
         gradient_of = None if self.gradient_of is None else numbers[id(self.gradient_of)]
         where = (self.slot, self.argument, constant, self.persistent, gradient_of)
-        return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where)
+        return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where, self._requires_grad())
+
+    def _requires_grad(self) -> bool | None:
+        """Whether the input requires gradients now, if the program has said so; None where it has not."""
+        before, now = isinstance(self.value, torch.Tensor) and self.value.requires_grad, self.fake
+        if now is None or not self.is_tensor or now.requires_grad == before:
+            return None
+        return None if now.requires_grad and not now.is_leaf else now.requires_grad  # one that was written requires too
 
 
 class MissingGradient:

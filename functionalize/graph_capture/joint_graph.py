@@ -7,7 +7,8 @@ backward that writes to what lives outside of it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,9 @@ from functionalize._torch.autograd import module_without_code, must_recompute
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
-from functionalize.errors import UnsupportedMutationError
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random, item_of
-from functionalize.graph_capture.inputs import TracedInput, gradient_edge
+from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
 from functionalize.runtime.metadata import (
     AliasKind,
@@ -73,6 +74,14 @@ class JointTracer:
                 seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
                 self._grad_fns[id(entry)] = entry.fake.grad_fn
                 entry.edge = gradient_edge(entry.fake)
+
+    def find_new_leaves(self, inputs: Sequence[TracedInput]) -> None:
+        """Inputs of which the program says that they require gradients have these from then on."""
+        seen = {id(entry.fake) for entry in inputs if entry.edge is not None}
+        for entry in inputs:
+            if entry.gradient_of is None and is_leaf(entry.fake) and id(entry.fake) not in seen:
+                seen.add(id(entry.fake))
+                entry.edge = gradient_edge(entry.fake)  # type: ignore[arg-type]
 
     def written_inputs(self, inputs: Sequence[TracedInput]) -> set[int]:
         """The inputs, by the identities of their fakes, that autograd saw being written."""
@@ -151,8 +160,8 @@ class JointTracer:
         given = [self._tangent(target, tangents) for target in targets]
         writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
         writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
-        with FunctionalizeFunctionMode(context), self._mode:
-            edges = [entry.edge for entry in leaves]
+        edges = [entry.edge for entry in leaves]
+        with FunctionalizeFunctionMode(context), self._mode, _requiring(edges):
             gradients = torch.autograd.grad(targets, edges, given, allow_unused=True) if leaves else ()
         for key, base in context.graph.bases.items():
             outside = key in writes or base.held is not None
@@ -219,6 +228,39 @@ class JointTracer:
             tuple(traced.gradients.get(id(inputs[number])) for number in taken),
             frozenset(map(taken.index, at_risk)),
             _in_positions(metadata.symbols, taken, wanted.results),
+        )
+
+
+@contextlib.contextmanager
+def _requiring(edges: Sequence[Any]) -> Iterator[None]:
+    """Where leaves require gradients that the program has told to require none: results from before have theirs."""
+    detached = [edge for edge in edges if isinstance(edge, torch.Tensor) and not edge.requires_grad]
+    for leaf in detached:
+        leaf.requires_grad_()
+    try:
+        yield
+    finally:
+        for leaf in detached:
+            leaf.requires_grad_(False)
+
+
+def refuse_gradients_of_made(leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+    """Raise where a leaf that the program made and gives away has a gradient, or gets one from what is ``given``."""
+    made = {id(leaf) for leaf in leaves}
+    ahead = [tensor.grad_fn for tensor in given] if made else []
+    seen: set[Any] = set()
+    while ahead:
+        node: Any = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [function for function, _ in node.next_functions]
+    if any(leaf.grad is not None for leaf in leaves) or any(
+        id(getattr(node, "variable", None)) in made for node in seen
+    ):
+        raise UnsupportedProgramError(
+            "the program gives away a tensor that it made and that requires gradients, and a gradient for it",
+            why="a captured program has gradients for its inputs alone",
+            hint="pass the tensor as an argument, or detach it before it is returned or kept",
         )
 
 

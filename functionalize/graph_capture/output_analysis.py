@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from functionalize._torch.tensors import autograd_base, has_gradient_hooks
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.strided_layout import is_differentiable
-from functionalize.graph_capture.inputs import TracedInput
+from functionalize.graph_capture.inputs import TracedInput, is_leaf
 from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias
 from functionalize.runtime.symbol_bindings import frozen_layout, frozen_number
 
@@ -33,6 +33,9 @@ class InputLayouts:
     after: dict[int, Layout] = field(default_factory=dict)
     old_storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that had it
     storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that has it
+
+
+_LEAF: dict[str, Any] = {"requires_grad": False, "own_gradient": False}  # as a result of the graph
 
 
 class OutputAnalysis:
@@ -58,9 +61,11 @@ class OutputAnalysis:
         for number, handle in enumerate(handles):
             key, result = storage_key(handle), results.get(number)
             if key in groups:
-                found.append(self._in_group(handle, result, bases[key], names[key]))
+                alias = self._in_group(handle, result, bases[key], names[key])
             else:
-                found.append(self._alone(handle, result))
+                alias = self._alone(handle, result)
+            made = is_leaf(handle) and id(handle) not in self._numbers
+            found.append(replace(alias, **_LEAF, leaf=_kind_of(handle)) if made else alias)
         return found
 
     def _alone(self, handle: torch.Tensor, result: int | None) -> OutputAlias:
@@ -117,6 +122,10 @@ class OutputAnalysis:
         self.bases.append(BaseResult(layout, root.requires_grad, result, extra))
         self.base_handles.append(root)
         return len(self.bases) - 1
+
+
+def _kind_of(leaf: torch.Tensor) -> type[torch.Tensor]:
+    return torch.nn.Parameter if isinstance(leaf, torch.nn.Parameter) else torch.Tensor
 
 
 @cache

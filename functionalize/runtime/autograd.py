@@ -113,17 +113,19 @@ class CapturedFunction(torch.autograd.Function):
 
 
 class Undifferentiable(torch.autograd.Function):
-    """Results whose backward could not be captured: raises the reason when it is asked for."""
+    """Results whose backward could not be captured: raises the reason when it is asked for, and else does nothing."""
 
     @staticmethod
-    def forward(ctx: Any, reason: Exception, count: int, *values: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, reason: Exception | None, count: int, *values: Any) -> tuple[Any, ...]:
         """The first ``count`` values are results, the others inputs that require gradients."""
-        ctx.reason = reason
+        ctx.reason, ctx.arguments = reason, 2 + len(values)
         return tuple(value.detach() for value in values[:count])
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> Any:
-        raise ctx.reason
+        if ctx.reason is not None:
+            raise ctx.reason
+        return (None,) * ctx.arguments
 
 
 class _DifferentiableOnce(torch.autograd.Function):

@@ -37,6 +37,7 @@ class GraphInput:
     constant: Any = None  # what the program holds itself: a tensor, or a plain value
     persistent: bool | None = None
     gradient_of: int | None = None  # the input whose gradient it is
+    requires_grad: bool | None = None  # whether it requires gradients after the call, where the program changes that
 
     @property
     def label(self) -> str:
@@ -69,6 +70,7 @@ class OutputAlias:
     capacity: Any = 0  # bytes of that storage
     base: int | None = None  # of VIEW_OF_BASE: the position among the bases
     own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
+    leaf: type[torch.Tensor] | None = None  # of a leaf that the program made: a tensor, or a parameter
 
 
 @dataclass(frozen=True, eq=False)

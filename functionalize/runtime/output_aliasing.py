@@ -130,7 +130,10 @@ class OutputReconstructor:
         return self._made[number]
 
     def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
-        """An output in its memory, with the gradient of the graph's result where it has that."""
+        """An output in its memory, with the gradient of the graph's result where it has that; a leaf as one."""
+        if alias.leaf is not None:
+            made = made.detach()
+            return torch.nn.Parameter(made) if alias.leaf is torch.nn.Parameter else made.requires_grad_()
         if not alias.own_gradient or made is self._result(alias):
             return made
         known: torch.Tensor = _InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
