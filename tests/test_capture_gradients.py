@@ -306,6 +306,7 @@ IN_MEMORY_OF_OTHERS: dict[str, Callable[[Tensor], Any]] = {
     "result and itself": lambda x: (y := x * 2, halved(y), halved(y, True)[1:], y[0]),
     "in the memory of a hidden result": lambda x: ((y := x * 2).view(-1), halved(y), y.detach()),
     "with a hook": hooked,
+    "beyond a hook": lambda x: hooked(x)[1:],
     "in another dtype": lambda x: torch.view_as_complex(x.view(-1, 2)),
     "views alone": lambda x: (x.t()[0], x.unbind()[1], x.view(-1).expand(2, 6), x.squeeze().movedim(0, 1)),
     "after a write": halved_after_a_write,
@@ -319,7 +320,7 @@ def test_what_shares_memory_has_the_gradient_of_eager(name: str, remove: str) ->
     torch._dynamo.reset()
     example = torch.ones(2, 3, requires_grad=True) * 1
     ways = {"call": capture(func, (example,), remove=remove)}
-    if name not in ("with a hook", "in another dtype"):  # not Dynamo's
+    if name not in ("with a hook", "beyond a hook", "in another dtype"):  # not Dynamo's
         ways["dynamo"] = torch.compile(func, backend=dynamo_backend(remove=remove))  # type: ignore[assignment]
 
     def observed(run: Callable[[Tensor], Any]) -> list[Any]:

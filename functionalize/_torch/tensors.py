@@ -104,11 +104,6 @@ def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = N
     return torch._neg_view(twin) if value.is_neg() else twin
 
 
-def has_gradient_hooks(tensor: torch.Tensor) -> bool:
-    """Whether functions were registered on a tensor that change its gradient."""
-    return bool(tensor._backward_hooks)
-
-
 def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that autograd takes a tensor for a view of; itself where it is none."""
     return tensor._base if tensor._is_view() and tensor._base is not None else tensor

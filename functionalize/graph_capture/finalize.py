@@ -134,7 +134,7 @@ class GraphFinalizer:
         layouts = self._layouts(begun, {id(entry.handle) for entry in epilogue.moved})
         mutations = [self._write_back(back, layouts, id(back.input.handle) in seen) for back in backs]
         results = self._add_results(reconstructions, range(left), gradients)
-        analysis = OutputAnalysis(self.inputs, layouts, differentiable=not whole)
+        analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.hooked)
         aliases = analysis.outputs(self.number.handles, self._results)
         made = [handle for alias, handle in zip(aliases, self.number.handles, strict=True) if alias.leaf]
         refuse_gradients_of_made(made, () if whole else self.number.handles)

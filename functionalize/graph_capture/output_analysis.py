@@ -16,7 +16,7 @@ import torch
 
 from functionalize._torch import storage_key
 from functionalize._torch.autograd import get_gradient_edge
-from functionalize._torch.tensors import autograd_base, has_gradient_hooks
+from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.strided_layout import is_differentiable
@@ -41,9 +41,13 @@ _LEAF: dict[str, Any] = {"requires_grad": False, "own_gradient": False}  # as a 
 class OutputAnalysis:
     """Finds the kind of each output."""
 
-    def __init__(self, inputs: Sequence[TracedInput], layouts: InputLayouts, differentiable: bool) -> None:
+    def __init__(
+        self, inputs: Sequence[TracedInput], layouts: InputLayouts, differentiable: bool, hooked: Sequence[Any]
+    ) -> None:
+        """``hooked``: functions of autograd and leaves whose gradients the program changes by hooks."""
         self._numbers = {id(entry.fake): number for number, entry in reversed(list(enumerate(inputs)))}
         self._inputs, self._layouts, self._differentiable = inputs, layouts, differentiable
+        self._hooked = hooked
         self.bases: list[BaseResult] = []
         self.base_handles: list[torch.Tensor] = []
 
@@ -91,7 +95,7 @@ class OutputAnalysis:
         if not (self._differentiable and handle.requires_grad) or handle is root:
             return False
         layouts = Layout.of(root), Layout.of(handle)
-        return has_gradient_hooks(handle) or not (is_differentiable(*layouts) and _is_view_of(handle, root))
+        return not (is_differentiable(*layouts) and _is_view_of(handle, root, self._hooked))
 
     def _in_group(self, handle: torch.Tensor, result: int | None, base: int | None, group: int) -> OutputAlias:
         layout, requires_grad = Layout.of(handle), handle.requires_grad
@@ -135,17 +139,19 @@ def _backwards_of_views() -> frozenset[str]:
     return frozenset(f"{name.title().replace('_', '')}Backward" for name in names)
 
 
-def _is_view_of(tensor: torch.Tensor, root: torch.Tensor) -> bool:
-    """Whether autograd's way from a tensor to another, which requires grad, leads through views alone."""
+def _is_view_of(tensor: torch.Tensor, root: torch.Tensor, hooked: Sequence[Any]) -> bool:
+    """Whether autograd's way from a tensor to another leads through views alone; none of them, nor the end, hooked."""
     if not root.requires_grad:
         return False
     edge: Any = tuple(get_gradient_edge(tensor)[:2])
     end: Any = tuple(get_gradient_edge(root)[:2])
-    while edge != end:
+    while not any(edge[0] is one or getattr(edge[0], "variable", None) is one for one in hooked):
+        if edge == end:
+            return True
         if edge[0] is None or edge[0].name().rstrip("0123456789") not in _backwards_of_views():
             return False
         edge = edge[0].next_functions[0]
-    return True
+    return False
 
 
 def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:

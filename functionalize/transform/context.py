@@ -50,6 +50,7 @@ class FunctionalizationContext:
         self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
+        self.hooked: list[Any] = []  # functions of autograd, and leaves, whose gradients the program changes by hooks
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
@@ -132,6 +133,7 @@ class FunctionalizationContext:
         """Drop all tensors: the call has ended."""
         self._carriers.clear()
         self._protected.clear()
+        self.hooked.clear()
         self.graph.close()
 
     def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:

@@ -1,9 +1,10 @@
 """What happens above the dispatcher, where no dispatch mode is told of it: caught as a torch function.
 
-Four cases. ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active,
+Five cases. ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active,
 compute a new tensor in place of writing the one that was passed as ``out=`` (found by the sweep over torch's operator
 database). And `dropout` that drops nothing returns its input, but a copy where sizes are symbolic: torch runs a
 decomposition in Python then (pytorch/pytorch#195422).
+Hooks on gradients are noted: a view that has one is more than a view to autograd.
 And autograd's engine asks whether a mode is active: it adds gradients up in place where none is, and some formulas
 choose other ops, so that gradients have other strides.
 
@@ -24,7 +25,8 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stub
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
 _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-_UNDISPATCHED = _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
+_HOOK: Any = torch.Tensor.register_hook
+_UNDISPATCHED = _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -44,6 +46,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _BACKWARD:
             return self._context.differentiate(func, args, kwargs)
+        if func is _HOOK:
+            self._context.hooked.append(args[0].grad_fn or args[0])
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):
