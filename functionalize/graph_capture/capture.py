@@ -68,6 +68,7 @@ def capture(
         TypeError: ``args`` is neither a tuple nor a list.
         ValueError: an option has no such value.
         UnsupportedMutationError: the program writes what no functional program can express.
+        UnsupportedProgramError: it has tensors or modules that no captured program can have.
 
     Example:
         >>> import torch

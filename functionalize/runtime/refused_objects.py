@@ -59,11 +59,12 @@ def refuse_tensor(tensor: torch.Tensor, what: str) -> None:
             why="a program is captured on fake tensors, and there are none of this layout",
             hint="pass tensors of another layout, such as padded or dense ones",
         )
+    if type(tensor) in PLAIN_TYPES:
+        return
     if is_lazy(tensor):
         raise UnsupportedProgramError(
             f"{what} has no size yet",
             why="a lazy module makes its parameters when it first runs",
             hint="run the module once before it is captured",
         )
-    if type(tensor) not in PLAIN_TYPES:
-        raise UnsupportedProgramError.of_subclass(type(tensor), what)
+    raise UnsupportedProgramError.of_subclass(type(tensor), what)
