@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from functionalize.call_stack import decisive_line, user_frame, user_frames
+from functionalize.call_stack import decisive_line, user_frames, user_location
 
 
 class NotFunctionalError(AssertionError):
@@ -20,7 +20,7 @@ class UnsupportedProgramError(RuntimeError):
 
     def __init__(self, what: str, *, why: str, hint: str, at: object = None) -> None:
         """``at``: the line, where that is not the one that runs."""
-        super().__init__(f"{what}\n    at   {at or user_frame()}\n    why  {why}\n    try  {hint}")
+        super().__init__(f"{what}\n    at   {at or user_location()}\n    why  {why}\n    try  {hint}")
 
     @classmethod
     def of_subclass(cls, kind: type, what: str) -> UnsupportedProgramError:
@@ -47,6 +47,10 @@ class StateMismatchError(InputMismatchError):
     """A captured program found Python state that it changes at another value than when it was captured."""
 
 
+class GradientMismatchError(InputMismatchError):
+    """A captured program was called in another grad mode, or with other inputs that require gradients."""
+
+
 class DataDependentError(RuntimeError):
     """What a captured program does depends on values that only the data tell; the message says what to try."""
 
@@ -64,17 +68,14 @@ class DataDependentError(RuntimeError):
         )
 
 
-_REMOVE = ("mutations", "mutations_and_views")
-
-
 def check_remove(remove: str) -> None:
     """Raise unless it names what is to be removed from a program.
 
     Raises:
         ValueError: it is neither of the two.
     """
-    if remove not in _REMOVE:
-        raise ValueError(f"remove must be {' or '.join(map(repr, _REMOVE))}, not {remove!r}")
+    if remove not in ("mutations", "mutations_and_views"):
+        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
 
 
 def name_of(tensor: torch.Tensor) -> str:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from functionalize import UnsupportedProgramError, capture
+from functionalize import InputMismatchError, UnsupportedProgramError, capture
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(prototype|torch.jit|nested tensors|NJT|is_fx_tracing|not recommended):UserWarning",
@@ -86,14 +87,19 @@ def test_refused(name: str) -> None:
 def test_a_call_with_a_subclass_is_refused() -> None:
     program = capture(lambda x: x.mul_(2), (torch.ones(2, 3),))
     given = two()
-    with pytest.raises(UnsupportedProgramError, match="the input `x` is a TwoTensor"):
+    with pytest.raises(InputMismatchError, match=r"the class of the input `x` is <class '.*TwoTensor'>"):
         program(given)
+    with pytest.raises(InputMismatchError, match="the size of the input `x` is 'nested'"):
+        program(torch.nested.nested_tensor([X, X]))
     torch.testing.assert_close(given.a, torch.ones(2, 3))
     module = nn.Linear(3, 3)
     of_module = capture(module, (X,))
     module.weight = nn.Parameter(torch.ones(3, 3).as_subclass(Named))
-    with pytest.raises(UnsupportedProgramError, match="the state `weight` is a Named"):
+    with pytest.raises(InputMismatchError, match=r"the class of the state `weight` is <class '.*Named'>"):
         of_module(X)
+    again = capture(lambda x: x * 2, (X,), on_guard_failure="recapture")
+    with pytest.raises(UnsupportedProgramError, match="`x` is a TwoTensor"):
+        again(given)
 
 
 SPARSE: dict[str, tuple[Callable[..., Any], Callable[[], Tensor]]] = {
@@ -126,10 +132,18 @@ def in_another_thread(x: Tensor) -> Tensor:
     return y + 1
 
 
+def without_modes(x: Tensor) -> Tensor:
+    with _disable_current_modes():
+        y = x * 2
+    return y + 1
+
+
 def test_what_was_computed_unseen_is_no_constant() -> None:
     left: list[Tensor] = []
     capture(lambda x: left.append(x * 2), (X,))
-    for func, used in ((in_another_thread, "used by aten.add.Tensor"), (lambda x: (x, left[0]), "given to the caller")):
+    with pytest.raises(RuntimeError, match="an object, that another thread is capturing"):
+        capture(in_another_thread, (X,))
+    for func, used in ((without_modes, "used by aten.add.Tensor"), (lambda x: (x, left[0]), "given to the caller")):
         what = rf"a tensor of size \(2, 3\) and torch.float32, {used}"
         with pytest.raises(UnsupportedProgramError, match=what) as raised:
             capture(func, (X,))

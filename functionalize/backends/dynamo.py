@@ -10,30 +10,38 @@ no tensor subclasses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter
 
 from functionalize._torch import FakeTensorMode
-from functionalize._torch.dynamo import alias_of, inside, named_compiler, note_origin, run_apart, to_fakes
+from functionalize._torch.dynamo import (
+    alias_of,
+    enable_python_dispatcher,
+    lookup_backend,
+    note_origin,
+    run_apart,
+    to_fakes,
+)
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove
+from functionalize.graph_capture.capture import RecordingSession
 from functionalize.graph_capture.checkpointing import CheckpointRegions
-from functionalize.graph_capture.finalize import Finalized
 from functionalize.graph_capture.inputs import TracedInput
-from functionalize.graph_capture.session import RecordingSession
-from functionalize.runtime.autograd import ForwardCall
-from functionalize.runtime.execution import compute, compute_differentiably, finish
+from functionalize.runtime.execution import Computed, compute, compute_differentiably, finish
 from functionalize.runtime.guards import alias_pattern
-from functionalize.runtime.metadata import needed_results
-from functionalize.runtime.partition import JointGraph, PartitionFn, partition
+from functionalize.runtime.metadata import ProgramMetadata, needed_results
+from functionalize.runtime.partition import PartitionFn, partition
+from functionalize.runtime.specialization import Recorded
 from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
+_Compiled = tuple[ProgramMetadata, Callable[[Sequence[Any]], Computed]]  # a Dynamo graph, and what computes it
 _OPTIONS = ("compiler", "remove", "partition_fn")
 
 
@@ -81,7 +89,7 @@ def dynamo_backend(
     check_remove(remove)
 
     def functionalized(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        named = named_compiler(compiler) if isinstance(compiler, str) else compiler
+        named = lookup_backend(compiler) if isinstance(compiler, str) else compiler
         return _Backend(graph, named, remove, partition_fn).compile(inputs)
 
     return functionalized
@@ -108,25 +116,6 @@ def backend(
 
 
 @dataclass(frozen=True, eq=False)
-class _Compiled:
-    """A Dynamo graph for one way in which its inputs share memory."""
-
-    found: Finalized
-    function: Callable[..., Any] | None  # the compiled graph, and which of its program's results it gives
-    positions: Sequence[int]
-    halves: ForwardCall | None  # the same in two, where gradients are wanted
-
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        metadata, joint = self.found.metadata, self.found.joint
-        if self.halves is not None and isinstance(joint, JointGraph):
-            computed = compute_differentiably(metadata, joint, self.halves, inputs)
-        else:
-            assert self.function is not None
-            computed = compute(metadata, self.function, inputs, self.positions)
-        return finish(metadata, inputs, [], computed)
-
-
-@dataclass(frozen=True, eq=False)
 class _Backend:
     """One Dynamo graph, and what is to be done with it."""
 
@@ -134,11 +123,10 @@ class _Backend:
     compiler: Compiler
     remove: str
     partition_fn: PartitionFn | None
-    state: dict[str, torch.Tensor] = field(init=False)
 
-    def __post_init__(self) -> None:
-        state = {**dict(self.graph.named_parameters()), **dict(self.graph.named_buffers())}
-        object.__setattr__(self, "state", state)
+    @cached_property
+    def state(self) -> dict[str, torch.Tensor]:
+        return {**dict(self.graph.named_parameters()), **dict(self.graph.named_buffers())}
 
     def compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The graph as a function; compiled once more for each other way in which its inputs share memory."""
@@ -148,39 +136,43 @@ class _Backend:
 
         def compiled(*args: Any) -> Any:
             flat = [*self.state.values(), *args]
-            chosen = first
-            if first.found.metadata.mutations and (now := alias_pattern(flat)) != pattern:
+            metadata, computed = first
+            if metadata.mutations and (now := alias_pattern(flat)) != pattern:
                 key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
                 if key not in others:
                     others[key] = self._compiled(flat)
-                chosen = others[key]
-            return chosen(flat)
+                metadata, computed = others[key]
+            return finish(metadata, flat, [], computed(flat))
 
         return compiled
 
     def _compiled(self, inputs: Sequence[Any]) -> _Compiled:
+        """The graph for one way in which its inputs share memory; in two halves where gradients are wanted."""
         mode, fakes = to_fakes(inputs)
         found = self._recorded(mode, fakes)
         metadata, joint = found.metadata, found.joint
         if isinstance(joint, Exception):
             raise joint
         known = dict(zip((entry.name for entry in metadata.inputs), fakes, strict=False))
-
-        def handed(graph: GraphModule) -> Callable[..., Any]:
-            return self._handed(mode, known, graph)
-
+        handed = partial(self._handed, mode, known)
         if joint is not None:
-            return _Compiled(found, None, (), partition(joint, self.partition_fn, handed))
+            halves = partition(joint, self.partition_fn, handed)
+            return metadata, partial(compute_differentiably, metadata, halves)
         described = (metadata.mutations, metadata.outputs, metadata.bases, metadata.results)
         positions = needed_results(*described, further_bases=False)
-        return _Compiled(found, handed(_with_outputs(found, positions)), positions, None)
+        graph = Graph()  # gives those results alone
+        results: Any = graph.graph_copy(found.graph, {})
+        graph.output(tuple(results[position] for position in positions))
+        graph.eliminate_dead_code()
+        function = handed(GraphModule(found.root, graph))
+        return metadata, partial(compute, metadata, function, positions=positions)
 
-    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> Finalized:
+    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> Recorded:
         """Run the graph on fake tensors, and record it without mutation."""
         session = RecordingSession(mode, note_origin, remove_views=self.remove == "mutations_and_views", symbolic=True)
         names = [name.replace(".", "_") for name in self.state]
         names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
-        with inside(mode):
+        with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
             handles = [_fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
         inputs = [
             TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position)
@@ -253,15 +245,3 @@ class _Run(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return _Runner(self.graph, self._regions).run(*inputs)
-
-
-def _with_outputs(found: Finalized, positions: Sequence[int]) -> GraphModule:
-    """A graph that gives some of the results alone."""
-    graph, made = Graph(), dict[Node, Node]()
-    results: Any = found.graph.output_node().args[0]
-    for node in found.graph.nodes:
-        if node.op != "output":
-            made[node] = graph.node_copy(node, made.__getitem__)
-    graph.output(tuple(made.get(results[position], results[position]) for position in positions))
-    graph.eliminate_dead_code()
-    return GraphModule(found.root, graph)

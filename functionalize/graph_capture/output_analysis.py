@@ -1,4 +1,6 @@
-"""What the tensors that a caller gets are to the program's inputs and to one another.
+"""What the outputs of a captured graph are: in the words of ``torch.export``, and to the caller.
+
+The tensors that a caller gets are related to the program's inputs and to one another.
 
 Invariant: an output shares memory where eager's does. Autograd takes it for a view of an input or of a base exactly
 where only views lead there: the gradient of any other goes through the captured backward. Limits: strided tensors.
@@ -13,16 +15,73 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
+from torch.export.graph_signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx import Node
 
 from functionalize._torch import storage_key
-from functionalize._torch.autograd import get_gradient_edge
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.strided_layout import is_differentiable
 from functionalize.graph_capture.inputs import TracedInput, is_leaf
-from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias
-from functionalize.runtime.symbol_bindings import frozen_layout, frozen_number
+from functionalize.runtime.metadata import AliasKind, BaseResult, GraphInput, OutputAlias, frozen_layout, frozen_number
+
+_ARGUMENTS: dict[type, Any] = {
+    torch.SymInt: SymIntArgument,
+    torch.SymFloat: SymFloatArgument,
+    torch.SymBool: SymBoolArgument,
+}
+# By the kind of an input: outputs that are written back to it, and its new gradient.
+MUTATIONS = {
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+    InputKind.CONSTANT_TENSOR: OutputKind.BUFFER_MUTATION,
+    InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
+}
+GRADIENTS = dict.fromkeys(MUTATIONS, OutputKind.GRADIENT_TO_PARAMETER) | {
+    InputKind.USER_INPUT: OutputKind.GRADIENT_TO_USER_INPUT
+}
+
+
+class GraphOutputs:
+    """The outputs of a graph, and what each is."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.specs: list[OutputSpec] = []
+
+    def add(self, node: Any, kind: OutputKind, target: str | None = None) -> int:
+        """One more output, a node or a plain value; its position."""
+        if isinstance(node, Node):
+            argument = _ARGUMENTS.get(type(node.meta.get("val")), TensorArgument)(name=node.name)
+        else:
+            node = node if isinstance(node, (int, float, bool, str)) else None
+            argument = ConstantArgument(name="", value=node)
+        self.nodes.append(node)
+        self.specs.append(OutputSpec(kind, argument, target))
+        return len(self.nodes) - 1
+
+
+def signature_of(inputs: Sequence[GraphInput], outputs: Sequence[OutputSpec]) -> ExportGraphSignature:
+    """The signature of a graph that takes some inputs."""
+    specs = []
+    for entry in inputs:
+        constant = ConstantArgument(name=entry.name, value=entry.constant)
+        argument = TensorArgument(name=entry.name) if entry.is_tensor else constant
+        specs.append(InputSpec(entry.kind, argument, entry.target, entry.persistent))
+    return ExportGraphSignature(specs, list(outputs))
 
 
 @dataclass
@@ -63,32 +122,31 @@ class OutputAnalysis:
         names = {key: position for position, key in enumerate(groups)}
         found = []
         for number, handle in enumerate(handles):
-            key, result = storage_key(handle), results.get(number)
+            key, layout = storage_key(handle), frozen_layout(Layout.of(handle))
+            alias = OutputAlias(AliasKind.RESULT, layout, handle.requires_grad, results.get(number))
             if key in groups:
-                alias = self._in_group(handle, result, bases[key], names[key])
+                alias = self._in_group(handle, alias, bases[key], names[key])
             else:
-                alias = self._alone(handle, result)
+                kind, source, own = self._alone(handle, key)
+                alias = replace(alias, kind=kind, input=source, own_gradient=own)
             made = is_leaf(handle) and id(handle) not in self._numbers
             found.append(replace(alias, **_LEAF, leaf=_kind_of(handle)) if made else alias)
         return found
 
-    def _alone(self, handle: torch.Tensor, result: int | None) -> OutputAlias:
-        """An output that shares its storage with inputs at most."""
-        key, layout, itself = storage_key(handle), Layout.of(handle), self._numbers.get(id(handle))
-        frozen, requires_grad = frozen_layout(layout), handle.requires_grad
+    def _alone(self, handle: torch.Tensor, key: int) -> tuple[AliasKind, int | None, bool]:
+        """Of an output that shares memory with inputs at most: kind, input, and whether its gradient is its own."""
+        itself, old, new = self._numbers.get(id(handle)), self._layouts.old_storages, self._layouts.storages
         if itself is not None:
-            return OutputAlias(AliasKind.INPUT, frozen, requires_grad, result, itself)
-        old, new = self._layouts.old_storages, self._layouts.storages
+            return AliasKind.INPUT, itself, False
         if key in old and key not in new:
-            own = self._differentiable and requires_grad  # of that storage the call has detached tensors alone
-            return OutputAlias(AliasKind.VIEW_OF_OLD_STORAGE, frozen, requires_grad, result, old[key], own_gradient=own)
+            # Of that storage the call has detached tensors alone.
+            return AliasKind.VIEW_OF_OLD_STORAGE, old[key], self._differentiable and handle.requires_grad
         if key not in new:
-            return OutputAlias(AliasKind.RESULT, frozen, requires_grad, result)
+            return AliasKind.RESULT, None, False
         kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
         sharing = [entry.fake for entry in self._inputs if entry.fake is not None and storage_key(entry.fake) == key]
         through = next((fake for fake in sharing if not self._has_own_gradient(handle, fake)), None)
-        source = new[key] if through is None else self._numbers[id(through)]
-        return OutputAlias(kind, frozen, requires_grad, result, source, own_gradient=through is None)
+        return kind, new[key] if through is None else self._numbers[id(through)], through is None
 
     def _has_own_gradient(self, handle: torch.Tensor, root: torch.Tensor) -> bool:
         """Whether the gradient of an output in the memory of another tensor is not that of a view of this tensor."""
@@ -97,15 +155,13 @@ class OutputAnalysis:
         layouts = Layout.of(root), Layout.of(handle)
         return not (is_differentiable(*layouts) and _is_view_of(handle, root, self._hooked))
 
-    def _in_group(self, handle: torch.Tensor, result: int | None, base: int | None, group: int) -> OutputAlias:
-        layout, requires_grad = Layout.of(handle), handle.requires_grad
-        frozen = frozen_layout(layout)
+    def _in_group(self, handle: torch.Tensor, alias: OutputAlias, base: int | None, group: int) -> OutputAlias:
         if base is None:
-            kind, own = AliasKind.SHARED, self._differentiable and requires_grad
+            kind, own = AliasKind.SHARED, self._differentiable and handle.requires_grad
         else:
             kind, own = AliasKind.VIEW_OF_BASE, self._has_own_gradient(handle, self.base_handles[base])
         capacity = frozen_number(handle.untyped_storage().nbytes())
-        return OutputAlias(kind, frozen, requires_grad, result, None, group, capacity, base, own)
+        return replace(alias, kind=kind, group=group, capacity=capacity, base=base, own_gradient=own)
 
     def _base(self, handles: Sequence[torch.Tensor], group: list[int], results: Mapping[int, int]) -> int | None:
         """The tensor that outputs of one storage are views of: one of them, or one that autograd knows."""
@@ -122,8 +178,7 @@ class OutputAnalysis:
             return None
         result = None if itself is None else results.get(itself)
         layout = frozen_layout(Layout.of(root))
-        extra = None if result is not None else len(self.base_handles)
-        self.bases.append(BaseResult(layout, root.requires_grad, result, extra))
+        self.bases.append(BaseResult(layout, root.requires_grad, result))
         self.base_handles.append(root)
         return len(self.bases) - 1
 

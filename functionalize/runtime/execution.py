@@ -2,7 +2,9 @@
 
 Captured programs and compiled Dynamo graphs run through here alike.
 
-Invariant: a call computes by the graph alone; whatever is refused is refused before anything is written.
+Invariant: a call computes by the graph alone; whatever is refused is refused before anything is written. An output is
+the caller's own tensor, or a view of it, exactly where the original returns that.
+Limits: outputs that share a storage which neither an input nor a single output has are copied into one.
 """
 
 from __future__ import annotations
@@ -12,14 +14,30 @@ from typing import Any
 
 import torch
 
-from functionalize.runtime.autograd import CapturedFunction, ForwardCall, Undifferentiable, called
-from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias, ProgramMetadata
-from functionalize.runtime.output_aliasing import OutputReconstructor, WriteBack, refuse_other_sizes
-from functionalize.runtime.partition import JointGraph
-from functionalize.runtime.side_effects import GraphNumber, reconstruct
-from functionalize.runtime.state_walk import StateWalk
+from functionalize.aliasing.strided_layout import (
+    copy_into,
+    make_room,
+    tensor_at,
+    view_at,
+    with_layout,
+    with_lazy_bits,
+)
+from functionalize.errors import DataDependentError
+from functionalize.runtime.autograd import CapturedFunction, ForwardCall, InMemory, Undifferentiable, called
+from functionalize.runtime.metadata import (
+    AliasKind,
+    BaseResult,
+    InputMutation,
+    InputRef,
+    NewStorage,
+    OutputAlias,
+    ProgramMetadata,
+)
+from functionalize.runtime.side_effects import GraphNumber, Walked, reconstruct
 
+aten = torch.ops.aten
 Computed = tuple[Sequence[Any], Sequence[Any]]  # the results of a program's graph, and the values of its bases
+_OF_INPUTS = frozenset({AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE})
 
 
 def compute(
@@ -32,37 +50,29 @@ def compute(
     _require_gradients(metadata, inputs)
     with torch.no_grad():
         results = called(function, [inputs[number] for number in metadata.taken])
-    if positions is not None:
-        given = dict(zip(positions, results, strict=True))
-        results = [given.get(position) for position in range(metadata.graph_outputs)]
-    refuse_other_sizes(metadata, results)
+    if positions is None:
+        positions = range(metadata.graph_outputs)
+    given = dict(zip(positions, results, strict=True))
     if torch.is_grad_enabled() and not metadata.gradients:
-        results = _known_to_autograd(metadata, results, None, [torch.empty(0, requires_grad=True)])
-    return results, [None if base.result is None else results[base.result] for base in metadata.bases]
+        given = _known_to_autograd(metadata, given, None, inputs)
+    return _computed(metadata, given, {})
 
 
 def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None:
     """Have inputs require gradients of which the program says so."""
-    for entry, value in zip(metadata.inputs, inputs, strict=True):
-        if entry.requires_grad:
-            value.requires_grad_()
+    for number, requires in metadata.requiring:
+        if requires:
+            inputs[number].requires_grad_()
 
 
-def compute_differentiably(
-    metadata: ProgramMetadata, joint: JointGraph, call: ForwardCall, inputs: Sequence[Any]
-) -> Computed:
+def compute_differentiably(metadata: ProgramMetadata, call: ForwardCall, inputs: Sequence[Any]) -> Computed:
     """What a graph gives, with the captured backward as its derivative."""
     _require_gradients(metadata, inputs)
     with torch.enable_grad():
         outputs = CapturedFunction.apply(call, *(inputs[number] for number in metadata.taken))  # type: ignore[no-untyped-call]
-    results: dict[int, Any] = dict(zip(joint.results, outputs, strict=False))
-    further = dict(zip(joint.bases, outputs[len(joint.results) :], strict=True))
-    bases = [
-        further[number] if base.result is None else results[base.result] for number, base in enumerate(metadata.bases)
-    ]
-    given = [results.get(position) for position in range(metadata.graph_outputs)]
-    refuse_other_sizes(metadata, given)
-    return given, bases
+    results = dict(zip(call.joint.results, outputs, strict=False))
+    further = dict(zip(call.joint.bases, outputs[len(results) :], strict=True))
+    return _computed(metadata, results, further)
 
 
 def compute_undifferentiably(
@@ -77,50 +87,201 @@ def compute_undifferentiably(
         raise reason
     with torch.no_grad():
         results, _ = compute(metadata, function, inputs)
-    required = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
-    results = _known_to_autograd(metadata, results, reason, required)
-    return results, [None if base.result is None else results[base.result] for base in metadata.bases]
+    return _computed(metadata, _known_to_autograd(metadata, dict(enumerate(results)), reason, inputs), {})
 
 
 def _known_to_autograd(
-    metadata: ProgramMetadata, results: Sequence[Any], reason: Exception | None, leaves: Sequence[torch.Tensor]
-) -> list[Any]:
-    """Results, of which some require gradients: the leaves get none, or a backward raises the reason why.
+    metadata: ProgramMetadata, given: dict[int, Any], reason: Exception | None, inputs: Sequence[Any]
+) -> dict[int, Any]:
+    """Results by position, those that require gradients as autograd knows them: a backward raises the reason why not.
 
-    Without a reason the leaf stands for those that the program made itself, and keeps to itself.
+    Without a reason they require gradients of leaves that the program made itself and kept: nobody gets any.
     """
     described: list[OutputAlias | BaseResult] = [*metadata.bases]
     described += [alias for alias in metadata.outputs if alias.kind is AliasKind.RESULT or alias.own_gradient]
     found = {one.result for one in described if one.requires_grad and one.result is not None}
-    positions = sorted(position for position in found if results[position] is not None)
-    given, results = [results[position] for position in positions], list(results)
-    if given:
-        with torch.enable_grad():
-            known = Undifferentiable.apply(reason, len(given), *given, *leaves)  # type: ignore[no-untyped-call]
-        for position, value in zip(positions, known, strict=True):
-            results[position] = value
-    return results
+    positions = sorted(position for position in found if given.get(position) is not None)
+    if not positions:
+        return given
+    if reason is None:
+        leaves = [torch.empty(0, requires_grad=True)]
+    else:
+        leaves = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    values = [given[position] for position in positions]
+    with torch.enable_grad():
+        known = Undifferentiable.apply(reason, len(values), *values, *leaves)  # type: ignore[no-untyped-call]
+    return given | dict(zip(positions, known, strict=True))
 
 
-def finish(
-    metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[StateWalk], computed: Computed
-) -> list[Any]:
-    """Write back, leave gradients and side effects, and give the leaves that the program returns."""
-    results, bases = computed
-    symbols = metadata.symbols.bind(inputs, results)
-    write_back = WriteBack(metadata, inputs, symbols)
-    write_back.run(results)
-    outputs = OutputReconstructor(metadata, inputs, results, bases, symbols, write_back.originals)
+def _computed(metadata: ProgramMetadata, given: dict[int, Any], further: dict[int, Any]) -> Computed:
+    """Results, by position, with the values of bases; ``further``: of bases that are no results.
+
+    Raises where the data gave a result another size than tracing took for granted (a broadcast asks for one).
+    """
+    results = [given.get(position) for position in range(metadata.graph_outputs)]
+    for alias in metadata.outputs:
+        value = None if alias.result is None else results[alias.result]
+        if value is None or not alias.layout.static or value.layout is not torch.strided:
+            continue
+        size = value.size()
+        if size != alias.layout.size:
+            raise DataDependentError(
+                f"the data give a result of size {tuple(size)}, not {alias.layout.size}",
+                why="a size that only the data tell was met with a number: tracing takes the two for equal, eager may "
+                "broadcast",
+                hint="say what is known of the size before (torch._check), or expand what has one element by itself",
+            )
+    bases = [further.get(n) if base.result is None else results[base.result] for n, base in enumerate(metadata.bases)]
+    return results, bases
+
+
+def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed) -> list[Any]:
+    """Write back, leave gradients and side effects, and give the leaves that the program returns.
+
+    ``states``: the objects of the program's state, and those of the call's arguments.
+    """
+    ending = _Ending(metadata, inputs, computed)
+    for mutation in metadata.mutations:
+        with torch.set_grad_enabled(mutation.differentiable):
+            ending.write_back(mutation)
     for number, gradient in metadata.gradients.items():
-        inputs[number].grad = None if gradient is None else outputs.tensor(gradient)
-    for entry, value in zip(metadata.inputs, inputs, strict=True):
-        if entry.requires_grad is False:
-            value.detach_()
+        inputs[number].grad = None if gradient is None else ending.tensor(gradient)
+    for number, requires in metadata.requiring:
+        if not requires:
+            inputs[number].detach_()
     for effect in metadata.side_effects:
-        effect.apply(states, outputs.tensor)
+        effect.apply(states, ending.tensor)
     return [
-        results[reconstruction.position]
+        computed[0][reconstruction.position]
         if isinstance(reconstruction, GraphNumber)
-        else reconstruct(reconstruction, states, outputs.tensor)
+        else reconstruct(reconstruction, states, ending.tensor)
         for reconstruction in metadata.results
     ]
+
+
+class _Ending:
+    """What one call does with the results of its graph."""
+
+    def __init__(self, metadata: ProgramMetadata, inputs: Sequence[Any], computed: Computed) -> None:
+        self._metadata, self._inputs, (self._results, self._bases) = metadata, inputs, computed
+        self._symbols = metadata.symbols.bind(inputs, self._results)
+        moves = any(mutation.metadata or mutation.layout is not None for mutation in metadata.mutations)
+        # Tensors that keep the storages of inputs which are about to leave them, or have writes beyond themselves.
+        self._originals: dict[int, torch.Tensor] = (
+            {mutation.input: inputs[mutation.input].detach() for mutation in metadata.mutations} if moves else {}
+        )
+        self._made: dict[int, torch.Tensor] = {}
+        self._based: dict[int, torch.Tensor] = {}  # the bases that were used, laid out
+
+    def write_back(self, mutation: InputMutation) -> None:
+        """Do to the caller's tensor what the program did to its input."""
+        target = self._inputs[mutation.input]
+        if mutation.layout is not None:
+            layout, target = self._symbols.layout(mutation.layout), self._originals[mutation.input]
+            make_room(target, layout)
+            target = view_at(target, self._symbols.layout(self._metadata.layouts_before[mutation.input]), layout)
+        for op, args in mutation.metadata:
+            op(target, *map(self._argument, args))
+        for write in mutation.writes:
+            part = target
+            for op, args in write.path:
+                part = op(part, *map(self._argument, args))
+            if self._results[write.result] is not part:  # else it was written in place
+                aten.copy_.default(part, self._results[write.result])
+        for op, args in mutation.after:
+            op(target, *map(self._argument, args))
+
+    def _argument(self, argument: Any) -> Any:
+        """What a call has for an argument of an op on an input: tensors, sizes, lists of sizes."""
+        if isinstance(argument, (list, tuple)):
+            return [self._argument(item) for item in argument]
+        if isinstance(argument, InputRef):
+            return (self._originals if argument.old else self._inputs)[argument.number]
+        if isinstance(argument, NewStorage):
+            size = [self._symbols.number(number) for number in argument.size]
+            return torch.empty(size, dtype=argument.dtype, device=argument.device)
+        return self._symbols.number(argument)
+
+    def tensor(self, number: int) -> torch.Tensor:
+        """The tensor of a number that the caller gets: one object, however often it is asked for."""
+        if number not in self._made:
+            alias = self._metadata.outputs[number]
+            unbased = alias.base is not None and self._bases[alias.base] is None
+            if alias.kind is AliasKind.SHARED or unbased:
+                self._make_shared(alias.group)
+            else:
+                self._made[number] = self._with_gradient(alias, self._tensor(alias))
+        return self._made[number]
+
+    def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
+        """An output in its memory, with the gradient of the graph's result where it has that; a leaf as one."""
+        if alias.leaf is not None:
+            made = made.detach()
+            return torch.nn.Parameter(made) if alias.leaf is torch.nn.Parameter else made.requires_grad_()
+        if not alias.own_gradient or made is self._result(alias):
+            return made
+        known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
+        return known
+
+    def _tensor(self, alias: OutputAlias) -> torch.Tensor:
+        if alias.kind is AliasKind.INPUT:
+            return self._inputs[alias.input]  # type: ignore[index,no-any-return]
+        if alias.kind in _OF_INPUTS:
+            return self._of_input(alias)
+        if alias.kind is AliasKind.VIEW_OF_BASE:
+            return self._of_base(alias)
+        return with_layout(self._result(alias), self._symbols.layout(alias.layout))
+
+    def _result(self, alias: OutputAlias) -> torch.Tensor:
+        assert alias.result is not None
+        result: torch.Tensor = self._results[alias.result]
+        return result
+
+    def _of_base(self, alias: OutputAlias) -> torch.Tensor:
+        assert alias.base is not None
+        described = self._metadata.bases[alias.base]
+        layout, base_layout = (self._symbols.layout(one.layout) for one in (alias, described))
+        if not (layout.static and base_layout.static):
+            return self._result(alias)
+        if alias.base not in self._based:
+            self._based[alias.base] = with_layout(self._bases[alias.base], base_layout)
+        base = self._based[alias.base]
+        if alias.result is not None and alias.result == described.result:
+            return base
+        return view_at(_seen_by_autograd(base, alias), base_layout, layout)
+
+    def _of_input(self, alias: OutputAlias) -> torch.Tensor:
+        assert alias.input is not None
+        tensor, base = self._inputs[alias.input], self._metadata.layouts_after[alias.input]
+        if alias.kind is AliasKind.VIEW_OF_OLD_STORAGE:
+            tensor, base = self._originals[alias.input], self._metadata.layouts_before[alias.input]
+        layout, base = self._symbols.layout(alias.layout), self._symbols.layout(base)
+        if not (layout.static and base.static):
+            return self._result(alias)
+        if alias.kind is AliasKind.VIEW_OF_NEW_STORAGE:
+            make_room(tensor, layout)
+            with torch.no_grad():
+                copy_into(view_at(tensor, base, layout), self._result(alias))
+        return view_at(_seen_by_autograd(tensor, alias), base, layout)
+
+    def _make_shared(self, group: int | None) -> None:
+        """Outputs that share a storage: copied to their places in one."""
+        members = [(number, alias) for number, alias in enumerate(self._metadata.outputs) if alias.group == group]
+        layouts = [self._symbols.layout(alias.layout) for _, alias in members]
+        values = [self._result(alias) for _, alias in members]
+        if not all(layout.static for layout in layouts):
+            self._made |= {number: value for (number, _), value in zip(members, values, strict=True)}
+            return
+        capacity = self._symbols.number(members[0][1].capacity)
+        room = capacity if type(capacity) is int else max(layout.span[1] for layout in layouts)
+        whole = torch.empty(room, dtype=torch.uint8, device=values[0].device).untyped_storage()
+        for (number, alias), layout, value in zip(members, layouts, values, strict=True):
+            made = tensor_at(whole, (layout.size, layout.stride, layout.offset), layout.dtype)
+            with torch.no_grad():
+                copy_into(with_lazy_bits(made, layout), value)
+            self._made[number] = self._with_gradient(alias, with_lazy_bits(made, layout))
+
+
+def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:
+    """What an output is a view of: detached where the original's output has no gradient."""
+    return tensor if alias.requires_grad or not tensor.requires_grad else tensor.detach()
