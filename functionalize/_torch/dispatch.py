@@ -130,6 +130,17 @@ def below_mode(mode: Any) -> Iterator[None]:
             _push_mode(one)
 
 
+def direct_call(op: Any) -> Callable[..., Any]:
+    """An operator without the layer in Python around it, known to FX by its name."""
+    call: Any = partial(op._op)
+    call.__name__, call.__module__ = str(op).replace(".", "_").replace("::", "_"), "functionalize"
+    return call  # type: ignore[no-any-return]
+
+
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on some device
+BelowAutograd = torch._C._AutoDispatchBelowADInplaceOrView  # neither autograd nor version counters see what runs
+
+
 def counting_versions() -> contextlib.AbstractContextManager[Any]:
     """As before a mode sees an op: the kernels that it is made of grow the version counters of what they write."""
     counter = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)

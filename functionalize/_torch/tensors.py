@@ -53,6 +53,11 @@ def storage_key(tensor: torch.Tensor) -> int:
         return -id(tensor)
 
 
+def storages_of(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """The identities of the storages that tensors with storages have."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
 def bytes_of_original(handle: torch.Tensor) -> int | None:
     """How large the storage is which a fake tensor's storage stands for, if it stands for one that lives.
 

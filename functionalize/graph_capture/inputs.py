@@ -96,7 +96,8 @@ class ProgramInputs:
         self.args, self.kwargs = list(args), dict(kwargs)
         self.convention = CallingConvention.of(func, self.args, self.kwargs)
         self.call = self.convention.arguments(self.args, self.kwargs)
-        self.args, self.arguments = self.call.args, self.call.walk
+        self.arguments = self.call.walk
+        self.args = self.call.args
         self.settings = settings_of(func, self.state)
         taken: set[str] = set()
         state, user = list(self._state(taken)), list(self._user(taken))

@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from functionalize._torch.autograd import without_autocast
+from functionalize._torch.dispatch import any_autocast
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import has_strides, with_layout
 from functionalize.runtime.metadata import SymbolSources
@@ -169,6 +170,9 @@ def _laid_out(
 
 def called(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
     """A graph's results. Graphs of operators below autocast must not be cast again."""
-    with without_autocast():
+    if any_autocast():
+        with without_autocast():
+            results = function(*inputs)
+    else:
         results = function(*inputs)
     return results if isinstance(results, (list, tuple)) else (results,)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from functionalize.errors import InputMismatchError
+from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.state_walk import LEAF_TYPES, TENSOR_TYPES, StateWalk, is_module
 
 
@@ -24,24 +25,23 @@ class CallArguments:
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> None:
         """``names``: of the positional arguments."""
         self.args, self.kwargs, self._names = list(args), kwargs, names
-        values = [*args, *kwargs.values()] if kwargs else self.args
-        self.kinds = tuple(map(type, values))
-        self._flat = values if LEAF_TYPES.issuperset(self.kinds) else None
+        self.values = (*args, *kwargs.values()) if kwargs else args
+        self.kinds = tuple(map(type, self.values))
 
-    @property
+    @cached_property
     def flat(self) -> bool:
         """Whether all arguments are tensors and plain values."""
-        return self._flat is not None
+        return LEAF_TYPES.issuperset(self.kinds)
 
     @property
-    def leaves(self) -> list[Any]:
+    def leaves(self) -> Sequence[Any]:
         """Tensors and plain values, in order."""
-        return [slot.get() for slot in self.walk.leaves] if self._flat is None else self._flat
+        return self.values if self.flat else [slot.get() for slot in self.walk.leaves]
 
     @property
     def structure(self) -> Any:
         """Equal for arguments that are built alike."""
-        if self._flat is None:
+        if not self.flat:
             return tuple(self.walk.shape)
         return tuple(torch.Tensor if kind in TENSOR_TYPES else kind for kind in self.kinds)
 
@@ -103,6 +103,32 @@ class CallingConvention:
                 hint="pass the same arguments, or capture again",
             )
         return [given[name] for name in self.names], {name: given[name] for name in self.keywords}
+
+
+class InputSources:
+    """Where a program finds its inputs in a call: among the arguments, in objects, as gradients of other inputs."""
+
+    def __init__(self, inputs: Sequence[GraphInput]) -> None:
+        entries = list(enumerate(inputs))
+        self._constants = [entry.constant for entry in inputs]
+        self._arguments = [(n, entry.argument) for n, entry in entries if entry.argument is not None]
+        slots = [(n, entry.slot) for n, entry in entries if entry.slot is not None]
+        self._state = [(n, slot.container, slot.key) for n, slot in slots if not slot.steps]
+        self._nested = [(n, slot) for n, slot in slots if slot.steps]
+        self.gradients = [(n, entry.gradient_of) for n, entry in entries if entry.gradient_of is not None]
+
+    def values(self, arguments: CallArguments) -> list[Any]:
+        """The inputs, in order."""
+        leaves, values = arguments.leaves, self._constants.copy()
+        for number, leaf in self._arguments:
+            values[number] = leaves[leaf]
+        for number, container, key in self._state:
+            values[number] = container[key]
+        for number, slot in self._nested:
+            values[number] = slot.get()
+        for number, source in self.gradients:
+            values[number] = values[source].grad
+        return values
 
 
 def _names_of(func: Callable[..., Any], count: int) -> list[str]:

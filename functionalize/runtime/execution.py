@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.dispatch import BelowAutograd
 from functionalize.aliasing.strided_layout import (
     copy_into,
     make_room,
@@ -45,10 +46,15 @@ def compute(
     function: Callable[..., Any],
     inputs: Sequence[Any],
     positions: Sequence[int] | None = None,
+    *,
+    writes: bool = True,
 ) -> Computed:
-    """What a graph gives, unseen by autograd. ``positions``: which of the program's results it gives, if not all."""
+    """What a graph gives, unseen by autograd.
+
+    ``positions``: which of the program's results it gives, if not all; ``writes``: whether it may write in place.
+    """
     _require_gradients(metadata, inputs)
-    with torch.no_grad():
+    with torch.no_grad() if writes else BelowAutograd():  # the second costs less, also each operator
         results = called(function, [inputs[number] for number in metadata.taken])
     if positions is None:
         positions = range(metadata.graph_outputs)
@@ -119,14 +125,14 @@ def _computed(metadata: ProgramMetadata, given: dict[int, Any], further: dict[in
     Raises where the data gave a result another size than tracing took for granted (a broadcast asks for one).
     """
     results = [given.get(position) for position in range(metadata.graph_outputs)]
-    for alias in metadata.outputs:
-        value = None if alias.result is None else results[alias.result]
-        if value is None or not alias.layout.static or value.layout is not torch.strided:
+    for position, expected in metadata.sized_outputs:
+        value = results[position]
+        if value is None or value.layout is not torch.strided:
             continue
         size = value.size()
-        if size != alias.layout.size:
+        if size != expected:
             raise DataDependentError(
-                f"the data give a result of size {tuple(size)}, not {alias.layout.size}",
+                f"the data give a result of size {tuple(size)}, not {expected}",
                 why="a size that only the data tell was met with a number: tracing takes the two for equal, eager may "
                 "broadcast",
                 hint="say what is known of the size before (torch._check), or expand what has one element by itself",
@@ -165,10 +171,11 @@ class _Ending:
     def __init__(self, metadata: ProgramMetadata, inputs: Sequence[Any], computed: Computed) -> None:
         self._metadata, self._inputs, (self._results, self._bases) = metadata, inputs, computed
         self._symbols = metadata.symbols.bind(inputs, self._results)
-        moves = any(mutation.metadata or mutation.layout is not None for mutation in metadata.mutations)
         # Tensors that keep the storages of inputs which are about to leave them, or have writes beyond themselves.
         self._originals: dict[int, torch.Tensor] = (
-            {mutation.input: inputs[mutation.input].detach() for mutation in metadata.mutations} if moves else {}
+            {mutation.input: inputs[mutation.input].detach() for mutation in metadata.mutations}
+            if metadata.moves_storages
+            else {}
         )
         self._made: dict[int, torch.Tensor] = {}
         self._based: dict[int, torch.Tensor] = {}  # the bases that were used, laid out

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import storage_key
+from functionalize._torch import storages_of
 from functionalize._torch.dispatch import TensorGuards
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
@@ -25,22 +25,29 @@ class FastGuards:
 
     def __init__(self, guards: Guards, arguments: CallArguments, values: Sequence[Any]) -> None:
         """``values``: the inputs of the call that passed."""
-        self._guards = guards
-        self._kinds, self._structure = arguments.kinds, None if arguments.flat else arguments.structure
+        self._guards, self._kinds = guards, arguments.kinds
+        self._structure = None if arguments.flat else arguments.structure
         self._modes, self._settings = ModeCheck(), SettingsCheck(guards.settings)
         self._constants = [
-            (position, leaf) for position, leaf in enumerate(arguments.leaves) if not isinstance(leaf, torch.Tensor)
+            (place, leaf) for place, leaf in enumerate(arguments.leaves) if not isinstance(leaf, torch.Tensor)
         ]
         entries = list(enumerate(guards.inputs))
         self._numbers = [n for n, e in entries if e.gradient_of is None and isinstance(values[n], torch.Tensor)]
         self._gradients = [n for n, e in entries if e.gradient_of is not None]
         tensors = [values[number] for number in self._numbers]
-        strided = all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors)
-        self._looks = TensorGuards(*tensors, **self._sizes(tensors)) if strided and tensors else None
-        self._usable = strided
-        self._storages = len({storage_key(tensor) for tensor in tensors})
+        self._usable = all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors)
+        self._looks = TensorGuards(*tensors, **self._sizes(tensors)) if self._usable and tensors else None
+        self._apart = self._usable and len(storages_of(tensors)) == len(tensors)
         self._dynamic = [number for number in self._numbers if number in guards.dynamic]
         self._known_sizes = self._dynamic_sizes(values)
+        self._more = bool(
+            self._gradients
+            or self._dynamic
+            or guards.offsets
+            or guards.leaves
+            or guards.had_gradient
+            or guards.metadata.side_effects
+        )
 
     def _sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         pairs = list(zip(self._numbers, tensors, strict=True))
@@ -57,37 +64,43 @@ class FastGuards:
             return None
         if self._structure is not None and arguments.structure != self._structure:
             return None
-        leaves, guards = arguments.leaves, self._guards
-        if self._constants and not all(leaves[position] is value for position, value in self._constants):
-            return None
+        if self._constants:
+            leaves = arguments.leaves
+            for place, value in self._constants:
+                if leaves[place] is not value and not _equal(leaves[place], value):
+                    return None
         if not self._settings.passes():
             return None
-        values = guards.values(arguments)
+        values = self._guards.sources.values(arguments)
         tensors = [values[number] for number in self._numbers]
         if self._looks is not None and not self._looks.check(*tensors):
             return None
-        return values if self._lie_alike(tensors, values) and self._autograd_agrees(arguments, values) else None
+        if self._apart:
+            alike = len(storages_of(tensors)) == len(tensors)
+        else:
+            alike = self._guards.pattern(values) == self._guards.aliasing
+        return values if alike and not (self._more and self._differs(arguments, values)) else None
 
-    def _lie_alike(self, tensors: Sequence[torch.Tensor], values: Sequence[Any]) -> bool:
-        if self._dynamic and self._dynamic_sizes(values) != self._known_sizes:
-            return False
-        if self._storages == len(tensors):
-            return len({storage_key(tensor) for tensor in tensors}) == len(tensors)
-        return self._guards.pattern(values) == self._guards.aliasing
-
-    def _autograd_agrees(self, arguments: CallArguments, values: Sequence[Any]) -> bool:
+    def _differs(self, arguments: CallArguments, values: Sequence[Any]) -> bool:
+        """Whether it may be another call by what few programs look at."""
         guards = self._guards
+        if self._dynamic and self._dynamic_sizes(values) != self._known_sizes:
+            return True
         if any(values[number].storage_offset() != offset for number, offset in guards.offsets.items()):
-            return False
+            return True
         if any(values[number].is_leaf != leaf for number, leaf in guards.leaves.items() if values[number] is not None):
-            return False
+            return True
         if any((values[number].grad is not None) != had for number, had in guards.had_gradient.items()):
-            return False
+            return True
         if not guards.agree(self._gradients, values):
-            return False
-        if guards.metadata.side_effects:
-            try:
-                guards.check_side_effects(arguments, values)
-            except InputMismatchError:
-                return False
-        return True
+            return True
+        try:
+            guards.check_side_effects(arguments, values)
+        except InputMismatchError:
+            return True
+        return False
+
+
+def _equal(now: Any, before: Any) -> bool:
+    """Whether two values of one type are the same to a program."""
+    return type(now) in (int, str) and bool(now == before)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from functionalize._torch import pytree
+from functionalize._torch import OpOverload, pytree
+from functionalize._torch.dispatch import direct_call
 from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
 
 aten = torch.ops.aten
@@ -103,6 +104,16 @@ def _write_in_place(graph: Graph, node: Node) -> None:
             graph.call_function(aten.copy_.default, (view, args[0]))
     node.replace_all_uses_with(base)  # type: ignore[arg-type]
     graph.erase_node(node)
+
+
+def executable(graph: Graph, root: torch.nn.Module) -> GraphModule:
+    """The same graph, which calls its operators without torch's layer in Python: as a call runs it."""
+    new = Graph()
+    new.output(new.graph_copy(graph, {}))
+    for node in new.nodes:
+        if isinstance(node.target, OpOverload):
+            node.target = direct_call(node.target)
+    return GraphModule(root, new, "Executed")
 
 
 def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:

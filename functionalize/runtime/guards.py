@@ -19,7 +19,7 @@ import torch
 from functionalize._torch import FakeTensor, storage_key
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
-from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
 from functionalize.runtime.settings import ABSENT, Settings, frozen, same
@@ -111,6 +111,7 @@ class Guards:
             if found.offsets_matter and isinstance(value, torch.Tensor) and value.layout is torch.strided
         }
         self.aliasing = self.pattern(values)
+        self.sources = InputSources(self.inputs)
 
     @property
     def inputs_are_disjoint(self) -> bool:
@@ -138,22 +139,6 @@ class Guards:
         yield from (Guard(labels[n], f"shares memory with {labels[entry[0]]}", entry[1:]) for n, entry in shared)
         yield from (Guard("the sizes", "satisfy", one) for one in (self.sizes.listed() if self.sizes else ()))
 
-    def values(self, arguments: CallArguments) -> list[Any]:
-        """The program's inputs in a call."""
-        leaves = arguments.leaves
-        values = [
-            leaves[entry.argument]
-            if entry.argument is not None
-            else entry.constant
-            if entry.slot is None
-            else entry.slot.get()
-            for entry in self.inputs
-        ]
-        for number, entry in enumerate(self.inputs):
-            if entry.gradient_of is not None:
-                values[number] = values[entry.gradient_of].grad
-        return values
-
     def check(self, arguments: CallArguments) -> list[Any]:
         """The program's inputs for a call, once they have been checked.
 
@@ -171,7 +156,7 @@ class Guards:
                 _refuse(name, modes[name], before)
         self._check_constants(arguments)
         self._check_settings()
-        values = self.values(arguments)
+        values = self.sources.values(arguments)
         self._check_tensors(values)
         self._check_presence(values)
         self.check_side_effects(arguments, values)
@@ -242,6 +227,8 @@ class Guards:
 
     def missing_gradients(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Zeros for the gradients that will be added to and are not there, by input."""
+        if not self.sources.gradients:
+            return {}
         return {
             number: torch.zeros_like(values[entry.gradient_of])
             for number, entry in enumerate(self.inputs)

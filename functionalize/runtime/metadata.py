@@ -9,9 +9,9 @@ in it.
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -244,13 +244,23 @@ class ProgramMetadata:
     layouts_after: Mapping[int, Layout]
     symbols: SymbolSources = field(default_factory=SymbolSources)
 
-    @property
+    @cached_property
     def taken(self) -> list[int]:
         """The inputs that the graph takes, in order."""
         return [number for number in range(len(self.inputs)) if number not in self.unused]
 
-    @functools.cached_property
+    @cached_property
     def requiring(self) -> list[tuple[int, bool]]:
         """The inputs that a call has require gradients, or none."""
         found = [(number, entry.requires_grad) for number, entry in enumerate(self.inputs)]
         return [(number, requires) for number, requires in found if requires is not None]
+
+    @cached_property
+    def moves_storages(self) -> bool:
+        """Whether inputs leave their storages, or memory of these is written that they do not show."""
+        return any(mutation.metadata or mutation.layout is not None for mutation in self.mutations)
+
+    @cached_property
+    def sized_outputs(self) -> list[tuple[int, tuple[Any, ...]]]:
+        """Outputs of the graph whose sizes were known at the capture, with these."""
+        return [(a.result, a.layout.size) for a in self.outputs if a.result is not None and a.layout.static]

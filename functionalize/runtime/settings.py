@@ -98,7 +98,7 @@ def same(now: Any, before: Any) -> bool:
             and len(now.items) == len(before.items)
             and all(map(same, now.items, before.items))
         )
-    return bool(now == before or (now != now and before != before))
+    return bool(now == before) if type(now) not in (float, complex) else repr(now) == repr(before)  # NaN, -0.0
 
 
 @dataclass(frozen=True, eq=False)

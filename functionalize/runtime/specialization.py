@@ -9,6 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from functionalize.runtime.execution import (
     finish,
 )
 from functionalize.runtime.fast_guards import FastGuards
-from functionalize.runtime.graph_forms import reinplace
+from functionalize.runtime.graph_forms import executable, reinplace
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import set_modes
@@ -64,6 +65,10 @@ class Capture:
     state: StateWalk
     convention: CallingConvention
     modes_left: Mapping[str, Any]  # modes that the program leaves otherwise than it found them
+
+
+def _executed(half: GraphModule) -> Callable[..., Any]:
+    return executable(half.graph, half).forward
 
 
 class Specialization:
@@ -107,27 +112,43 @@ class Specialization:
         for number, gradient in zeros.items():  # nothing is refused from here on
             inputs[metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
         leaves = finish(metadata, inputs, [self.capture.state, arguments], computed)
-        set_modes(self.capture.modes_left)
-        return pytree.tree_unflatten(leaves, metadata.spec)
+        if self.capture.modes_left:
+            set_modes(self.capture.modes_left)
+        return self._assemble(leaves)
 
     def _computed(self, inputs: Sequence[Any]) -> Computed:
         """What the graph gives, known to autograd where the original's results are."""
         joint = self.recorded.joint
         if joint is None or not torch.is_grad_enabled():
-            return compute(self.metadata, (self._run_in_place or self.graph_module).forward, inputs)
+            function, writes = self._function
+            return compute(self.metadata, function, inputs, writes=writes)
         if isinstance(joint, Exception):
             return compute_undifferentiably(self.metadata, self.graph_module.forward, inputs, joint)
         if self._forward_call is None:
             with _PARTITIONING:  # which uses the joint graph up: another thread waits for the halves
                 if self._forward_call is None:
-                    self._forward_call = partition(joint, self._partition_fn, lambda graph: graph)
+                    self._forward_call = partition(joint, self._partition_fn, _executed)
         return compute_differentiably(self.metadata, self._forward_call, inputs)
 
     @functools.cached_property
-    def _run_in_place(self) -> GraphModule | None:
-        """The graph with writes in the memory of inputs that are written back anyway, where there are such."""
-        disjoint = self.guards.inputs_are_disjoint
-        return reinplace(self.recorded.graph, self.recorded.root, self.metadata) if disjoint else None
+    def _function(self) -> tuple[Callable[..., Any], bool]:
+        """The graph as a function, and whether it writes.
+
+        It does in the memory of inputs that are written back anyway, where there are such.
+        """
+        graph, root, disjoint = self.recorded.graph, self.recorded.root, self.guards.inputs_are_disjoint
+        in_place = reinplace(graph, root, self.metadata) if disjoint else None
+        return executable(graph if in_place is None else in_place.graph, root).forward, in_place is not None
+
+    @functools.cached_property
+    def _assemble(self) -> Callable[[list[Any]], Any]:
+        """Makes what the program returns of its leaves."""
+        spec = self.metadata.spec
+        if spec.is_leaf():
+            return itemgetter(0)
+        if spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children()):
+            return tuple if spec.type is tuple else list
+        return functools.partial(pytree.tree_unflatten, treespec=spec)
 
     def inputs_of_graph(self, inputs: list[Any]) -> list[Any]:
         """What the graph takes, of the inputs of a call."""
