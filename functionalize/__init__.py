@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         NotEquivalentError,
         NotFunctionalError,
         UnsupportedMutationError,
+        UnsupportedProgramError,
     )
     from functionalize.graph_capture.capture import capture as capture
     from functionalize.transform.api import functionalize as functionalize
@@ -23,6 +24,7 @@ __all__ = [
     "NotEquivalentError",
     "NotFunctionalError",
     "UnsupportedMutationError",
+    "UnsupportedProgramError",
     "capture",
     "dynamo_backend",
     "functionalize",

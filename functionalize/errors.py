@@ -15,11 +15,25 @@ class NotEquivalentError(AssertionError):
     """A transformed function and the eager one disagree; the message says in what."""
 
 
-class UnsupportedMutationError(RuntimeError):
-    """A write that no functional program can express; the message says what, where, why and what to try."""
+class UnsupportedProgramError(RuntimeError):
+    """A program that cannot be captured; the message says what, where, why and what to try."""
 
-    def __init__(self, what: str, *, why: str, hint: str) -> None:
-        super().__init__(f"{what}\n    at   {user_location()}\n    why  {why}\n    try  {hint}")
+    def __init__(self, what: str, *, why: str, hint: str, at: object = None) -> None:
+        """``at``: the line, where that is not the one that runs."""
+        super().__init__(f"{what}\n    at   {at or user_location()}\n    why  {why}\n    try  {hint}")
+
+    @classmethod
+    def of_subclass(cls, kind: type, what: str) -> UnsupportedProgramError:
+        """For a tensor of a class of its own."""
+        return cls(
+            f"{what} is a {kind.__name__}, a subclass of torch.Tensor",
+            why="a captured program is of plain tensors: what the class makes of each operator would be lost",
+            hint="capture what runs on the plain tensors inside of it, or compile by torch.compile",
+        )
+
+
+class UnsupportedMutationError(UnsupportedProgramError):
+    """A write that no functional program can express; the message says what, where, why and what to try."""
 
 
 class InputMismatchError(ValueError):

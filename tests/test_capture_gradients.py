@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from functionalize import capture, dynamo_backend
+from functionalize import UnsupportedProgramError, capture, dynamo_backend
 from functionalize._torch.autograd import default_partition_fn
 
 pytestmark = [
@@ -268,3 +268,191 @@ def test_threads_that_differentiate_at_once_share_the_halves() -> None:
         for found in pool.map(gradient, [program_of] * 16):
             torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradient(program), wanted)
+
+
+class Halved(torch.autograd.Function):
+    """Its input, or a view of it, with another gradient than that of a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, flat: bool = False) -> Tensor:
+        ctx.size = x.size()
+        return x.view(-1) if flat else x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return (gradient * 0.5).view(ctx.size), None
+
+
+halved: Any = Halved.apply
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x.view(-1)
+    y.register_hook(lambda gradient: gradient * 3)
+    return y
+
+
+def halved_after_a_write(x: Tensor) -> Tensor:
+    y = x.view(-1)
+    x.mul_(3)
+    return halved(y)[1:]  # type: ignore[no-any-return]
+
+
+IN_MEMORY_OF_OTHERS: dict[str, Callable[[Tensor], Any]] = {
+    "input": lambda x: halved(x),
+    "view of the input": lambda x: halved(x, True),
+    "view of that": lambda x: halved(x).t()[1:],
+    "of a view": lambda x: halved(x[1]),
+    "result and itself": lambda x: (y := x * 2, halved(y), halved(y, True)[1:], y[0]),
+    "in the memory of a hidden result": lambda x: ((y := x * 2).view(-1), halved(y), y.detach()),
+    "with a hook": hooked,
+    "beyond a hook": lambda x: hooked(x)[1:],
+    "in another dtype": lambda x: torch.view_as_complex(x.view(-1, 2)),
+    "views alone": lambda x: (x.t()[0], x.unbind()[1], x.view(-1).expand(2, 6), x.squeeze().movedim(0, 1)),
+    "after a write": halved_after_a_write,
+}
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize("name", IN_MEMORY_OF_OTHERS)
+def test_what_shares_memory_has_the_gradient_of_eager(name: str, remove: str) -> None:
+    func = IN_MEMORY_OF_OTHERS[name]
+    torch._dynamo.reset()
+    example = torch.ones(2, 3, requires_grad=True) * 1
+    ways = {"call": capture(func, (example,), remove=remove)}
+    if name not in ("with a hook", "beyond a hook", "in another dtype"):  # not Dynamo's
+        ways["dynamo"] = torch.compile(func, backend=dynamo_backend(remove=remove))  # type: ignore[assignment]
+
+    def observed(run: Callable[[Tensor], Any]) -> list[Any]:
+        leaf = torch.arange(6.0).view(2, 3).requires_grad_()
+        x = leaf * 1
+        results = run(x)
+        results = list(results) if isinstance(results, tuple) else [results]
+        tensors = [x, *results]
+        shared = [[one.untyped_storage()._cdata == two.untyped_storage()._cdata for one in tensors] for two in tensors]
+        weighted = [torch.view_as_real(r) if r.is_complex() else r for r in results if r.requires_grad]
+        sum((number + 1) * (r * r).sum() for number, r in enumerate(weighted)).backward()  # type: ignore[union-attr]
+        return [x.detach(), [r.detach() for r in results], [r.requires_grad for r in results], shared, leaf.grad]
+
+    wanted = observed(func)
+    for way, run in ways.items():
+        torch.testing.assert_close(observed(run), wanted, msg=f"{way} differs from eager")
+
+
+def test_a_gradient_flows_through_the_one_of_two_inputs_in_the_same_memory() -> None:
+    memory = torch.arange(4.0)
+    one, two = (memory.detach()[:3].requires_grad_() for _ in range(2))
+    result = capture(lambda one, two: two[1:], (one, two))(one, two)
+    result.sum().backward()
+    assert one.grad is None
+    torch.testing.assert_close(two.grad, torch.tensor([0.0, 1.0, 1.0]))
+    assert result.data_ptr() == memory[1:].data_ptr()
+
+
+def test_writing_to_what_a_function_returned_is_refused_as_in_eager() -> None:
+    x = torch.ones(2, 3, requires_grad=True) * 1
+    for run in (halved, capture(lambda x: halved(x), (x,))):
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            run(x).add_(1)
+
+
+def requires_gradients(x: Tensor) -> tuple[Tensor, ...]:
+    before = x * 2
+    x.requires_grad_()
+    return before, x * 3, x.view(-1)
+
+
+def requires_none(x: Tensor) -> tuple[Tensor, Tensor]:
+    before = x * 2
+    x.detach_()
+    return before, x * 3
+
+
+def leaves_a_gradient(x: Tensor) -> Tensor:
+    x.requires_grad_()
+    (x * x).sum().backward()
+    return x.detach() * 2
+
+
+REQUIRING: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
+    "from then on": (requires_gradients, False),
+    "already": (requires_gradients, True),
+    "no more": (requires_none, True),
+    "no more, of none": (requires_none, False),
+    "inside alone": (leaves_a_gradient, False),
+    "a leaf that nobody sees": (lambda x: x + torch.ones(3, requires_grad=True), False),
+    "that and the input": (
+        lambda x: (x + torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True) * 2),
+        True,
+    ),
+    "a leaf that is given away": (lambda x: (x.detach().clone().requires_grad_(), x * 2), True),
+    "a leaf in the input's memory": (lambda x: x.detach()[1:].requires_grad_(), True),
+    "a parameter": (lambda x: torch.nn.Parameter(x * 2), False),
+}
+
+
+@pytest.mark.parametrize("name", REQUIRING)
+def test_what_requires_gradients_is_as_in_eager(name: str) -> None:
+    func, requires = REQUIRING[name]
+
+    def observed(run: Callable[[Tensor], Any]) -> list[Any]:
+        x = torch.arange(3.0).requires_grad_(requires)
+        results = run(x)
+        results = list(results) if isinstance(results, tuple) else [results]
+        look = [
+            (r.requires_grad, r.is_leaf, isinstance(r, nn.Parameter), r.data_ptr() == x.data_ptr())
+            for r in [x, *results]
+        ]
+        weighted = [(r * (number + 1)).sum() for number, r in enumerate(results) if r.requires_grad]
+        if weighted:
+            sum(weighted).backward()
+        return [look, [r.detach() for r in [x, *results]], [t.grad for t in [x, *results] if t.is_leaf]]
+
+    example = torch.ones(3).requires_grad_(requires)
+    program = capture(func, (example,))
+    assert example.requires_grad == requires
+    assert example.grad is None
+    for _ in range(2):
+        torch.testing.assert_close(observed(program), observed(func))
+
+
+def test_a_gradient_for_a_leaf_that_the_program_made_is_refused() -> None:
+    def given_away(x: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = torch.ones(3, requires_grad=True)
+        return leaf, x * leaf
+
+    def with_gradient(x: Tensor) -> Tensor:
+        leaf = torch.ones(3, requires_grad=True)
+        (x * leaf).sum().backward()
+        return leaf
+
+    for func in (given_away, with_gradient):
+        with pytest.raises(UnsupportedProgramError, match="made and that requires gradients"):
+            capture(func, (torch.ones(3),))
+
+
+def test_a_backward_that_gives_none_gives_none() -> None:
+    class First(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return gradient, None
+
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    capture(lambda x, y: First.apply(x, y), (x, y))(x, y).sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(x.grad, torch.ones(3))
+    assert y.grad is None
+
+
+@pytest.mark.parametrize("requires", [True, False])
+def test_a_tensor_that_is_passed_twice_has_one_gradient(requires: bool) -> None:
+    def func(x: Tensor, y: Tensor) -> Tensor:
+        x.requires_grad_()
+        return x * y * 3
+
+    example, x = (torch.ones(2).requires_grad_(requires) for _ in range(2))
+    capture(func, (example, example))(x, x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((2,), 6.0))

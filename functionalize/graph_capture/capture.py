@@ -90,6 +90,7 @@ def capture(
         TypeError: ``args`` is neither a tuple nor a list.
         ValueError: an option has no such value.
         UnsupportedMutationError: the program writes what no functional program can express.
+        UnsupportedProgramError: it has tensors or modules that no captured program can have.
 
     Example:
         >>> import torch
@@ -208,6 +209,7 @@ class RecordingSession:
     ) -> Recorded:
         """Run the program, and end its graph. ``here``: where it is; ``follow`` gets the program before it runs."""
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
+        mode.context.takes_subclasses = False
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions)
         joint.begin(inputs)

@@ -21,7 +21,7 @@ from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
-from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
+from functionalize.graph_capture.joint_graph import EndJoint, JointTracer, refuse_gradients_of_made
 from functionalize.graph_capture.output_analysis import (
     GRADIENTS,
     MUTATIONS,
@@ -43,6 +43,7 @@ from functionalize.runtime.metadata import (
     frozen_layout,
     frozen_number,
 )
+from functionalize.runtime.refused_objects import refuse_tensor
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
 from functionalize.runtime.specialization import Recorded
 from functionalize.transform.api import tracing_disabled
@@ -79,6 +80,7 @@ class GraphFinalizer:
         tensor = unwrap_functorch(tensor)
         number = self._handle_numbers.setdefault(id(tensor), len(self.handles))
         if number == len(self.handles):
+            refuse_tensor(tensor, "a tensor that the program gives or keeps")
             self.handles.append(tensor)
         return number
 
@@ -91,7 +93,8 @@ class GraphFinalizer:
         given = {id(entry.gradient_of): entry.fake for entry in self.inputs if entry.gradient_of is not None}
         found: dict[int, int | None] = {}
         for entry in self.inputs:
-            if is_leaf(entry.value) and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
+            leaf = entry.gradient_of is None and (is_leaf(entry.value) or is_leaf(entry.fake))
+            if leaf and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
                 found[id(entry)] = None if entry.fake.grad is None else self.number(entry.fake.grad)
         return found
 
@@ -117,8 +120,10 @@ class GraphFinalizer:
         layouts = self._layouts(begun, {id(entry.handle) for entry in epilogue.moved})
         mutations = [self._write_back(back, layouts, id(back.input.handle) in seen) for back in backs]
         results = self._add_results(reconstructions, range(left), gradients)
-        analysis = OutputAnalysis(self.inputs, layouts, differentiable=not whole)
+        analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.hooked)
         aliases = analysis.outputs(self.handles, self._results)
+        made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf]
+        refuse_gradients_of_made(made, () if whole else self.handles)
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, results)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         metadata = self._metadata(
@@ -135,6 +140,7 @@ class GraphFinalizer:
         results: Sequence[Any],
     ) -> EndJoint | Exception | None:
         """The joint graph; None where autograd knows nothing that the caller gets."""
+        joint.find_new_leaves(self.inputs)
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
             return None

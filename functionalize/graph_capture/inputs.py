@@ -21,11 +21,14 @@ from torch.autograd.graph import get_gradient_edge
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from functionalize._torch import buffers_of, is_persistent
+from functionalize._torch import FakeTensor, buffers_of, is_persistent
 from functionalize._torch.tracing import track
+from functionalize.call_stack import Origin
+from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.python_state import settings_of
 from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.metadata import GraphInput
+from functionalize.runtime.refused_objects import refuse_tensor
 from functionalize.runtime.state_walk import Slot, StateWalk, is_module
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}  # in order
@@ -58,7 +61,14 @@ class TracedInput:
         constant = self.value if (own if self.is_tensor else plain) else None
         gradient_of = None if self.gradient_of is None else numbers[id(self.gradient_of)]
         where = (self.slot, self.argument, constant, self.persistent, gradient_of)
-        return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where)
+        return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where, self._requires_grad())
+
+    def _requires_grad(self) -> bool | None:
+        """Whether the input requires gradients now, if the program has said so; None where it has not."""
+        before, now = isinstance(self.value, torch.Tensor) and self.value.requires_grad, self.fake
+        if now is None or not self.is_tensor or now.requires_grad == before:
+            return None
+        return None if now.requires_grad and not now.is_leaf else now.requires_grad  # one that was written requires too
 
 
 @dataclass(eq=False)
@@ -93,6 +103,9 @@ class ProgramInputs:
         state, user = list(self._state(taken)), list(self._user(taken))
         gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
         self.inputs = [*state, *gradients, *user]
+        for entry in self.inputs:
+            if isinstance(entry.value, torch.Tensor):
+                refuse_tensor(entry.value, f"`{entry.target or entry.name}`")
 
     def _state(self, taken: set[str]) -> Iterator[TracedInput]:
         found: dict[int, TracedInput] = {}
@@ -130,13 +143,15 @@ class ProgramInputs:
 class ConstantLifter:
     """Makes inputs of tensors that a program reached by other ways: before those of the user, in the graph as well.
 
-    Afterwards the graph has no attributes that are tensors.
+    Afterwards the graph has no attributes that are tensors. None is a fake tensor, unless the program was captured for
+    such: what a capture computed is no constant.
     """
 
     def __init__(self, tracer: Any, inputs: list[TracedInput], snapshot: Callable[[torch.Tensor], Any]) -> None:
         """``snapshot``: what a tensor looks like, for a node's meta."""
         self._tracer, self._inputs, self._snapshot = tracer, inputs, snapshot
         self._lifted = 0
+        self._takes_fakes = any(isinstance(entry.value, FakeTensor) for entry in inputs)
 
     def lift_attributes(self, written: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
         """Lift what the trace keeps as attributes, and tensors that the graph does not know yet."""
@@ -146,7 +161,8 @@ class ConstantLifter:
         for node in list(graph.find_nodes(op="get_attr")):
             value = getattr(root, str(node.target))
             if isinstance(value, torch.Tensor):
-                node.replace_all_uses_with(self.lift(value, missing.pop(id(value), None) is not None))
+                written_too, user = missing.pop(id(value), None) is not None, next(iter(node.users), None)
+                node.replace_all_uses_with(self.lift(value, written_too, user))
                 graph.erase_node(node)
         for name, value in [*root.named_buffers(recurse=False), *list(vars(root).items())]:
             if isinstance(value, torch.Tensor):
@@ -154,8 +170,8 @@ class ConstantLifter:
         for identity, tensor in missing.items():
             self.lift(tensor, identity in writes)
 
-    def lift(self, value: torch.Tensor, written: bool) -> Node:
-        """The placeholder of a tensor: a buffer if it is ``written``, else a constant."""
+    def lift(self, value: torch.Tensor, written: bool, user: Node | None = None) -> Node:
+        """The placeholder of a tensor: a buffer if it is ``written``, else a constant. ``user``: what uses it."""
         position = next(
             (n for n, entry in enumerate(self._inputs) if entry.kind is InputKind.USER_INPUT), len(self._inputs)
         )
@@ -163,6 +179,8 @@ class ConstantLifter:
         for number, entry in enumerate(self._inputs[:position]):
             if entry.value is value:
                 return placeholders[number]  # type: ignore[no-any-return]
+        if isinstance(value, FakeTensor) and not self._takes_fakes:
+            raise _computed_unseen(value, user)
         kind = InputKind.BUFFER if written else InputKind.CONSTANT_TENSOR
         name = fresh_name(f"c_lifted_tensor_{self._lifted}", {entry.name for entry in self._inputs})
         target, persistent = f"lifted_tensor_{self._lifted}", False if written else None
@@ -176,6 +194,17 @@ class ConstantLifter:
         node.meta["val"] = self._snapshot(value)
         track(self._tracer, value, node)  # a backward may use it as well
         return node
+
+
+def _computed_unseen(value: FakeTensor, user: Node | None) -> UnsupportedProgramError:
+    origin = None if user is None else user.meta.get("stack_trace")
+    used = "given to the caller" if user is None else f"used by {user.target}"
+    return UnsupportedProgramError(
+        f"a tensor of size {tuple(value.size())} and {value.dtype}, {used}, is a fake one of unknown origin",
+        why="another thread computed it, or code that turns dispatch modes off, or it is left from an earlier capture",
+        hint="compute it in the thread that runs the program, with its modes on",
+        at=origin.location if isinstance(origin, Origin) else None,
+    )
 
 
 def is_leaf(value: Any) -> bool:

@@ -7,8 +7,9 @@ backward that writes to what lives outside of it is refused.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,9 @@ from functionalize._torch.autograd import module_without_code
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
-from functionalize.errors import UnsupportedMutationError
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random, item_of
-from functionalize.graph_capture.inputs import TracedInput, gradient_edge
+from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
 from functionalize.runtime.autograd import JointGraph
 from functionalize.runtime.metadata import (
@@ -68,6 +69,14 @@ class JointTracer:
                 self._grad_fns[id(entry)] = entry.fake.grad_fn
                 entry.edge = gradient_edge(entry.fake)
 
+    def find_new_leaves(self, inputs: Sequence[TracedInput]) -> None:
+        """Inputs of which the program says that they require gradients have these from then on."""
+        seen = {id(entry.fake) for entry in inputs if entry.edge is not None}
+        for entry in inputs:
+            if entry.gradient_of is None and is_leaf(entry.fake) and id(entry.fake) not in seen:
+                seen.add(id(entry.fake))
+                entry.edge = gradient_edge(entry.fake)  # type: ignore[arg-type]
+
     def written_inputs(self, inputs: Sequence[TracedInput]) -> set[int]:
         """The inputs, by the identities of their fakes, that autograd saw being written."""
         return {
@@ -98,7 +107,8 @@ class JointTracer:
                 targets[mutation.writes[-1].result] = fake
         based = list(zip(analysis.bases, analysis.base_handles, strict=True))
         own: list[tuple[OutputAlias | BaseResult, torch.Tensor]] = [*based]
-        own += [pair for pair in zip(aliases, handles, strict=True) if pair[0].kind is AliasKind.RESULT]
+        pairs = zip(aliases, handles, strict=True)
+        own += [pair for pair in pairs if pair[0].kind is AliasKind.RESULT or pair[0].own_gradient]
         for described, handle in own:
             if described.result is not None:
                 layouts[described.result] = described.layout
@@ -145,8 +155,8 @@ class JointTracer:
         given = [self._tangent(target, tangents) for target in targets]
         writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
         writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
-        with FunctionalizeFunctionMode(context), self._mode:
-            edges = [entry.edge for entry in leaves]
+        edges = [entry.edge for entry in leaves]
+        with FunctionalizeFunctionMode(context), self._mode, _requiring(edges):
             gradients = torch.autograd.grad(targets, edges, given, allow_unused=True) if leaves else ()
         for key, base in context.graph.bases.items():
             outside = key in writes or base.held is not None
@@ -215,6 +225,39 @@ class JointTracer:
             tuple(gradients.get(id(inputs[number])) for number in taken),
             frozenset(map(taken.index, at_risk)),
             _in_positions(metadata.symbols, taken, wanted.results),
+        )
+
+
+@contextlib.contextmanager
+def _requiring(edges: Sequence[Any]) -> Iterator[None]:
+    """Where leaves require gradients that the program has told to require none: results from before have theirs."""
+    detached = [edge for edge in edges if isinstance(edge, torch.Tensor) and not edge.requires_grad]
+    for leaf in detached:
+        leaf.requires_grad_()
+    try:
+        yield
+    finally:
+        for leaf in detached:
+            leaf.requires_grad_(False)
+
+
+def refuse_gradients_of_made(leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+    """Raise where a leaf that the program made and gives away has a gradient, or gets one from what is ``given``."""
+    made = {id(leaf) for leaf in leaves}
+    ahead = [tensor.grad_fn for tensor in given] if made else []
+    seen: set[Any] = set()
+    while ahead:
+        node: Any = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [function for function, _ in node.next_functions]
+    if any(leaf.grad is not None for leaf in leaves) or any(
+        id(getattr(node, "variable", None)) in made for node in seen
+    ):
+        raise UnsupportedProgramError(
+            "the program gives away a tensor that it made and that requires gradients, and a gradient for it",
+            why="a captured program has gradients for its inputs alone",
+            hint="pass the tensor as an argument, or detach it before it is returned or kept",
         )
 
 

@@ -2,8 +2,8 @@
 
 The tensors that a caller gets are related to the program's inputs and to one another.
 
-Invariant: an output is described as a view where eager returns a view, and gradients flow through it as in eager.
-Limits: strided tensors.
+Invariant: an output shares memory where eager's does. Autograd takes it for a view of an input or of a base exactly
+where only views lead there: the gradient of any other goes through the captured backward. Limits: strided tensors.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.export.graph_signature import (
     ConstantArgument,
     ExportGraphSignature,
@@ -30,9 +32,10 @@ from torch.fx import Node
 
 from functionalize._torch import storage_key
 from functionalize._torch.tensors import autograd_base
+from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.strided_layout import is_differentiable
-from functionalize.graph_capture.inputs import TracedInput
+from functionalize.graph_capture.inputs import TracedInput, is_leaf
 from functionalize.runtime.metadata import AliasKind, BaseResult, GraphInput, OutputAlias, frozen_layout, frozen_number
 
 _ARGUMENTS: dict[type, Any] = {
@@ -91,12 +94,19 @@ class InputLayouts:
     storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that has it
 
 
+_LEAF: dict[str, Any] = {"requires_grad": False, "own_gradient": False}  # as a result of the graph
+
+
 class OutputAnalysis:
     """Finds the kind of each output."""
 
-    def __init__(self, inputs: Sequence[TracedInput], layouts: InputLayouts, differentiable: bool) -> None:
+    def __init__(
+        self, inputs: Sequence[TracedInput], layouts: InputLayouts, differentiable: bool, hooked: Sequence[Any]
+    ) -> None:
+        """``hooked``: functions of autograd and leaves whose gradients the program changes by hooks."""
         self._numbers = {id(entry.fake): number for number, entry in reversed(list(enumerate(inputs)))}
         self._inputs, self._layouts, self._differentiable = inputs, layouts, differentiable
+        self._hooked = hooked
         self.bases: list[BaseResult] = []
         self.base_handles: list[torch.Tensor] = []
 
@@ -115,35 +125,43 @@ class OutputAnalysis:
             key, layout = storage_key(handle), frozen_layout(Layout.of(handle))
             alias = OutputAlias(AliasKind.RESULT, layout, handle.requires_grad, results.get(number))
             if key in groups:
-                found.append(self._in_group(handle, alias, bases[key], names[key]))
+                alias = self._in_group(handle, alias, bases[key], names[key])
             else:
-                kind, source = self._alone(handle, key)
-                found.append(replace(alias, kind=kind, input=source))
+                kind, source, own = self._alone(handle, key)
+                alias = replace(alias, kind=kind, input=source, own_gradient=own)
+            made = is_leaf(handle) and id(handle) not in self._numbers
+            found.append(replace(alias, **_LEAF, leaf=_kind_of(handle)) if made else alias)
         return found
 
-    def _alone(self, handle: torch.Tensor, key: int) -> tuple[AliasKind, int | None]:
-        """The kind of an output that shares its storage with inputs at most, and which input it is of."""
+    def _alone(self, handle: torch.Tensor, key: int) -> tuple[AliasKind, int | None, bool]:
+        """Of an output that shares memory with inputs at most: kind, input, and whether its gradient is its own."""
         itself, old, new = self._numbers.get(id(handle)), self._layouts.old_storages, self._layouts.storages
         if itself is not None:
-            return AliasKind.INPUT, itself
+            return AliasKind.INPUT, itself, False
         if key in old and key not in new:
-            return AliasKind.VIEW_OF_OLD_STORAGE, old[key]
-        source = new.get(key)
-        if source is None or self._reads_otherwise(handle, self._layouts.after[source]):
-            return AliasKind.RESULT, None
-        return AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE, source
+            # Of that storage the call has detached tensors alone.
+            return AliasKind.VIEW_OF_OLD_STORAGE, old[key], self._differentiable and handle.requires_grad
+        if key not in new:
+            return AliasKind.RESULT, None, False
+        kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
+        sharing = [entry.fake for entry in self._inputs if entry.fake is not None and storage_key(entry.fake) == key]
+        through = next((fake for fake in sharing if not self._has_own_gradient(handle, fake)), None)
+        return kind, new[key] if through is None else self._numbers[id(through)], through is None
 
-    def _reads_otherwise(self, handle: torch.Tensor, layout: Layout) -> bool:
-        """Whether a view of another dtype, which is made outside of autograd's sight, would lose its gradient."""
-        return self._differentiable and handle.requires_grad and not is_differentiable(layout, Layout.of(handle))
+    def _has_own_gradient(self, handle: torch.Tensor, root: torch.Tensor) -> bool:
+        """Whether the gradient of an output in the memory of another tensor is not that of a view of this tensor."""
+        if not (self._differentiable and handle.requires_grad) or handle is root:
+            return False
+        layouts = Layout.of(root), Layout.of(handle)
+        return not (is_differentiable(*layouts) and _is_view_of(handle, root, self._hooked))
 
     def _in_group(self, handle: torch.Tensor, alias: OutputAlias, base: int | None, group: int) -> OutputAlias:
+        if base is None:
+            kind, own = AliasKind.SHARED, self._differentiable and handle.requires_grad
+        else:
+            kind, own = AliasKind.VIEW_OF_BASE, self._has_own_gradient(handle, self.base_handles[base])
         capacity = frozen_number(handle.untyped_storage().nbytes())
-        if base is not None and not self._reads_otherwise(handle, Layout.of(self.base_handles[base])):
-            return replace(alias, kind=AliasKind.VIEW_OF_BASE, group=group, capacity=capacity, base=base)
-        if self._differentiable and handle.requires_grad:
-            return alias
-        return replace(alias, kind=AliasKind.SHARED, group=group, capacity=capacity)
+        return replace(alias, kind=kind, group=group, capacity=capacity, base=base, own_gradient=own)
 
     def _base(self, handles: Sequence[torch.Tensor], group: list[int], results: Mapping[int, int]) -> int | None:
         """The tensor that outputs of one storage are views of: one of them, or one that autograd knows."""
@@ -163,6 +181,32 @@ class OutputAnalysis:
         self.bases.append(BaseResult(layout, root.requires_grad, result))
         self.base_handles.append(root)
         return len(self.bases) - 1
+
+
+def _kind_of(leaf: torch.Tensor) -> type[torch.Tensor]:
+    return torch.nn.Parameter if isinstance(leaf, torch.nn.Parameter) else torch.Tensor
+
+
+@cache
+def _backwards_of_views() -> frozenset[str]:
+    """What autograd calls the functions of views, but for a number at the end."""
+    names = {op.overloadpacket.__name__ for op in view_rules.VIEW_RULES.keys() | view_rules.MULTI_OUTPUT_VIEWS}
+    return frozenset(f"{name.title().replace('_', '')}Backward" for name in names)
+
+
+def _is_view_of(tensor: torch.Tensor, root: torch.Tensor, hooked: Sequence[Any]) -> bool:
+    """Whether autograd's way from a tensor to another leads through views alone; none of them, nor the end, hooked."""
+    if not root.requires_grad:
+        return False
+    edge: Any = tuple(get_gradient_edge(tensor)[:2])
+    end: Any = tuple(get_gradient_edge(root)[:2])
+    while not any(edge[0] is one or getattr(edge[0], "variable", None) is one for one in hooked):
+        if edge == end:
+            return True
+        if edge[0] is None or edge[0].name().rstrip("0123456789") not in _backwards_of_views():
+            return False
+        edge = edge[0].next_functions[0]
+    return False
 
 
 def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:

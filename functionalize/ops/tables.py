@@ -36,6 +36,7 @@ __all__ = [
     "live_row",
     "overload",
     "row",
+    "undeclared",
 ]
 
 # What an epilogue may call on an input: data first, then the metadata that eager would have left.
@@ -43,6 +44,13 @@ WRITE_BACKS = frozenset(
     getattr(torch.ops.aten, name) for name in ("copy_", "resize_", "resize_as_sparse_", "as_strided_", "set_")
 )
 _LOG = logging.getLogger("functionalize")
+
+# What operators do of which their schemas say nothing, by their namespace or their name.
+_COMMUNICATES = "it writes to its arguments or acts on other processes, of which its schema says nothing"
+_UNDECLARED: Mapping[str, str] = {
+    "c10d": _COMMUNICATES,
+    **{f"_c10d_functional::{name}": _COMMUNICATES for name in ("isend", "irecv", "batch_p2p_ops")},
+}
 
 # Operators that write, do not decompose, and have no functional variant: name -> why.
 UNPAIRED: Mapping[str, str] = {
@@ -119,6 +127,16 @@ def _returns(op: OpOverload) -> tuple[int, ...]:
     written = [alias for alias in map(_written_alias, op._schema.arguments) if alias is not None]
     returned = enumerate(map(_written_alias, op._schema.returns))
     return tuple(-(written.index(alias) + 1) if alias in written else index for index, alias in returned)
+
+
+def undeclared(op: OpOverload) -> str | None:
+    """What `op` does of which its schema says nothing; None where that says all.
+
+    Example:
+        >>> undeclared(torch.ops._c10d_functional.all_reduce.default) is None
+        True
+    """
+    return _UNDECLARED.get(op.namespace) or _UNDECLARED.get(op.name())
 
 
 @functools.cache

@@ -114,17 +114,31 @@ class CapturedFunction(torch.autograd.Function):
 
 
 class Undifferentiable(torch.autograd.Function):
-    """Results whose backward was not captured: raises the reason when it is asked for."""
+    """Results whose backward was not captured: raises the reason when it is asked for; without one there is none."""
 
     @staticmethod
-    def forward(ctx: Any, reason: Exception, count: int, *values: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, reason: Exception | None, count: int, *values: Any) -> tuple[Any, ...]:
         """The first ``count`` values are results, the others what they were computed from."""
-        ctx.reason = reason
+        ctx.reason, ctx.arguments = reason, 2 + len(values)
         return tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in values[:count])
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> Any:
-        raise ctx.reason
+        if ctx.reason is not None:
+            raise ctx.reason
+        return (None,) * ctx.arguments
+
+
+class InMemory(torch.autograd.Function):
+    """A value that lies in memory which other tensors have; autograd knows it for a view that such a function made."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return memory
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None
 
 
 _ONCE = (

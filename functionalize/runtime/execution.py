@@ -24,7 +24,7 @@ from functionalize.aliasing.strided_layout import (
     with_lazy_bits,
 )
 from functionalize.errors import DataDependentError
-from functionalize.runtime.autograd import CapturedFunction, ForwardCall, Undifferentiable, called
+from functionalize.runtime.autograd import CapturedFunction, ForwardCall, InMemory, Undifferentiable, called
 from functionalize.runtime.metadata import (
     AliasKind,
     BaseResult,
@@ -53,15 +53,27 @@ def compute(
 
     ``positions``: which of the program's results it gives, if not all; ``writes``: whether it may write in place.
     """
+    _require_gradients(metadata, inputs)
     with torch.no_grad() if writes else BelowAutograd():  # the second costs less, also each operator
         results = called(function, [inputs[number] for number in metadata.taken])
     if positions is None:
         positions = range(metadata.graph_outputs)
-    return _computed(metadata, dict(zip(positions, results, strict=True)), {})
+    given = dict(zip(positions, results, strict=True))
+    if torch.is_grad_enabled() and not metadata.gradients:
+        given = _known_to_autograd(metadata, given, None, inputs)
+    return _computed(metadata, given, {})
+
+
+def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None:
+    """Have inputs require gradients of which the program says so."""
+    for number, requires in metadata.requiring:
+        if requires:
+            inputs[number].requires_grad_()
 
 
 def compute_differentiably(metadata: ProgramMetadata, call: ForwardCall, inputs: Sequence[Any]) -> Computed:
     """What a graph gives, with the captured backward as its derivative."""
+    _require_gradients(metadata, inputs)
     with torch.enable_grad():
         outputs = CapturedFunction.apply(call, *(inputs[number] for number in metadata.taken))  # type: ignore[no-untyped-call]
     results = dict(zip(call.joint.results, outputs, strict=False))
@@ -79,14 +91,32 @@ def compute_undifferentiably(
     """
     if any(mutation.differentiable for mutation in metadata.mutations):
         raise reason
-    results = dict(enumerate(compute(metadata, function, inputs)[0]))
-    described: list[OutputAlias | BaseResult] = [*metadata.outputs, *metadata.bases]
-    positions = sorted({one.result for one in described if one.requires_grad and one.result is not None})
-    required = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
-    given = [results[position] for position in positions]
+    with torch.no_grad():
+        results, _ = compute(metadata, function, inputs)
+    return _computed(metadata, _known_to_autograd(metadata, dict(enumerate(results)), reason, inputs), {})
+
+
+def _known_to_autograd(
+    metadata: ProgramMetadata, given: dict[int, Any], reason: Exception | None, inputs: Sequence[Any]
+) -> dict[int, Any]:
+    """Results by position, those that require gradients as autograd knows them: a backward raises the reason why not.
+
+    Without a reason they require gradients of leaves that the program made itself and kept: nobody gets any.
+    """
+    described: list[OutputAlias | BaseResult] = [*metadata.bases]
+    described += [alias for alias in metadata.outputs if alias.kind is AliasKind.RESULT or alias.own_gradient]
+    found = {one.result for one in described if one.requires_grad and one.result is not None}
+    positions = sorted(position for position in found if given.get(position) is not None)
+    if not positions:
+        return given
+    if reason is None:
+        leaves = [torch.empty(0, requires_grad=True)]
+    else:
+        leaves = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    values = [given[position] for position in positions]
     with torch.enable_grad():
-        known = Undifferentiable.apply(reason, len(given), *given, *required)  # type: ignore[no-untyped-call]
-    return _computed(metadata, results | dict(zip(positions, known, strict=True)), {})
+        known = Undifferentiable.apply(reason, len(values), *values, *leaves)  # type: ignore[no-untyped-call]
+    return given | dict(zip(positions, known, strict=True))
 
 
 def _computed(metadata: ProgramMetadata, given: dict[int, Any], further: dict[int, Any]) -> Computed:
@@ -122,6 +152,9 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
             ending.write_back(mutation)
     for number, gradient in metadata.gradients.items():
         inputs[number].grad = None if gradient is None else ending.tensor(gradient)
+    for number, requires in metadata.requiring:
+        if not requires:
+            inputs[number].detach_()
     for effect in metadata.side_effects:
         effect.apply(states, ending.tensor)
     return [
@@ -184,8 +217,18 @@ class _Ending:
             if alias.kind is AliasKind.SHARED or unbased:
                 self._make_shared(alias.group)
             else:
-                self._made[number] = self._tensor(alias)
+                self._made[number] = self._with_gradient(alias, self._tensor(alias))
         return self._made[number]
+
+    def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
+        """An output in its memory, with the gradient of the graph's result where it has that; a leaf as one."""
+        if alias.leaf is not None:
+            made = made.detach()
+            return torch.nn.Parameter(made) if alias.leaf is torch.nn.Parameter else made.requires_grad_()
+        if not alias.own_gradient or made is self._result(alias):
+            return made
+        known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
+        return known
 
     def _tensor(self, alias: OutputAlias) -> torch.Tensor:
         if alias.kind is AliasKind.INPUT:
@@ -239,9 +282,11 @@ class _Ending:
         capacity = self._symbols.number(members[0][1].capacity)
         room = capacity if type(capacity) is int else max(layout.span[1] for layout in layouts)
         whole = torch.empty(room, dtype=torch.uint8, device=values[0].device).untyped_storage()
-        for (number, _), layout, value in zip(members, layouts, values, strict=True):
+        for (number, alias), layout, value in zip(members, layouts, values, strict=True):
             made = tensor_at(whole, (layout.size, layout.stride, layout.offset), layout.dtype)
-            self._made[number] = copy_into(with_lazy_bits(made, layout), value)
+            with torch.no_grad():
+                copy_into(with_lazy_bits(made, layout), value)
+            self._made[number] = self._with_gradient(alias, with_lazy_bits(made, layout))
 
 
 def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:

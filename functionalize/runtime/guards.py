@@ -48,6 +48,10 @@ def _class_of(tensor: torch.Tensor) -> type:
     return torch.Tensor if plain else type(tensor)
 
 
+def _size(tensor: torch.Tensor) -> Any:
+    return "nested" if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.size())
+
+
 def _strides(tensor: torch.Tensor) -> Any:
     return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
 
@@ -58,7 +62,7 @@ TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "layout": attrgetter("layout"),
     "dtype": attrgetter("dtype"),
     "device": attrgetter("device"),
-    "size": lambda tensor: tuple(tensor.size()),
+    "size": _size,
     "strides": _strides,
     "conjugate bit": torch.is_conj,
     "negative bit": torch.is_neg,
@@ -99,7 +103,7 @@ class Guards:
             for number, value in enumerate(values)
             if found.gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
         }
-        written = {mutation.input for mutation in metadata.mutations} | set(metadata.gradients)
+        written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
         self.leaves = {n: v.is_leaf for n, v in enumerate(values) if n in written and isinstance(v, torch.Tensor)}
         self.offsets = {
             number: value.storage_offset()

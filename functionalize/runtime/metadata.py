@@ -118,6 +118,7 @@ class GraphInput:
     constant: Any = None  # what the program holds itself: a tensor, or a plain value
     persistent: bool | None = None
     gradient_of: int | None = None  # the input whose gradient it is
+    requires_grad: bool | None = None  # whether it requires gradients after the call, where the program changes that
 
     @property
     def label(self) -> str:
@@ -149,6 +150,8 @@ class OutputAlias:
     group: int | None = None  # which storage it shares with other outputs
     capacity: Any = 0  # bytes of that storage
     base: int | None = None  # of VIEW_OF_BASE: the position among the bases
+    own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
+    leaf: type[torch.Tensor] | None = None  # of a leaf that the program made: a tensor, or a parameter
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +219,7 @@ def needed_results(
     for alias in outputs:
         own = alias.kind in (AliasKind.RESULT, AliasKind.SHARED, AliasKind.VIEW_OF_NEW_STORAGE)
         unbased = alias.base is not None and bases[alias.base].result is None and not further_bases
-        if alias.result is not None and (own or unbased or not alias.layout.static):
+        if alias.result is not None and (own or alias.own_gradient or unbased or not alias.layout.static):
             needed.add(alias.result)
     return sorted(needed)
 
@@ -245,6 +248,12 @@ class ProgramMetadata:
     def taken(self) -> list[int]:
         """The inputs that the graph takes, in order."""
         return [number for number in range(len(self.inputs)) if number not in self.unused]
+
+    @cached_property
+    def requiring(self) -> list[tuple[int, bool]]:
+        """The inputs that a call has require gradients, or none."""
+        found = [(number, entry.requires_grad) for number, entry in enumerate(self.inputs)]
+        return [(number, requires) for number, requires in found if requires is not None]
 
     @cached_property
     def moves_storages(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import buffers_of, modules_of, parameters_of
+from functionalize.runtime.refused_objects import refuse_module
 
 Container = Any  # a dict or a list: what values sit in
 
@@ -108,6 +109,7 @@ class StateWalk:
             self._numbers[id(value)] = len(self.seen)
             self.seen.append(value)
             if is_module(value):
+                refuse_module(value, slot.path)
                 self.modules[id(value)] = slot.path
             for container, keys in containers_of(value, self._holding):
                 self.containers[id(container)] = container, slot.path

@@ -6,7 +6,7 @@ Invariant: between two ops every handle has one current value, and a real handle
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from functionalize.aliasing.history import Historian
 from functionalize.aliasing.regenerate import commit, regenerate, top_value
 from functionalize.aliasing.tensor_queries import same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
-from functionalize.errors import UnsupportedMutationError, name_of
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError, name_of
 from functionalize.ops import tables
 from functionalize.transform import dry_run
 from functionalize.transform.values import ADDRESSING, ValueExecutor
@@ -54,16 +54,26 @@ class FunctionalizationContext:
         self.op: Any = None  # the op that the program called last
         self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
+        self.takes_subclasses = True  # whether the program may use tensors of classes of their own
+        self.hooked: list[Any] = []  # functions of autograd, and leaves, whose gradients the program changes by hooks
         self.asks_offsets = False  # whether the program asked where in their storages tensors lie
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
     def has_traced_subclass(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether an argument is a wrapper subclass that a tracer below knows as one tensor, not by its parts."""
+        self.refuse_subclasses(map(type, tensor_leaves(args, kwargs)))
         return self.executor.proxies is not None and any(
             type(leaf) not in PLAIN_TYPES and (not self.executor.is_constant(leaf) or self.graph.find(leaf) is not None)
             for leaf in tensor_leaves(args, kwargs)
         )
+
+    def refuse_subclasses(self, kinds: Iterable[type]) -> None:
+        """Raise where a tensor of a class of its own is used, and the program may use none."""
+        own = () if self.takes_subclasses else set(kinds) - PLAIN_TYPES
+        for kind in own:
+            if issubclass(kind, torch.Tensor):
+                raise UnsupportedProgramError.of_subclass(kind, "a tensor that the program uses")
 
     def value(self, handle: torch.Tensor) -> Value:
         """The current value of a handle."""
@@ -126,6 +136,7 @@ class FunctionalizationContext:
         """Drop all tensors: the call has ended."""
         self._carriers.clear()
         self._protected.clear()
+        self.hooked.clear()
         self.graph.close()
 
     def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:

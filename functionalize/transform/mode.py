@@ -36,7 +36,7 @@ from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.handlers import higher_order, random_ops
+from functionalize.transform.handlers import custom_ops, higher_order, random_ops
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
 
@@ -220,6 +220,9 @@ class FunctionalizeMode(TorchDispatchMode):
                 torch.autograd.graph.increment_version(handle)
         return out
 
+    def _undeclared(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return custom_ops.undeclared(WritingCall(self.context, func, tables.row(func), args, kwargs))
+
     def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return higher_order.run(self.context, func, args, kwargs)
 
@@ -282,6 +285,8 @@ def _choose(func: Any) -> Handler:
         return FunctionalizeMode._higher_order
     if func in _BY_OP:
         return _BY_OP[func]
+    if tables.undeclared(func):
+        return FunctionalizeMode._undeclared
     row: OpRow = tables.row(func)
     if row.composite:
         return FunctionalizeMode._composite
@@ -304,7 +309,8 @@ _ASK_OFFSETS: frozenset[Any] = frozenset(
     getattr(torch.Tensor, name)
     for name in ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
 ) | {torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter}
-_UNDISPATCHED = _ASK_OFFSETS | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
+_HOOK: Any = torch.Tensor.register_hook
+_UNDISPATCHED = _ASK_OFFSETS | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -314,7 +320,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     new tensor in place of writing the one that was passed as ``out=``. `dropout` that drops nothing returns its input,
     but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine asks whether a mode is active:
     it adds gradients up in place where none is, and some formulas choose other ops, so that gradients have other
-    strides. Limits: calls by the public name, on plain tensors.
+    strides. Hooks on gradients are noted: a view that has one is more than a view to autograd. Limits: calls by the
+    public name, on plain tensors.
     """
 
     def __init__(self, context: FunctionalizationContext) -> None:
@@ -322,6 +329,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         self._context = context
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types:
+            self._context.refuse_subclasses(types)
         if func in _UNDISPATCHED:
             return self._spell_out(func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
@@ -331,6 +340,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             self._context.asks_offsets = True
         if func in _BACKWARD:
             return self._context.differentiate(func, args, kwargs)
+        if func is _HOOK:
+            self._context.hooked.append(args[0].grad_fn or args[0])
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):

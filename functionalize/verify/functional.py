@@ -146,6 +146,9 @@ def _judge(node: Node, remove: str) -> str | None:
 
 
 def _judge_operator(node: Node, op: OpOverload, remove: str) -> str | None:
+    undeclared = tables.undeclared(op)
+    if undeclared:
+        return f"{op.name()}: {undeclared}"
     written = _written_by(node, op)
     if written:
         return f"{op.name()} writes into {', '.join(f'`{name}`' for name in written)}"

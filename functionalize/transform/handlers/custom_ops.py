@@ -42,6 +42,17 @@ def run(call: WritingCall) -> Any:
     return _in_graph(call)
 
 
+def undeclared(call: WritingCall) -> Any:
+    """Run an op that does what its schema does not say: in direct use only, as nobody knows what it writes."""
+    if not call.context.executor.observed:
+        return call.context.executor.on_handles(call.func, call.args, call.kwargs)
+    raise UnsupportedMutationError(
+        f"{call.func.name()}, a collective operation, in what becomes a graph",
+        why=str(tables.undeclared(call.func)),
+        hint="the functional collectives (torch.distributed._functional_collectives), which return what they computed",
+    )
+
+
 def _in_graph(call: WritingCall) -> Any:
     context, func, own = call.context, call.func, call.func._schema.arguments
     named: Kwargs = {argument.name: argument.default_value for argument in own if argument.has_default_value()}

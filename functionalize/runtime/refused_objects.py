@@ -1,0 +1,70 @@
+"""Objects that no captured program can hold or get, refused by name where a program is captured or called.
+
+Invariant: what is refused here would run, and be wrong, or fail with an error that does not say why.
+Limits: tensors and modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from functionalize._torch import PLAIN_TYPES
+from functionalize.errors import UnsupportedProgramError
+
+_UNWRAP = "capture the module inside (`.module`), and wrap what calls the program"
+_SHARDED = "its parameters are gathered and scattered by hooks, which run collectives that write", _UNWRAP
+# Classes of torch, by name, as torch.distributed is loaded by those who use it: why, and what to try.
+_MODULES: Mapping[str, tuple[str, str]] = {
+    "DistributedDataParallel": (
+        "it adds gradients up over processes in hooks of the backward, which a graph does not have",
+        _UNWRAP,
+    ),
+    "FullyShardedDataParallel": _SHARDED,
+    "FSDPModule": (
+        _SHARDED[0],
+        "capture the module before `fully_shard`",
+    ),
+    "ScriptModule": (
+        "TorchScript holds its parameters and runs its code where Python cannot replace them",
+        "use the module that it was made of, without torch.jit",
+    ),
+}
+
+
+def refuse_module(module: torch.nn.Module, path: str) -> None:
+    """Raise if a module is of a kind that cannot be captured.
+
+    Raises:
+        UnsupportedProgramError: it is.
+    """
+    for kind in type(module).__mro__:
+        reasons = _MODULES.get(kind.__qualname__)
+        if reasons is not None and kind.__module__.partition(".")[0] == "torch":
+            what = f"the module `{path}`" if path else "the module that is captured"
+            raise UnsupportedProgramError(f"{what} is a {kind.__name__}", why=reasons[0], hint=reasons[1])
+
+
+def refuse_tensor(tensor: torch.Tensor, what: str) -> None:
+    """Raise if a tensor is of a class of its own, or of a layout that no fake tensor has.
+
+    Raises:
+        UnsupportedProgramError: it is.
+    """
+    if tensor.is_nested or tensor.is_mkldnn:
+        raise UnsupportedProgramError(
+            f"{what} is a {'nested' if tensor.is_nested else 'mkldnn'} tensor",
+            why="a program is captured on fake tensors, and there are none of this layout",
+            hint="pass tensors of another layout, such as padded or dense ones",
+        )
+    if type(tensor) in PLAIN_TYPES:
+        return
+    if is_lazy(tensor):
+        raise UnsupportedProgramError(
+            f"{what} has no size yet",
+            why="a lazy module makes its parameters when it first runs",
+            hint="run the module once before it is captured",
+        )
+    raise UnsupportedProgramError.of_subclass(type(tensor), what)

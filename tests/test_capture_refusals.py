@@ -1,0 +1,150 @@
+"""What cannot be captured is refused at the capture or the call: by name, with the line, the reason and a way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.masked import masked_tensor
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from functionalize import InputMismatchError, UnsupportedProgramError, capture
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(prototype|torch.jit|nested tensors|NJT|is_fx_tracing|not recommended):UserWarning",
+    "ignore:.*(torch.jit).*:DeprecationWarning",
+)
+
+
+class Named(torch.Tensor):
+    """A subclass that only Python functions see."""
+
+
+def two() -> Any:
+    return TwoTensor(torch.ones(2, 3), torch.ones(2, 3))
+
+
+def linear(weight: Tensor) -> nn.Module:
+    module = nn.Linear(3, 3)
+    module.weight = nn.Parameter(weight)
+    return module
+
+
+class Holder(nn.Module):
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+CONSTANTS: dict[str, Any] = {"two": two(), "named": torch.ones(3).as_subclass(Named)}
+X = torch.ones(2, 3)
+REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "input": (lambda: lambda x: x * 2, two, "`x` is a TwoTensor"),
+    "masked input": (lambda: lambda x: x * 2, lambda: masked_tensor(X, X > 0), "`x` is a MaskedTensor"),
+    "jagged input": (
+        lambda: lambda x: x * 2,
+        lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged),
+        "`x` is a nested tensor",
+    ),
+    "nested input": (lambda: lambda x: x * 2, lambda: torch.nested.nested_tensor([X, X]), "`x` is a nested tensor"),
+    "mkldnn input": (lambda: lambda x: x.to_dense(), X.to_mkldnn, "`x` is a mkldnn tensor"),
+    "state": (lambda: linear(two()), lambda: X, "`weight` is a TwoTensor"),
+    "lazy state": (lambda: nn.LazyLinear(3), lambda: X, "`weight` has no size yet"),
+    "result": (lambda: lambda x: TwoTensor(x * 2, x * 3), lambda: X, "gives or keeps is a TwoTensor"),
+    "made inside": (lambda: lambda x: TwoTensor(x, x) + 1, lambda: X, "the program uses is a TwoTensor"),
+    "masked inside": (lambda: lambda x: masked_tensor(x, x > 2).sum(), lambda: X, "the program uses is a MaskedTensor"),
+    "reached": (lambda: lambda x: x + CONSTANTS["two"], lambda: X, "the program uses is a TwoTensor"),
+    "reached by functions": (lambda: lambda x: x + CONSTANTS["named"], lambda: X, "the program uses is a Named"),
+    "script module": (
+        lambda: Holder(torch.jit.script(nn.Linear(3, 3))),
+        lambda: X,
+        "the module `inner` is a ScriptModule",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    make, given, what = REFUSED[name]
+    func, x = make(), given()
+    with pytest.raises(UnsupportedProgramError, match=what) as raised:
+        capture(func, (x,))
+    _, place, why, way_out = str(raised.value).split("\n    ")
+    assert re.match(r"at   .*test_capture_refusals\.py:\d+ in", place)
+    assert why.startswith("why  ")
+    assert way_out.startswith("try  ")
+
+
+def test_a_call_with_a_subclass_is_refused() -> None:
+    program = capture(lambda x: x.mul_(2), (torch.ones(2, 3),))
+    given = two()
+    with pytest.raises(InputMismatchError, match=r"the class of the input `x` is <class '.*TwoTensor'>"):
+        program(given)
+    with pytest.raises(InputMismatchError, match="the size of the input `x` is 'nested'"):
+        program(torch.nested.nested_tensor([X, X]))
+    torch.testing.assert_close(given.a, torch.ones(2, 3))
+    module = nn.Linear(3, 3)
+    of_module = capture(module, (X,))
+    module.weight = nn.Parameter(torch.ones(3, 3).as_subclass(Named))
+    with pytest.raises(InputMismatchError, match=r"the class of the state `weight` is <class '.*Named'>"):
+        of_module(X)
+    again = capture(lambda x: x * 2, (X,), on_guard_failure="recapture")
+    with pytest.raises(UnsupportedProgramError, match="`x` is a TwoTensor"):
+        again(given)
+
+
+SPARSE: dict[str, tuple[Callable[..., Any], Callable[[], Tensor]]] = {
+    "through": (lambda s: s * 2, X.to_sparse),
+    "product": (lambda s: torch.sparse.mm(s, torch.ones(3, 2)), X.to_sparse),
+    "written": (lambda s: s.mul_(2).to_dense(), X.to_sparse),
+    "rows": (lambda s: s @ torch.ones(3, 2), X.to_sparse_csr),
+    "made": (lambda x: (x.to_sparse() * 2, x.to_sparse_csr()), X.clone),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_sparse_tensors_are_captured(name: str) -> None:
+    func, make = SPARSE[name]
+    program = capture(func, (make(),))
+    given, wanted = make(), make()
+    for got, want in zip(
+        torch.utils._pytree.tree_leaves([program(given), given]),
+        torch.utils._pytree.tree_leaves([func(wanted), wanted]),
+        strict=True,
+    ):
+        assert got.layout == want.layout
+        torch.testing.assert_close(got.to_dense(), want.to_dense())
+
+
+def in_another_thread(x: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        y = pool.submit(lambda: x * 2).result()
+    return y + 1
+
+
+def without_modes(x: Tensor) -> Tensor:
+    with _disable_current_modes():
+        y = x * 2
+    return y + 1
+
+
+def test_what_was_computed_unseen_is_no_constant() -> None:
+    left: list[Tensor] = []
+    capture(lambda x: left.append(x * 2), (X,))
+    with pytest.raises(RuntimeError, match="an object, that another thread is capturing"):
+        capture(in_another_thread, (X,))
+    for func, used in ((without_modes, "used by aten.add.Tensor"), (lambda x: (x, left[0]), "given to the caller")):
+        what = rf"a tensor of size \(2, 3\) and torch.float32, {used}"
+        with pytest.raises(UnsupportedProgramError, match=what) as raised:
+            capture(func, (X,))
+        assert re.search(r"at   .*test_capture_refusals\.py:\d+ in", str(raised.value))
