@@ -18,10 +18,16 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import below_dispatch
 
 _META = torch.device("meta")
+_ELSEWHERE = (
+    "this thread runs a model, or an object, that another thread is capturing\n"
+    "    why  fake tensors stand in it until the capture ends\n"
+    "    try  capture first, or have the threads wait for one another"
+)
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -46,6 +52,16 @@ class CaptureFakeMode(FakeTensorMode):
     """
 
     thread: int | None = None  # that captures
+    _in_kernel = _ended = False
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        """Torch asks this first of a fake tensor's mode, also where no error may be raised."""
+        return self._in_kernel and self.thread in (None, threading.get_ident())
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, value: bool) -> None:
+        self._in_kernel = value
 
     @contextlib.contextmanager
     def of_this_thread(self) -> Iterator[None]:
@@ -54,7 +70,7 @@ class CaptureFakeMode(FakeTensorMode):
         try:
             yield
         finally:
-            self.thread = None
+            self.thread, self._ended = None, True
 
     def __enter__(self) -> Any:
         self._refuse_other_threads()
@@ -62,16 +78,14 @@ class CaptureFakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._refuse_other_threads()
+        if self._ended and any(type(leaf) in _REAL for leaf in pytree.tree_leaves((args, kwargs))):
+            raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _refuse_other_threads(self) -> None:
         other = self.thread not in (None, threading.get_ident())
         if other and torch._C._current_graph_task_id() == -1:  # autograd may work in threads of its own
-            raise RuntimeError(
-                "this thread runs a model, or an object, that another thread is capturing\n"
-                "    why  fake tensors stand in it until the capture ends\n"
-                "    try  capture first, or have the threads wait for one another"
-            )
+            raise RuntimeError(_ELSEWHERE)
 
 
 def new_fake_mode(*, symbolic: bool) -> CaptureFakeMode:
