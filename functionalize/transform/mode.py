@@ -116,6 +116,10 @@ class FunctionalizeMode(TorchDispatchMode):
         if not self.context.executor.observed:
             return on_handles(func, args, kwargs)  # memory is all that anybody will read: nothing to record
         source, graph = args[0], self.context.graph
+        if not isinstance(source, torch.Tensor):  # autograd asks for the conjugate of a number
+            with self:
+                source = torch.scalar_tensor(source, dtype=_WIDEST[type(source)])
+            args = (source, *args[1:])
         key = storage_key(source)
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
@@ -229,6 +233,7 @@ _QUANTIZES = frozenset(
     for name in packet.overloads()
     if "out" not in name
 )
+_WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as a number counts
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
