@@ -77,6 +77,10 @@ def returns_a_diagonal_of_a_size_that_the_data_decide(x: Tensor) -> tuple[Tensor
     return places, places.diagonal(1, 1, 0)
 
 
+def returns_rows_whose_strides_the_data_decide(x: Tensor) -> tuple[Tensor, ...]:
+    return x.nonzero()[-1], x.nonzero()[-1:], (x > 0).nonzero()[:, 1:][0]
+
+
 def reads_a_conjugate_view(x: Tensor) -> Tensor:
     return torch.complex(x, x).conj().real
 
@@ -97,6 +101,7 @@ PROGRAMS: list[tuple[Program, tuple[Tensor, ...]]] = [
     (returns_views_of_a_size_that_the_data_decide, (torch.tensor([[1.0, 0], [2, 3]]),)),
     (views_a_part_of_known_size_of_a_storage_of_unknown, (torch.tensor([1.0, -1.0]),)),
     (returns_a_diagonal_of_a_size_that_the_data_decide, (torch.ones(2),)),
+    (returns_rows_whose_strides_the_data_decide, (torch.tensor([[1.0, 0], [2, 3]]),)),
     (reads_a_conjugate_view, (torch.arange(3.0),)),
     (returns_what_requires_grad_only_then, (torch.ones(2),)),
 ]

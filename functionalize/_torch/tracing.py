@@ -163,6 +163,21 @@ def symbol_node(tracer: Any, symbol: Any) -> Any:
     return found.node if isinstance(found, Proxy) else found
 
 
+# Ops whose kernels give a backward its workspace where grad mode is on, and else None.
+_ASKS_GRAD_MODE = (torch.ops.aten.mkldnn_rnn_layer.default,)
+
+
+def keeps_workspaces(graph: Graph) -> bool:
+    """Whether a graph is to run with grad mode on, since a backward that it holds may need what its ops then keep."""
+    return any(graph.find_nodes(op="call_function", target=op) for op in _ASKS_GRAD_MODE)
+
+
+def symbol_node_of(tracer: Any, expression: Any) -> Node | None:
+    """The node that gives a symbol, by the expression that it is; None where the tracer has not seen it."""
+    entry = tracer.sympy_expr_tracker.get(expression)
+    return None if entry is None else symbol_node(tracer, entry.value)
+
+
 @contextlib.contextmanager
 def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
     """What is set while ``make_fx`` traces, but for its modes; higher-order ops trace their bodies as inside it."""

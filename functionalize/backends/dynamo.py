@@ -30,6 +30,7 @@ from functionalize.runtime.execution import compute, compute_differentiably, fin
 from functionalize.runtime.guards import alias_pattern
 from functionalize.runtime.metadata import needed_results
 from functionalize.runtime.partition import JointGraph, PartitionFn, partition
+from functionalize.runtime.side_effects import GraphNumber
 from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 
@@ -171,7 +172,8 @@ class _Backend:
 
         if joint is not None:
             return _Compiled(found, None, (), partition(joint, self.partition_fn, handed))
-        described = (metadata.mutations, metadata.outputs, metadata.bases, metadata.results)
+        computed = [GraphNumber(position) for position, _ in metadata.symbols.computed]
+        described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *computed])
         positions = needed_results(*described, further_bases=False)
         return _Compiled(found, handed(_with_outputs(found, positions)), positions, None)
 

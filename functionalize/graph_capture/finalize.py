@@ -7,7 +7,7 @@ is said beside it. Limits: strided tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Graph, Node
 
 from functionalize._torch import pytree, storage_key, unwrap_functorch
-from functionalize._torch.tracing import SYMBOLS, symbol_node, tracked_node
+from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, symbol_node_of, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
@@ -29,6 +29,7 @@ from functionalize.graph_capture.signature import GraphOutputs, gradient_kind, m
 from functionalize.runtime.captured_program import CaptureAccount
 from functionalize.runtime.metadata import (
     BaseResult,
+    GraphTraits,
     InputMutation,
     InputRef,
     NewStorage,
@@ -36,6 +37,7 @@ from functionalize.runtime.metadata import (
     OutputAlias,
     PartialWrite,
     ProgramMetadata,
+    looked_up,
 )
 from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
@@ -133,10 +135,12 @@ class GraphFinalizer:
         results = self._add_results(reconstructions, range(left), gradients)
         analysis = OutputAnalysis(self.inputs, layouts, differentiable=not whole)
         aliases = analysis.outputs(self.number.handles, self._results)
-        traced = None if whole else self._traced(joint, analysis, aliases, mutations, results)
+        symbols = self._symbols(layouts.before, mutations, aliases, analysis.bases)
+        wanted = [*results, *(GraphNumber(output) for output, _ in symbols.computed)]
+        traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
         joint.end()
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts
+            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols
         )
         made = joint.frozen(traced, self.inputs, metadata) if isinstance(traced, TracedJoint) else traced
         return Finalized(self.tracer.graph, self.tracer.root, metadata, made, self._account(metadata), self.inputs)
@@ -306,6 +310,7 @@ class GraphFinalizer:
         returned: tuple[Sequence[Any], Any],
         side_effects: Sequence[SideEffect],
         layouts: InputLayouts,
+        symbols: SymbolSources,
     ) -> ProgramMetadata:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
@@ -319,7 +324,7 @@ class GraphFinalizer:
         return ProgramMetadata(
             tuple(entry.frozen(numbers) for entry in self.inputs),
             unused,
-            len(self.outputs.nodes),
+            GraphTraits(len(self.outputs.nodes), keeps_workspaces(self.tracer.graph)),
             tuple(mutations),
             tuple(outputs[0]),
             tuple(outputs[1]),
@@ -331,18 +336,28 @@ class GraphFinalizer:
             tuple(side_effects),
             before,
             after,
-            self._symbols(before, outputs[0]),
+            symbols,
         )
 
-    def _symbols(self, layouts: dict[int, Layout], aliases: Sequence[OutputAlias]) -> SymbolSources:
-        inputs = [(number, layout) for number, layout in layouts.items() if not layout.static]
+    def _symbols(
+        self,
+        layouts: dict[int, Layout],
+        mutations: Sequence[InputMutation],
+        aliases: Sequence[OutputAlias],
+        bases: Sequence[BaseResult],
+    ) -> SymbolSources:
+        """Where a call reads the symbols that it looks up; one that no size tells becomes an output of the graph."""
+        inputs = [(number, frozen_layout(layout)) for number, layout in layouts.items() if not layout.static]
         numbers = [
             (number, frozen_number(entry.value))
             for number, entry in enumerate(self.inputs)
             if isinstance(entry.value, torch.SymInt)
         ]
         outputs = [(a.result, a.layout) for a in aliases if a.result is not None and not a.layout.static]
-        return SymbolSources(tuple(inputs), tuple(numbers), tuple(outputs))
+        sources = SymbolSources(tuple(inputs), tuple(numbers), tuple(outputs))
+        nodes = [(symbol_node_of(self.tracer, s), s) for s in sources.untold(*looked_up(mutations, aliases, bases))]
+        computed = [(self.outputs.add(node, OutputKind.USER_OUTPUT), s) for node, s in nodes if node is not None]
+        return replace(sources, computed=tuple(computed))
 
     def _drop_dead(self) -> None:
         """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""

@@ -29,11 +29,16 @@ def compute(
     positions: Sequence[int] | None = None,
 ) -> Computed:
     """What a graph gives, unseen by autograd. ``positions``: which of the program's results it gives, if not all."""
-    with torch.no_grad():
-        results = called(function, [inputs[number] for number in metadata.taken])
+    taken = [inputs[number] for number in metadata.taken]
+    if metadata.graph.keeps_workspaces:
+        taken = [
+            value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value for value in taken
+        ]
+    with torch.set_grad_enabled(metadata.graph.keeps_workspaces):
+        results = called(function, taken)
     if positions is not None:
         given = dict(zip(positions, results, strict=True))
-        results = [given.get(position) for position in range(metadata.graph_outputs)]
+        results = [given.get(position) for position in range(metadata.graph.outputs)]
     refuse_other_sizes(metadata, results)
     return results, [None if base.result is None else results[base.result] for base in metadata.bases]
 
@@ -49,7 +54,7 @@ def compute_differentiably(
     bases = [
         further[number] if base.result is None else results[base.result] for number, base in enumerate(metadata.bases)
     ]
-    given = [results.get(position) for position in range(metadata.graph_outputs)]
+    given = [results.get(position) for position in range(metadata.graph.outputs)]
     refuse_other_sizes(metadata, given)
     return given, bases
 

@@ -147,13 +147,36 @@ def needed_results(
     return sorted(needed)
 
 
+def looked_up(
+    mutations: Iterable[InputMutation], outputs: Iterable[OutputAlias], bases: Iterable[BaseResult]
+) -> tuple[list[Layout], list[Any]]:
+    """The layouts and the numbers in which a call puts integers for symbols."""
+    outputs = list(outputs)
+    layouts = [alias.layout for alias in outputs] + [base.layout for base in bases]
+    numbers = [alias.capacity for alias in outputs]
+    for mutation in mutations:
+        layouts += [] if mutation.layout is None else [mutation.layout]
+        for _, args in (*mutation.metadata, *mutation.after):
+            for arg in pytree.tree_leaves(args):
+                numbers += arg.size if isinstance(arg, NewStorage) else [arg]
+    return layouts, numbers
+
+
+@dataclass(frozen=True)
+class GraphTraits:
+    """What a call has to know of the graph."""
+
+    outputs: int  # how many it has
+    keeps_workspaces: bool  # whether an op gives what a backward in the graph needs, with grad mode on only
+
+
 @dataclass(frozen=True, eq=False)
 class ProgramMetadata:
     """All that stands between a call's inputs and its graph, and between the graph's outputs and what a call does."""
 
     inputs: tuple[GraphInput, ...]
     unused: frozenset[int]  # inputs that the graph does not take
-    graph_outputs: int  # how many the graph has
+    graph: GraphTraits
     mutations: tuple[InputMutation, ...]
     outputs: tuple[OutputAlias, ...]
     bases: tuple[BaseResult, ...]
