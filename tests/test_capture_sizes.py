@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
@@ -110,3 +111,36 @@ def test_a_spec_that_does_not_fit_is_refused() -> None:
         capture(written, (torch.ones(5, 4), torch.ones(9, 4)), dynamic_shapes={"z": None})
     with pytest.raises(ValueError, match="names dimension 2 of 'x', which has 2"):
         capture(written, (torch.ones(5, 4), torch.ones(9, 4)), dynamic_shapes={"x": {2: Dim.AUTO}})
+
+
+def told(n: Tensor) -> Any:
+    size = n.item()
+    torch._check(size >= 1)
+    torch._check(size < 9)
+    return size
+
+
+BY_DATA: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "pad": lambda x, n: F.pad(x, (0, told(n))),
+    "reflect": lambda x, n: F.pad(x[None], (0, told(n)), mode="reflect"),
+    "nearest": lambda x, n: F.interpolate(x[None, None], size=(told(n),)),
+    "bilinear": lambda x, n: F.interpolate(x.view(1, 1, 2, 2), size=(told(n), 3), mode="bilinear"),
+    "scale": lambda x, n: F.interpolate(x[x > 0][None, None], scale_factor=2.0),
+    "dropout": lambda x, n: (F.dropout(x[x > 0], 0.5), F.dropout(x, 0.3), F.alpha_dropout(x[x > 1], 0.4)),
+}
+
+
+@pytest.mark.parametrize("name", BY_DATA)
+def test_ops_on_sizes_that_the_data_tell(name: str) -> None:
+    func = BY_DATA[name]
+    program = capture(func, (torch.arange(1.0, 5.0, requires_grad=True), torch.tensor(2)))
+    for values, count in (([1.0, 2.0, 3.0, 4.0], 2), ([1.0, -2.0, 3.0, 4.0], 3)):
+        found = []
+        for run in (func, program):
+            torch.manual_seed(0)
+            x = torch.tensor(values, requires_grad=True)
+            results = run(x, torch.tensor(count))
+            results = results if isinstance(results, tuple) else (results,)
+            sum(result.sin().sum() for result in results).backward()
+            found.append([*results, x.grad])
+        torch.testing.assert_close(found[1], found[0])

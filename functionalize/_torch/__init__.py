@@ -21,6 +21,7 @@ from functionalize._torch.modes import (
     current_proxy_mode,
     functionalized_outside,
     in_functorch_transform,
+    kernels_for_symbols,
     mode_stack,
     on_handles,
     uncached_fakes,
@@ -47,7 +48,16 @@ from functionalize._torch.proxies import (
     tensors_with_storage,
     track_symbols,
 )
-from functionalize._torch.sizes import SYMBOLS, forget_offset, has_symbols, hint_of, sized_by_data, unbacked
+from functionalize._torch.sizes import (
+    SYMBOLS,
+    forget_offset,
+    has_symbol,
+    has_symbols,
+    hint_of,
+    sized_by_data,
+    symbols_in_making,
+    unbacked,
+)
 from functionalize._torch.tensors import (
     PLAIN_TYPES,
     alias_of_wrapper,
@@ -88,12 +98,14 @@ __all__ = [
     "decomposes",
     "forget_offset",
     "functionalized_outside",
+    "has_symbol",
     "has_symbols",
     "hint_of",
     "in_functorch_transform",
     "is_symbolic",
     "is_view",
     "is_zero_tensor",
+    "kernels_for_symbols",
     "last_node",
     "memory_view",
     "memory_write",
@@ -110,6 +122,7 @@ __all__ = [
     "sized_by_data",
     "storage_id",
     "storage_key",
+    "symbols_in_making",
     "tensors_with_storage",
     "track_symbols",
     "unbacked",

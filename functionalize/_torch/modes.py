@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch._C import _TorchDispatchModeKey as ModeKey  # names the slots of the two infra modes
+from torch._dispatch.python import enable_python_dispatcher as kernels_for_symbols  # kernels in Python
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode  # the mode of `make_fx`, known by no public name
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import (  # a mode must know which modes run b
     _push_mode,
 )
 
-__all__ = ["FakeTensorMode", "ProxyTorchDispatchMode", "TorchDispatchMode"]
+__all__ = ["FakeTensorMode", "ProxyTorchDispatchMode", "TorchDispatchMode", "kernels_for_symbols"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

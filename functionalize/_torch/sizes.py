@@ -5,7 +5,7 @@ Invariant: no answer pins a symbol. Limits: loads no sympy, which where there ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,20 @@ def forget_offset(handle: FakeTensor) -> None:
     if environment is not None and isinstance(offset, torch.SymInt):
         pending = environment.pending_fresh_unbacked_symbols
         pending[:] = [symbol for symbol in pending if symbol not in offset.node.expr.free_symbols]
+
+
+def has_symbol(value: Any) -> bool:
+    """Whether it is a symbol, or a tensor of symbolic sizes."""
+    return isinstance(value, SYMBOLS) or (isinstance(value, torch.Tensor) and is_symbolic(value))
+
+
+def symbols_in_making(modes: Sequence[TorchDispatchMode]) -> Mapping[Any, Any]:
+    """The symbols that fake tensors of plain sizes get while a program runs, from data: by now, and later."""
+    for mode in modes:
+        if isinstance(mode, FakeTensorMode) and mode.static_shapes and mode.shape_env is not None:
+            ranges: Mapping[Any, Any] = mode.shape_env.var_to_range
+            return ranges
+    return {}
 
 
 def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:

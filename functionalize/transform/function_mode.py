@@ -6,6 +6,7 @@ database). And `dropout` that drops nothing returns its input, but a copy where 
 decomposition in Python then (pytorch/pytorch#195422).
 And autograd's engine asks whether a mode is active: it adds gradients up in place where none is, and some formulas
 choose other ops, so that gradients have other strides.
+Besides, calls on sizes that the data decide go to torch's kernels in Python: some of those in C++ take integers alone.
 
 Invariant: the program is as if eager had run the call. Limits: calls by the public name, on plain tensors.
 """
@@ -17,7 +18,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from functionalize._torch import PLAIN_TYPES, unwrap_functorch
+from functionalize._torch import (
+    PLAIN_TYPES,
+    has_symbol,
+    kernels_for_symbols,
+    mode_stack,
+    pytree,
+    symbols_in_making,
+    unwrap_functorch,
+)
 from functionalize.transform.context import FunctionalizationContext
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
@@ -33,8 +42,15 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     def __init__(self, context: FunctionalizationContext) -> None:
         super().__init__()
         self._context = context
+        self._symbols = symbols_in_making(mode_stack())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))):
+            with kernels_for_symbols():
+                return self._call(func, args, kwargs)
+        return self._call(func, args, kwargs)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _UNDISPATCHED:
             return self._spell_out(func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
