@@ -5,7 +5,7 @@ Invariant: a tensor made here is what FakeTensorMode would have made. Limits: st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ __all__ = ["FakeTensor", "FakeTensorMode"]
 
 _META = torch.device("meta")
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_PLAIN = _REAL | {FakeTensor}
 below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
 
 
@@ -39,16 +40,30 @@ def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
     return mode
 
 
-def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
-    """A mode as ``make_fx`` sets it up."""
+class _FakeTensorMode(FakeTensorMode):
+    """A mode in which some ops have another meta kernel than torch's."""
+
+    metas: Mapping[Any, Callable[..., Any]] = {}
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        meta = self.metas.get(func)
+        if meta is None or not _PLAIN.issuperset(map(type, filter(torch.is_tensor, args))):
+            return super().dispatch(func, types, args, kwargs or {})
+        with self:
+            return meta(*args, **(kwargs or {}))
+
+
+def new_fake_mode(*, symbolic: bool, metas: Mapping[Any, Callable[..., Any]] | None = None) -> FakeTensorMode:
+    """A mode as ``make_fx`` sets it up. ``metas``: what ops give for which torch's meta kernel is not to be asked."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here: loads sympy
 
-    mode = FakeTensorMode(
+    mode = _FakeTensorMode(
         allow_fallback_kernels=not symbolic,
         allow_non_fake_inputs=True,
         shape_env=ShapeEnv(duck_shape=not symbolic),
         static_shapes=not symbolic,
     )
+    mode.metas = metas or {}
     mode._allow_unsafe_data_ptr_access = False  # asking fake tensors for their memory raises
     return mode
 

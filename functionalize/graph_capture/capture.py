@@ -28,6 +28,7 @@ from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.side_effects import SideEffectRecorder
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
+from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
 
 
@@ -155,7 +156,7 @@ class CaptureSession:
         self._dims = dims_of(inputs, dynamic_shapes) if dynamic_shapes else {}
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
-        fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic)
+        fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         self._session = RecordingSession(
             fake_mode, notify(self._provenance.note), remove_views=remove == "mutations_and_views", symbolic=symbolic
