@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -144,3 +145,37 @@ def test_ops_on_sizes_that_the_data_tell(name: str) -> None:
             sum(result.sin().sum() for result in results).backward()
             found.append([*results, x.grad])
         torch.testing.assert_close(found[1], found[0])
+
+
+ROUNDED: dict[str, Callable[[Any], Any]] = {
+    "round": lambda n: round(n / 2),
+    "floor": lambda n: math.floor(n / 3),
+    "ceil": lambda n: math.ceil(n / 3) + 1,
+    "trunc": lambda n: math.trunc(n / 3),
+    "rest": lambda n: n - round(n / 3),
+    "both": lambda n: math.ceil(math.floor(n / 3) / 2) * 2,
+    "int": lambda n: int(n * 0.5),
+    "power": lambda n: int(n**0.5),
+    "decimal": lambda n: int(round(n / 3, 1) * 2),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_sizes(name: str) -> None:
+    def run(x: Tensor) -> Tensor:
+        y = x[: ROUNDED[name](x.shape[0])]
+        y.mul_(2)
+        return y + 1
+
+    spec = ({0: Dim("n", min=2, max=100)},)
+    program, served = capture(run, (torch.arange(8.0),), dynamic_shapes=spec), 0
+    for size in (8, 5, 9, 27, 30):
+        x, y = torch.arange(float(size)), torch.arange(float(size))
+        try:
+            got = program(x)
+        except InputMismatchError:
+            continue
+        assert torch.equal(got, run(y))
+        assert torch.equal(x, y)
+        served += 1
+    assert served >= (1 if name in ("int", "power", "decimal") else 4)  # torch takes those for the number that they are

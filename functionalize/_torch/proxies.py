@@ -5,6 +5,8 @@ Invariant: a node that is added here is what the tracer would have added. Limits
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +114,12 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+    class Arithmetic(PythonReferenceAnalysis):
+        """Torch's, which of a quotient of integers makes an expression, whatever is then done with it."""
+
+        int_truediv = staticmethod(operator.truediv)
+        trunc_to_int = staticmethod(lambda number, dtype: math.trunc(number))
+
     tracer: Any = mode.tracer
     for symbol in symbols:
         expression = symbol.node.expr
@@ -126,6 +134,6 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
             continue
         with _enable_thunkify(tracer):
             values = {free: entry.value for free, entry in known.items()}
-            same = sympy_interp(PythonReferenceAnalysis, values, expression)
+            same = sympy_interp(Arithmetic, values, expression)
         if isinstance(same, torch.SymInt) and same in tracer.symnode_tracker:
             tracer.symnode_tracker[symbol] = tracer.symnode_tracker[same]
