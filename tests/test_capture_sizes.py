@@ -114,6 +114,38 @@ def test_a_spec_that_does_not_fit_is_refused() -> None:
         capture(written, (torch.ones(5, 4), torch.ones(9, 4)), dynamic_shapes={"x": {2: Dim.AUTO}})
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (5, "5 for the arguments"),
+        ("abc", "'abc' for the arguments"),
+        (({0: Dim("n")}, None, None), "for the arguments\n.*tuple of 2"),
+        ((None,), "for the arguments"),
+        (({0: "n"}, None), "'n' for dimension 0 of 'x'"),
+        (({0: 2.5}, None), "2.5 for dimension 0 of 'x'\n.*the size itself, 5"),
+        (({0: 4}, None), "4 for dimension 0 of 'x'"),
+        (({"a": 3}, None), "dimension 'a' of 'x', which has 2"),
+        (({-3: Dim.AUTO}, None), "dimension -3 of 'x'"),
+        ((Dim.AUTO, None), "for 'x'"),
+        (([Dim.AUTO], None), "for 'x'\n.*tuple of 2"),
+        ((None, {"a": [Dim("n")]}), "for 'rest.a'"),
+        ((None, {"b": None}), "for 'rest'"),
+        ((None, [None]), "for 'rest'"),
+        ((None, 7), "for 'rest'"),
+        ((None, {"a": [{0: Dim.AUTO}, None, None]}), "for 'rest.a'"),
+    ],
+)
+def test_a_malformed_spec_is_refused(spec: Any, said: str) -> None:
+    inputs = (torch.ones(5, 4), {"a": [torch.ones(3), 2]})
+    with pytest.raises(ValueError, match=f"(?s){said}"):
+        capture(lambda x, rest: x + rest["a"][1], inputs, dynamic_shapes=spec)
+
+
+def test_a_size_in_the_place_of_a_dim_is_static() -> None:
+    for spec in (({0: 5, 1: None}, None), {"rest": {"a": [[3], None]}}):
+        capture(lambda x, rest: x + 1, (torch.ones(5, 4), {"a": [torch.ones(3), 2]}), dynamic_shapes=spec)
+
+
 def told(n: Tensor) -> Any:
     size = n.item()
     torch._check(size >= 1)

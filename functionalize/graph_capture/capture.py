@@ -153,7 +153,7 @@ class CaptureSession:
         self, func: Callable[..., Any], inputs: ProgramInputs, remove: str, dynamic_shapes: Any = None
     ) -> None:
         self._func, self._inputs = func, inputs
-        self._dims = dims_of(inputs, dynamic_shapes) if dynamic_shapes else {}
+        self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
