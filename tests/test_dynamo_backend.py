@@ -298,6 +298,21 @@ def test_written_input_that_shares_memory_with_another_and_requires_gradients() 
     assert isinstance(caught.value.inner_exception, UnsupportedMutationError)
 
 
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_view_that_is_older_than_its_base_s_storage(writes: bool) -> None:
+    def run(a: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        view = a.view(-1)
+        a.set_(other)
+        if writes:
+            view.add_(1)
+        return a + 1, view * 2, view[1:]
+
+    compiled = torch.compile(run, backend="functionalize")
+    for _ in range(2):
+        wanted, got = (function(torch.ones(3), torch.full((3,), 4.0)) for function in (run, compiled))
+        torch.testing.assert_close(got, wanted)
+
+
 def test_inputs_that_share_memory_in_some_calls() -> None:
     def func(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.mul_(2)

@@ -145,12 +145,14 @@ class _Backend:
         """The graph as a function; compiled once more for each other way in which its inputs share memory."""
         given = [*self.state.values(), *inputs]
         first, pattern = self._compiled(given), alias_pattern(given)
+        metadata = first.found.metadata
+        looks = bool(metadata.mutations) or any(alias.input is not None for alias in metadata.outputs)
         others: dict[Any, _Compiled] = {}
 
         def compiled(*args: Any) -> Any:
             flat = [*self.state.values(), *args]
             chosen = first
-            if first.found.metadata.mutations and (now := alias_pattern(flat)) != pattern:
+            if looks and (now := alias_pattern(flat)) != pattern:
                 key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
                 if key not in others:
                     others[key] = self._compiled(flat)
