@@ -116,6 +116,7 @@ class _Compiled:
     function: Callable[..., Any] | None  # the compiled graph, and which of its program's results it gives
     positions: Sequence[int]
     halves: ForwardCall | None  # the same in two, where gradients are wanted
+    grad_mode: bool | None  # what the graph leaves it at, where that is another than before
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         metadata, joint = self.found.metadata, self.found.joint
@@ -124,7 +125,10 @@ class _Compiled:
         else:
             assert self.function is not None
             computed = compute(metadata, self.function, inputs, self.positions)
-        return finish(metadata, inputs, [], computed)
+        results = finish(metadata, inputs, [], computed)
+        if self.grad_mode is not None:
+            torch.set_grad_enabled(self.grad_mode)
+        return results
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +167,7 @@ class _Backend:
 
     def _compiled(self, inputs: Sequence[Any]) -> _Compiled:
         mode, fakes = to_fakes(inputs)
-        found = self._recorded(mode, fakes)
+        found, grad_mode = self._recorded(mode, fakes)
         metadata, joint = found.metadata, found.joint
         if isinstance(joint, Exception):
             raise joint
@@ -173,14 +177,14 @@ class _Backend:
             return self._handed(mode, known, graph)
 
         if joint is not None:
-            return _Compiled(found, None, (), partition(joint, self.partition_fn, handed))
+            return _Compiled(found, None, (), partition(joint, self.partition_fn, handed), grad_mode)
         computed = [GraphNumber(position) for position, _ in metadata.symbols.computed]
         described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *computed])
         positions = needed_results(*described, further_bases=False)
-        return _Compiled(found, handed(_with_outputs(found, positions)), positions, None)
+        return _Compiled(found, handed(_with_outputs(found, positions)), positions, None, grad_mode)
 
-    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> Finalized:
-        """Run the graph on fake tensors, and record it without mutation."""
+    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> tuple[Finalized, bool | None]:
+        """Run the graph on fake tensors, and record it without mutation; to which it sets grad mode, if it does."""
         session = RecordingSession(mode, note_origin, remove_views=self.remove == "mutations_and_views", symbolic=True)
         names = [name.replace(".", "_") for name in self.state]
         names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
@@ -194,15 +198,20 @@ class _Backend:
             entry.fake = entry.value if isinstance(entry.value, torch.Tensor) else None
         session.add_inputs(inputs)
         run = _Run(self.graph, session.regions)
+        before = after = torch.is_grad_enabled()
 
         def program() -> Any:
+            nonlocal after
             held = {f"graph.{name}": value for name, value in zip(self.state, handles, strict=False)}
             given = tuple(handles[len(held) :])
             results = torch.func.functional_call(run, held, given) if held else run(*given)
+            after = torch.is_grad_enabled()
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
-        with torch.fx.traceback.preserve_node_meta(), session.active(), session.recorder:
-            return session.record(program, inputs, lambda number: (), Scopes(run_call.__code__).here)
+        kept = torch.set_grad_enabled(before)
+        with kept, torch.fx.traceback.preserve_node_meta(), session.active(), session.recorder:
+            found = session.record(program, inputs, lambda number: (), Scopes(run_call.__code__).here)
+        return found, None if after == before else after
 
     def _handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:
         """What the compiler makes of a graph; inputs that Dynamo knows are its own fake tensors."""
