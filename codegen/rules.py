@@ -1,8 +1,8 @@
 """Which view ops have a rule, read from the text of view_rules.py: importing that module would import torch.
 
 Invariant: an op has a rule where it stands in a decorator of a function (`@view_rule(aten.select.int)`), or
-in a constant of the module (`UNSUPPORTED_VIEWS`, with the reason; sets of ops that need no rule of their
-own). Limits: computed names are not seen; a test holds what is found against the live registry.
+in a constant of the module: in a set of ops, or as a key (`WAYS_BACK`, `UNSUPPORTED_VIEWS`). Limits: computed
+names are not seen; a test holds what is found against the live registry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def read_rules(file: Path | None = None) -> dict[str, str]:
                     found[op] = f"{file.name}:{node.lineno}, {node.name}"
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            for op, line in _ops(node.value):
+            rows = node.value.keys if isinstance(node.value, ast.Dict) else [node.value]
+            for op, line in (named for row in rows if row is not None for named in _ops(row)):
                 found[op] = f"{file.name}:{line}, {ast.unparse(target)}"
     return found
 

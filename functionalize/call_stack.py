@@ -10,7 +10,7 @@ import linecache
 import sys
 import traceback
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -41,18 +41,20 @@ class Location(NamedTuple):
     def __str__(self) -> str:
         if not self.line:
             return self.file
-        return f"{self.file}:{self.line} in {self.function}: {source_of(self)}"
+        return f"{self.file}:{self.line} in {self.function}: {self.source}"
+
+    @property
+    def source(self) -> str:
+        """The text of the line."""
+        return linecache.getline(self.file, self.line).strip()
 
 
 def user_location() -> Location:
     """The line of the innermost frame that is neither torch's nor ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if _is_users(code.co_filename):
-            return Location(code.co_filename, frame.f_lineno, code.co_name)
-        frame = frame.f_back
-    return Location("unknown", 0, "")
+    frame = next(user_frames(), None)
+    if frame is None:
+        return Location("unknown", 0, "")
+    return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, its instruction
@@ -61,37 +63,27 @@ Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost fi
 class Origin:
     """Where a program is: the frames of the scope that runs, and the origin of the scope itself."""
 
-    __slots__ = ("_location", "_text", "_trace", "frames", "outer")
+    def __init__(self, frames: Positions, outer: Origin | Location) -> None:
+        self.frames, self.outer = frames, outer  # outermost: the line that calls the program
 
-    def __init__(self, frames: Positions, outer: Origin | None, location: Location | None = None) -> None:
-        self.frames, self.outer = frames, outer
-        self._location = location
-        self._text: str | None = None
-        self._trace: str | None = None if outer is not None else ""
-
-    @property
+    @cached_property
     def location(self) -> Location:
         """The line of the innermost frame that is the user's."""
-        if self._location is None:
-            assert self.outer is not None
-            user = next((one for one in self.frames if _is_users(_CODES[one[0]].co_filename)), None)
-            self._location = self.outer.location if user is None else location_of(user)
-        return self._location
+        user = next((one for one in self.frames if _is_users(_CODES[one[0]].co_filename)), None)
+        if user is not None:
+            return location_of(user)
+        return self.outer if isinstance(self.outer, Location) else self.outer.location
 
-    @property
+    @cached_property
     def trace(self) -> str:
         """The program's lines, outermost first, as in a traceback: the user's, and those of torch's modules."""
-        if self._trace is None:
-            assert self.outer is not None
-            self._trace = self.outer.trace + "".join(map(_line_of_trace, reversed(self.frames)))
-        return self._trace
+        outer = "" if isinstance(self.outer, Location) else self.outer.trace
+        return outer + "".join(map(_line_of_trace, reversed(self.frames)))
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The trace as a node's meta has it."""
-        if self._text is None:
-            self._text = self.trace.rstrip()
-        return self._text
+        return self.trace.rstrip()
 
 
 class Scopes:
@@ -102,7 +94,7 @@ class Scopes:
 
     def __init__(self, until: CodeType) -> None:
         self._until = until  # the code that calls the program
-        self._base = Origin((), None, user_location())
+        self._base = Origin((), user_location())
         self._scopes: list[tuple[FrameType | None, Origin, dict[Positions, Origin]]] = [(None, self._base, {})]
 
     def enter(self, frame: FrameType) -> None:
@@ -121,13 +113,13 @@ class Scopes:
     def _origin(self, frame: FrameType | None) -> Origin:
         scope, outer, known = self._scopes[-1]
         found: list[tuple[int, int]] = []
-        until, ours = self._until, _OF_PROGRAMS
+        until = self._until
         while frame is not None:
             code = frame.f_code
             if code is until:  # another thread's scope, or none
                 outer = self._base
                 break
-            if ours[code.co_filename]:
+            if _is_programs(code.co_filename):
                 found.append((id(code), frame.f_lasti))
                 _CODES[id(code)] = code
             if frame is scope:
@@ -155,24 +147,14 @@ def location_of(position: tuple[int, int]) -> Location:
 @cache
 def _line_of_trace(position: tuple[int, int]) -> str:
     line = location_of(position)
-    return f'  File "{line.file}", line {line.line}, in {line.function}\n    {source_of(line)}\n'
-
-
-def source_of(line: Location) -> str:
-    """The text of a line."""
-    return linecache.getline(line.file, line.line).strip()
-
-
-def user_frame() -> str:
-    """``file:line in function: text`` of the innermost frame that is neither torch's nor ours."""
-    return str(user_location())
+    return f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.source}\n'
 
 
 def decisive_line(error: BaseException) -> str:
     """The innermost line of the user's code, or of the libraries that it is written with, in an error's traceback."""
     found = "unknown"
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if _OF_PROGRAMS[frame.f_code.co_filename]:
+        if _is_programs(frame.f_code.co_filename):
             found = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
     return found
 
@@ -183,16 +165,7 @@ def _is_users(file: str) -> bool:
     return not file.startswith((_OWN, _TORCH, "<"))
 
 
-class _OfPrograms(dict[str, bool]):
-    """Whether code of a file is the user's, or a part of torch that programs are written with."""
-
-    def __missing__(self, file: str) -> bool:
-        self[file] = known = _is_program(file)
-        return known
-
-
-_OF_PROGRAMS = _OfPrograms()
-
-
-def _is_program(file: str) -> bool:
+@cache
+def _is_programs(file: str) -> bool:
+    """Whether code is the user's, or of a part of torch that programs are written with."""
     return not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))

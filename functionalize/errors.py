@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from functionalize.call_stack import decisive_line, user_frame, user_frames
+from functionalize.call_stack import decisive_line, user_frames, user_location
 
 
 class NotFunctionalError(AssertionError):
@@ -19,7 +19,7 @@ class UnsupportedMutationError(RuntimeError):
     """A write that no functional program can express; the message says what, where, why and what to try."""
 
     def __init__(self, what: str, *, why: str, hint: str) -> None:
-        super().__init__(f"{what}\n    at   {user_frame()}\n    why  {why}\n    try  {hint}")
+        super().__init__(f"{what}\n    at   {user_location()}\n    why  {why}\n    try  {hint}")
 
 
 class InputMismatchError(ValueError):
@@ -31,6 +31,10 @@ class InputMismatchError(ValueError):
 
 class StateMismatchError(InputMismatchError):
     """A captured program found Python state that it changes at another value than when it was captured."""
+
+
+class GradientMismatchError(InputMismatchError):
+    """A captured program was called in another grad mode, or with other inputs that require gradients."""
 
 
 class DataDependentError(RuntimeError):
@@ -50,17 +54,14 @@ class DataDependentError(RuntimeError):
         )
 
 
-_REMOVE = ("mutations", "mutations_and_views")
-
-
 def check_remove(remove: str) -> None:
     """Raise unless it names what is to be removed from a program.
 
     Raises:
         ValueError: it is neither of the two.
     """
-    if remove not in _REMOVE:
-        raise ValueError(f"remove must be {' or '.join(map(repr, _REMOVE))}, not {remove!r}")
+    if remove not in ("mutations", "mutations_and_views"):
+        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
 
 
 def name_of(tensor: torch.Tensor) -> str:

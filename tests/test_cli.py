@@ -15,8 +15,9 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from functionalize.cli import main, progress, targets
+from functionalize.cli import main
 from functionalize.cli.app import commands
+from functionalize.cli.shared import REMOVE, Job, TargetError, describe, find
 from functionalize.cli.specs import DTYPES, Spec, SpecError, make_inputs
 from functionalize.codegen.__main__ import main as codegen
 
@@ -168,14 +169,15 @@ def test_a_keyword_is_given_once() -> None:
     ],
 )
 def test_targets_that_cannot_be_used(run: Any, name: str, message: str) -> None:
-    with pytest.raises(targets.TargetError, match=message):
-        targets.model_of(name, call=False, evaluate=False)
+    job = Job(name, (), None, call=False, evaluate=False, remove=REMOVE[0], seed=0, as_json=False)
+    with pytest.raises(TargetError, match=message):
+        _ = job.model
 
 
 def test_a_module_that_lacks_a_dependency_says_which(run: Any) -> None:
     Path("broken_models.py").write_text("import no_such_package")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        targets.find("broken_models:f")
+        find("broken_models:f")
 
 
 # Commands
@@ -363,8 +365,8 @@ def test_a_terminal_sees_progress(tmp_path: Path) -> None:
 
 
 def test_progress_in_words() -> None:
-    assert progress.describe(12000, 2.0, "block") == "captured 12,000 ops, 6,000 ops/s, in block"
-    assert progress.describe(0, 0.0, "") == "captured 0 ops, - ops/s"
+    assert describe(12000, 2.0, "block") == "captured 12,000 ops, 6,000 ops/s, in block"
+    assert describe(0, 0.0, "") == "captured 0 ops, - ops/s"
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])

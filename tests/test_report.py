@@ -88,7 +88,7 @@ def real() -> dict[str, Report]:
 
 def report_of(program: CapturedProgram) -> Report:
     """What `program.report` draws."""
-    return build(program, "", program._metadata_writes(), program._account.shared)
+    return build(program, "", program._metadata_writes(), program._recorded.shared)
 
 
 # Data

@@ -8,34 +8,27 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
-
-__all__ = ["get_gradient_edge"]
+from torch.utils.checkpoint import CheckpointFunction
 
 # Graphs of operators below autocast must not be cast again.
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast
 
-in_backward_pass: Callable[[], int] = torch._C._current_graph_task_id  # -1 where no backward pass runs
 
+def checkpoint_frame() -> tuple[Any, bool] | None:
+    """Which checkpointed region runs, and whether it is computed again; None outside of all.
 
-def saved_tensors_hook() -> Any:
-    """The innermost pack hook of ``saved_tensors_hooks`` that is active; None where there is none."""
+    Told by the innermost pack hook of ``saved_tensors_hooks`` that is active.
+    """
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks[0] if hooks else None
-
-
-def checkpoint_frame(hook: Any) -> tuple[Any, bool] | None:
-    """Which checkpointed region a pack hook belongs to, and whether that is computed again; None for other hooks."""
-    name = getattr(hook, "__qualname__", "")
-    if not name.startswith(("_checkpoint_hook.", "_recomputation_hook.")):
+    if not hooks or not getattr(hooks[0], "__qualname__", "").startswith(("_checkpoint_hook.", "_recomputation_hook.")):
         return None
-    function = inspect.unwrap(hook)
+    function = inspect.unwrap(hooks[0])
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     if "frame" in cells:
         return cells["frame"].cell_contents, False
@@ -46,15 +39,10 @@ def checkpoint_frame(hook: Any) -> tuple[Any, bool] | None:
 
 def in_reentrant_checkpoint() -> bool:
     """Whether ``checkpoint(use_reentrant=True)`` computes a region again."""
-    from torch.utils.checkpoint import CheckpointFunction
-
+    if torch._C._current_graph_task_id() < 0:  # no backward pass runs
+        return False
     code = CheckpointFunction.backward.__code__
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code is code for frame, _ in traceback.walk_stack(sys._getframe()))
 
 
 def default_partition_fn() -> Callable[..., Any]:
@@ -62,13 +50,6 @@ def default_partition_fn() -> Callable[..., Any]:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition
-
-
-def must_recompute() -> Any:
-    """What the partitioners look for in ``meta["recompute"]`` of a node that is to be computed again."""
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    return CheckpointPolicy.MUST_RECOMPUTE
 
 
 @contextlib.contextmanager

@@ -12,25 +12,12 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher  # kernels in Python, which know symbols
 from torch._dynamo.backends.registry import lookup_backend  # a compiler by its name
-from torch._dynamo.exc import InvalidBackend  # what that raises
 from torch._guards import TracingContext, detect_fake_mode, tracing  # where Dynamo keeps its symbols
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from functionalize._torch.autograd import without_autocast
 from functionalize._torch.fakes import new_fake_mode
 from functionalize._torch.tensors import storage_key
-
-__all__ = ["InvalidBackend", "alias_of", "inside", "named_compiler", "note_origin", "run_apart", "to_fakes"]
-
-
-def named_compiler(name: str) -> Callable[..., Any]:
-    """The compiler that torch knows by a name.
-
-    Raises:
-        InvalidBackend: there is none.
-    """
-    found: Callable[..., Any] = lookup_backend(name)
-    return found
 
 
 def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
@@ -42,18 +29,13 @@ def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
     known = context.tensor_to_context if context is not None else {}
 
     def fake(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or (isinstance(value, FakeTensor) and value.fake_mode is mode):
             return value
-        if isinstance(value, FakeTensor) and value.fake_mode is mode:
-            return value
-        symbols = known.get(value) if context is not None else None
+        symbols = known.get(value)
         source = None if symbols is None else symbols.tensor_source
+        shapes = True if static else None
         return mode.from_tensor(
-            value,
-            static_shapes=True if static else None,
-            symbolic_context=symbols,
-            source=source,
-            trace=symbols is None,
+            value, static_shapes=shapes, symbolic_context=symbols, source=source, trace=symbols is None
         )
 
     return mode, [fake(_without_lost_base(value)) for value in inputs]
@@ -69,17 +51,10 @@ def _without_lost_base(value: Any) -> Any:
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the memory of a fake one, with the number that Dynamo knows it to hold."""
-    alias: Any = tensor.detach().requires_grad_(tensor.requires_grad)
-    if isinstance(tensor, FakeTensor) and tensor.item_memo is not None:
+    alias = tensor.detach().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, FakeTensor) and isinstance(alias, FakeTensor) and tensor.item_memo is not None:
         alias.item_memo = tensor.item_memo
-    return alias  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def inside(mode: FakeTensorMode) -> Iterator[None]:
-    """Where the fake tensors of a mode are traced as they are: ``make_fx`` would convert them once more."""
-    with mode, enable_python_dispatcher():
-        yield
+    return alias
 
 
 @contextlib.contextmanager
@@ -93,5 +68,5 @@ def note_origin(node: torch.fx.Node) -> None:
     """Give a node what Dynamo notes of the node that runs: the user's lines, the modules."""
     meta = torch.fx.traceback.get_current_meta()
     for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "custom"):
-        if name in meta and name not in node.meta:
-            node.meta[name] = meta[name]
+        if name in meta:
+            node.meta.setdefault(name, meta[name])

@@ -5,7 +5,9 @@ Invariant: a tensor made here is what FakeTensorMode would have made. Limits: st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,20 +19,18 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-__all__ = ["FakeTensor", "FakeTensorMode"]
+from functionalize._torch.dispatch import below_dispatch
+from functionalize._torch.tensors import PLAIN_TYPES
 
 _META = torch.device("meta")
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_PLAIN = _REAL | {FakeTensor}
-below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
 
 
-def is_data_dependent(error: Exception) -> bool:
-    """Whether fake tensors raised an error because the data would decide."""
+def data_dependent() -> tuple[type[Exception], ...]:
+    """The errors that fake tensors raise because the data would decide."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # here: loads sympy
 
-    kinds = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-    return isinstance(error, kinds)
+    return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
 
 
 def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
@@ -40,24 +40,55 @@ def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
     return mode
 
 
-class _FakeTensorMode(FakeTensorMode):
-    """A mode in which some ops have another meta kernel than torch's."""
+class CaptureFakeMode(FakeTensorMode):
+    """Makes the fake tensors of one capture, some ops' by other meta kernels than torch's.
 
+    Another thread that meets them meanwhile is told so. They stand in a program's objects then: that thread would get
+    fake results, and confuse the state of the mode.
+    """
+
+    thread: int | None = None  # that captures
     metas: Mapping[Any, Callable[..., Any]] = {}
+
+    @contextlib.contextmanager
+    def of_this_thread(self) -> Iterator[None]:
+        """While its tensors stand in a program's objects."""
+        self.thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self.thread = None
+
+    def __enter__(self) -> Any:
+        self._refuse_other_threads()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._refuse_other_threads()
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         meta = self.metas.get(func)
-        if meta is None or not _PLAIN.issuperset(map(type, filter(torch.is_tensor, args))):
+        if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
             return super().dispatch(func, types, args, kwargs or {})
         with self:
             return meta(*args, **(kwargs or {}))
 
+    def _refuse_other_threads(self) -> None:
+        other = self.thread not in (None, threading.get_ident())
+        if other and torch._C._current_graph_task_id() == -1:  # autograd may work in threads of its own
+            raise RuntimeError(
+                "this thread runs a model, or an object, that another thread is capturing\n"
+                "    why  fake tensors stand in it until the capture ends\n"
+                "    try  capture first, or have the threads wait for one another"
+            )
 
-def new_fake_mode(*, symbolic: bool, metas: Mapping[Any, Callable[..., Any]] | None = None) -> FakeTensorMode:
+
+def new_fake_mode(*, symbolic: bool, metas: Mapping[Any, Callable[..., Any]] | None = None) -> CaptureFakeMode:
     """A mode as ``make_fx`` sets it up. ``metas``: what ops give for which torch's meta kernel is not to be asked."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here: loads sympy
 
-    mode = _FakeTensorMode(
+    mode = CaptureFakeMode(
         allow_fallback_kernels=not symbolic,
         allow_non_fake_inputs=True,
         shape_env=ShapeEnv(duck_shape=not symbolic),
@@ -69,15 +100,17 @@ def new_fake_mode(*, symbolic: bool, metas: Mapping[Any, Callable[..., Any]] | N
 
 
 def mark_as(fake: Any, tensor: torch.Tensor) -> None:
-    """Have a fake tensor taken for a parameter or a buffer, as the tensor is that it stands for."""
+    """Tell a fake tensor what torch says, besides its layout, of the tensor that it stands for."""
     if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
     elif type(tensor) is torch.nn.Buffer:
         fake._is_buffer, fake.persistent = True, tensor.persistent
+    if tensor.requires_grad:
+        fake.requires_grad_(True)
 
 
 _make_subclass: Any = torch.Tensor._make_subclass
-_forbid_data: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
+_forbid_data: Any = torch._C._set_throw_on_mutable_data_ptr
 
 
 class FakeFactory:
@@ -95,17 +128,10 @@ class FakeFactory:
         """A fake tensor at another place of a fake tensor's storage."""
         return self.around(source.as_strided(size, stride, offset), source.fake_device)
 
-    def at(
-        self,
-        storage: torch.UntypedStorage,
-        size: Sequence[int],
-        stride: Sequence[int],
-        offset: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> FakeTensor:
-        """A fake tensor at a place of a storage of device ``meta``."""
-        return self.around(torch.empty(0, dtype=dtype, device=_META).set_(storage, offset, size, stride), device)
+    def at(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> FakeTensor:
+        """A fake tensor at the place that a tensor has in its storage, in a storage of device ``meta``."""
+        place = int(tensor.storage_offset()), tensor.size(), tensor.stride()
+        return self.around(torch.empty(0, dtype=tensor.dtype, device=_META).set_(storage, *place), tensor.device)
 
     def snapshot(self, tensor: FakeTensor) -> FakeTensor:
         """A fake tensor that later changes of the metadata of ``tensor`` do not reach."""

@@ -54,8 +54,4 @@ def track_input(tracer: Any, tensor: torch.Tensor, node: Any) -> None:
 
 def guards(environment: ShapeEnv) -> Iterator[Any]:
     """What the trace took for granted of the symbols, as expressions."""
-    seen = set()
-    for guard in environment.guards:
-        if guard.expr not in seen:
-            seen.add(guard.expr)
-            yield guard.expr
+    return iter(dict.fromkeys(guard.expr for guard in environment.guards))

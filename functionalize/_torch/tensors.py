@@ -1,25 +1,41 @@
-"""What a tensor says of itself, and its memory, past what modes and autograd see of it.
+"""What a tensor says of itself, and its memory, past what modes and autograd see of it; where a module has its state.
 
-Invariant: no mode, no autograd and no version counter hears of what is asked and done here. Limits: plain tensors.
+Invariant: no mode, no autograd and no version counter hears of what is asked and done here, and no symbol is pinned by
+a guard. Limits: plain tensors; loads no sympy, which where there are symbols torch has loaded.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor  # no public path to it
 from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
 
+from functionalize._torch.dispatch import below_dispatch
+
 # Types whose tensors reach a mode without a __torch_dispatch__ of their own.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 # Whether a tensor's place is written in symbols. Private, but one question in C++ where sizes and strides are many.
-is_symbolic: Callable[[torch.Tensor], bool] = operator.attrgetter("_has_symbolic_sizes_strides")
+is_symbolic: Callable[[torch.Tensor], bool] = attrgetter("_has_symbolic_sizes_strides")
+is_view = torch.Tensor._is_view  # whether autograd knows a tensor as a view of another
+is_zero_tensor = torch.Tensor._is_zerotensor  # whether a tensor is zeros without memory: gradients in forward mode
+
+# The containers in which a module holds its state, no copies: entries are put in, and taken out, behind its back.
+parameters_of: Callable[[torch.nn.Module], dict[str, torch.nn.Parameter | None]] = attrgetter("_parameters")
+buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_buffers")
+modules_of: Callable[[torch.nn.Module], dict[str, Any]] = attrgetter("_modules")
 
 _STRIDED = torch.strided  # asked for each tensor: a module's attribute costs as much as the rest of the question
+
+
+def is_persistent(module: torch.nn.Module, name: str) -> bool:
+    """Whether a buffer of a module is saved with its state."""
+    return name not in module._non_persistent_buffers_set
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
@@ -52,14 +68,9 @@ def bytes_of_original(handle: torch.Tensor) -> int | None:
     return None
 
 
-def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows a tensor as a view of another."""
-    return tensor._is_view()
-
-
-def is_zero_tensor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is zeros without memory, as forward-mode gradients have them."""
-    return tensor._is_zerotensor()
+def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that autograd takes a tensor for a view of; itself where it is none."""
+    return tensor._base if tensor._is_view() and tensor._base is not None else tensor
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
@@ -69,8 +80,25 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
 
 def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
     """Copy ``value`` into ``handle``'s memory, seen by no mode and no version counter. Same shape and dtype."""
-    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
+    with below_dispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         handle.copy_(value)
+
+
+def memory_view(storage: torch.UntypedStorage, place: tuple[Any, Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """A place (size, strides, offset) of a storage, as a tensor that no mode has seen."""
+    size, stride, offset = place
+    with below_dispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+
+
+def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = None) -> torch.Tensor:
+    """A real tensor of the same strides in a copy of its storage; `clone` makes what is not dense contiguous."""
+    storage = value.untyped_storage().clone() if storage is None else storage
+    twin = torch.empty(0, dtype=value.dtype, device=value.device)
+    twin.set_(storage, value.storage_offset(), value.size(), value.stride())
+    if value.is_conj():
+        twin = twin.conj()
+    return torch._neg_view(twin) if value.is_neg() else twin
 
 
 def alias_of_wrapper(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
@@ -80,30 +108,41 @@ def alias_of_wrapper(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out
     return told
 
 
-def memory_view(
-    handle: torch.Tensor, storage: torch.UntypedStorage, place: tuple[Any, Any, Any], dtype: torch.dtype
-) -> torch.Tensor:
-    """A place (size, strides, offset) of a storage that a tensor has, or had, as a tensor that no mode has seen."""
-    size, stride, offset = place
-    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
-        twin = torch.empty(0, dtype=dtype, device=storage.device)
-        return twin.set_(storage, offset, size, stride)
+def is_symbol(number: Any) -> bool:
+    return isinstance(number, torch.SymInt)
 
 
-def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = None) -> torch.Tensor:
-    """A real tensor of the same strides in a copy of its storage; `clone` makes what is not dense contiguous."""
-    twin = torch.empty(0, dtype=value.dtype, device=value.device)
-    twin.set_(
-        value.untyped_storage().clone() if storage is None else storage,
-        value.storage_offset(),
-        value.size(),
-        value.stride(),
-    )
-    if value.is_conj():
-        twin = twin.conj()
-    return torch._neg_view(twin) if value.is_neg() else twin
+def has_symbol(value: Any) -> bool:
+    """Whether it is a symbol, or a tensor of symbolic sizes."""
+    return isinstance(value, SYMBOLS) or (isinstance(value, torch.Tensor) and is_symbolic(value))
 
 
-def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that autograd takes a tensor for a view of; itself where it is none."""
-    return tensor._base if tensor._is_view() and tensor._base is not None else tensor
+def hint_of(number: Any, supposed: int | None = None) -> Any:
+    """The size that a symbol has in this trace, without a guard; of one that comes from data what is to be supposed."""
+    node = number.node
+    if node.hint is not None:
+        return node.hint
+    if node.shape_env.has_guarding_hint(node.expr):  # was equated with sizes of inputs after it was made
+        return node.shape_env.guarding_hint_or_throw(node.expr)
+    return None if supposed is None else node.shape_env.optimization_hint(node.expr, fallback=supposed)
+
+
+def unbacked(numbers: Sequence[Any]) -> bool:
+    """Whether some size is known when the program runs only: it comes from data, not from the inputs' sizes."""
+    return any(type(number) is not int and hint_of(number) is None for number in numbers)
+
+
+def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
+    """Whether sizes, of a tensor or among numbers, are known when the program runs only, or were so until a guard."""
+    symbols = list(filter(is_symbol, numbers))
+    if not (is_symbolic(tensor) or symbols):
+        return False
+    return tensor.fake_mode.static_shapes or unbacked((*tensor.size(), *symbols))
+
+
+def forget_offset(handle: FakeTensor) -> None:
+    """Let nobody wait for the symbol of a view's storage offset: its copy starts at zero."""
+    environment, offset = handle.fake_mode.shape_env, handle.storage_offset()
+    if environment is not None and isinstance(offset, torch.SymInt):
+        pending = environment.pending_fresh_unbacked_symbols
+        pending[:] = [symbol for symbol in pending if symbol not in offset.node.expr.free_symbols]

@@ -1,11 +1,14 @@
-"""``make_fx``'s tracer, for a graph that is not traced by ``make_fx``.
+"""The graph that ``make_fx`` traces, or would trace: which node a tensor or a symbol stands for, nodes that we add.
 
-Invariant: a tensor that is tracked here is found by torch's own tracing code. Limits: one graph a tracer.
+Invariant: a tensor that is tracked here is found by torch's own tracing code, and a node that is added here is what
+that would have added. Limits: one graph a tracer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import cache, cached_property
@@ -14,20 +17,24 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher  # kernels in Python, which symbols go through
 from torch.fx import Graph, Node, Proxy
-from torch.fx.experimental.proxy_tensor import (
+from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tensors by no public call
     ProxyTorchDispatchMode,
     PythonKeyTracer,
+    _enable_thunkify,
     _MakefxTracer,
     _ProxyTensor,
     _set_make_fx_tracer,
+    _sym_register,
     disable_autocast_cache,
     fetch_sym_proxy,
+    set_original_aten_op,
+    track_tensor_tree,
 )
+from torch.utils import _pytree as pytree
 
+from functionalize._torch.dispatch import on_handles
 from functionalize._torch.fakes import FakeTensorMode
-from functionalize._torch.sizes import SYMBOLS
-
-__all__ = ["SYMBOLS", "ProxyTorchDispatchMode", "PythonKeyTracer"]
+from functionalize._torch.tensors import SYMBOLS, is_symbol, is_symbolic, storage_key
 
 
 class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
@@ -73,25 +80,18 @@ class _Ref(weakref.ref[torch.Tensor]):
 
 
 class _NodeEntry(_ProxyTensor):
-    """An entry for a node, whose proxy is made when torch asks for it."""
+    """An entry for a node, made when somebody asks for it unless it is there; its proxy is made when torch asks."""
 
-    def __init__(self, node: Node, tracer: Any) -> None:
-        self.node, self._tracer, self.constant = node, tracer, None
+    def __init__(self, given: Node | Callable[[], Node], tracer: Any) -> None:
+        self._given, self._tracer, self.constant = given, tracer, None
+
+    @cached_property
+    def node(self) -> Node:
+        return self._given if isinstance(self._given, Node) else self._given()
 
     @cached_property
     def proxy(self) -> Proxy:  # type: ignore[override]
         return Proxy(self.node, self._tracer)
-
-
-class _LaterEntry(_NodeEntry):
-    """An entry for a node that is made when somebody asks for it."""
-
-    def __init__(self, make: Callable[[], Node], tracer: Any) -> None:
-        self._make, self._tracer, self.constant = make, tracer, None
-
-    @cached_property
-    def node(self) -> Node:  # type: ignore[override]
-        return self._make()
 
 
 def new_tracer() -> PythonKeyTracer:
@@ -110,16 +110,6 @@ def name_for(op: Any) -> str:
     return str(Graph()._target_to_str(op.overloadpacket.__name__))
 
 
-def node_of_constant_free(tracked: Any, tensor: torch.Tensor) -> Node | None:
-    """The node that a tensor stands for, if its data are not known to the tracer."""
-    entry = tracked.get(tensor)
-    return None if entry is None or entry.constant is not None else _node_of(entry)
-
-
-def _node_of(entry: _ProxyTensor) -> Node:
-    return entry.node if isinstance(entry, _NodeEntry) else entry.proxy.node
-
-
 def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
     """A call of an op, given nodes: ``create_node`` would look through the arguments for symbols, which takes time."""
     node = graph.create_node("call_function", op, name=name)
@@ -136,25 +126,21 @@ def new_placeholder(graph: Graph, name: str) -> Node:
     node, so this one can have it back.
     """
     node = graph.create_node("placeholder", name, name=name)
-    if node.name != name:
-        node.name = name
+    node.name = name
     return node
 
 
-def track(tracer: Any, tensor: torch.Tensor, node: Node) -> None:
-    """Let a tensor of plain sizes stand for a node."""
+def track(tracer: Any, tensor: torch.Tensor, node: Node | Callable[[], Node]) -> None:
+    """Let a tensor of plain sizes stand for a node, or for one that is made when it is used."""
     tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
 
 
-def track_later(tracer: Any, tensor: torch.Tensor, make: Callable[[], Node]) -> None:
-    """Let a tensor of plain sizes stand for a node that is made when it is used."""
-    tracer.tensor_tracker[tensor] = _LaterEntry(make, tracer)
-
-
-def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
-    """The node that a tensor stands for."""
+def tracked_node(tracer: Any, tensor: torch.Tensor, *, constants: bool = True) -> Node | None:
+    """The node that a tensor stands for; None without one, and for ``constants`` unless they are wanted."""
     entry = tracer.tensor_tracker.get(tensor)
-    return None if entry is None else _node_of(entry)
+    if entry is None or (entry.constant is not None and not constants):
+        return None
+    return entry.node if isinstance(entry, _NodeEntry) else entry.proxy.node
 
 
 def symbol_node(tracer: Any, symbol: Any) -> Any:
@@ -186,3 +172,109 @@ def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator
     kernels = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
     with fakes, kernels, _set_make_fx_tracer(outer), disable_autocast_cache():
         yield
+
+
+def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch.Tensor) -> None:
+    """Let ``handle`` stand for the graph node that ``value`` stands for."""
+    tracker = mode.tracer.tensor_tracker
+    proxy = tracker.get(value)
+    if proxy is not None:
+        tracker[handle] = proxy
+
+
+def tensors_with_storage(mode: ProxyTorchDispatchMode, key: int) -> Iterator[torch.Tensor]:
+    """The tensors of a storage that the tracer knows as nodes."""
+    return (tensor for tensor in mode.tracer.tensor_tracker if storage_key(tensor) == key)
+
+
+def last_node(mode: ProxyTorchDispatchMode) -> Any:
+    """The newest node of the graph that is traced; None while there is none."""
+    return next(iter(reversed(mode.tracer.graph.nodes)), None)
+
+
+def same_node(mode: ProxyTorchDispatchMode, one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors stand for the same node."""
+    node = tracked_node(mode.tracer, one)
+    return node is not None and node is tracked_node(mode.tracer, two)
+
+
+def record_view(
+    mode: ProxyTorchDispatchMode, op: Any, value: torch.Tensor, args: tuple[Any, ...], result: torch.Tensor
+) -> bool:
+    """Add the node ``op(value, *args)``, whose result is known already, to the graph. False: the tracer cannot."""
+    source = mode.tracer.tensor_tracker.get(value)
+    if source is None or source.constant is not None:
+        return False
+    if op is torch.ops.aten.as_strided.default:  # what it means depends on where in its storage the value lies
+        return False
+    with set_original_aten_op(op):
+        if any(map(is_symbol, args)) or any(type(arg) is list and any(map(is_symbol, arg)) for arg in args):
+            args = pytree.tree_map_only(torch.SymInt, fetch_sym_proxy(mode.tracer), args)
+        proxy = mode.tracer.create_proxy("call_function", op, (source.proxy, *args), {}, name=name_for(op))
+        track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+    return True
+
+
+def record_effect(mode: ProxyTorchDispatchMode, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
+    """Add the node ``op(handle, *args)`` for its effect, which the handle shows already, without running the op."""
+    tracked = mode.tracer.tensor_tracker
+    args = pytree.tree_map_only(torch.Tensor, lambda tensor: tracked[tensor].proxy, (handle, *args))
+    args = pytree.tree_map_only(torch.SymInt, fetch_sym_proxy(mode.tracer), args)
+    mode.tracer.create_proxy("call_function", op, args, {}, name=name_for(op))
+
+
+def record_symbols(mode: ProxyTorchDispatchMode, arguments: Any) -> None:
+    """Have the nodes for the symbols among some arguments now: the tracer adds them when they are first used."""
+    for number in pytree.tree_leaves(arguments):
+        if is_symbol(number) and number in mode.tracer.symnode_tracker:
+            fetch_sym_proxy(mode.tracer)(number)
+
+
+_the_number: Any = torch.sym_int  # a function like any other to a graph
+
+
+@cache
+def _arithmetic() -> Any:
+    """Torch's arithmetic on symbols, which of a quotient of integers makes an expression, whatever is done with it."""
+    from torch.utils._sympy.reference import PythonReferenceAnalysis  # here: loads sympy
+
+    class Arithmetic(PythonReferenceAnalysis):
+        int_truediv = staticmethod(operator.truediv)
+        trunc_to_int = staticmethod(lambda number, dtype: math.trunc(number))
+
+    return Arithmetic
+
+
+def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
+    """Let the tracer know the sizes of a tensor made while it did not look: as arithmetic on symbols that it knows.
+
+    Nodes for the arithmetic appear when a symbol is used. The tracer does the same for sums and products by itself,
+    and gives up on powers, minima and the like, and on numbers: symbols that a guard has pinned.
+    """
+    if not is_symbolic(handle):
+        return
+    symbols = list(filter(is_symbol, [*handle.size(), *handle.stride(), handle.storage_offset()]))
+    free = [symbol for number in symbols for symbol in number.node.expr.free_symbols]
+    if len(free) > 1:  # the tracer does not find powers and products of three by itself
+        numel = on_handles(torch.Tensor.numel, (handle,), {})
+        symbols += filter(is_symbol, [numel, handle.untyped_storage().nbytes()])
+    # Imported here: sympy takes longer to load than all the rest, and where there are symbols torch has loaded it.
+    from torch.utils._sympy.interp import sympy_interp
+
+    tracer: Any = mode.tracer
+    for symbol in symbols:
+        expression = symbol.node.expr
+        if symbol in tracer.symnode_tracker:
+            continue
+        if expression.is_number:
+            with _enable_thunkify(tracer):
+                _sym_register(tracer, _the_number, (int(expression),), symbol)
+            continue
+        known = tracer.sympy_expr_tracker
+        if not known.keys() >= expression.free_symbols:
+            continue
+        with _enable_thunkify(tracer):
+            values = {free: known[free].value for free in expression.free_symbols}
+            same = sympy_interp(_arithmetic(), values, expression)
+        if is_symbol(same) and same in tracer.symnode_tracker:
+            tracer.symnode_tracker[symbol] = tracer.symnode_tracker[same]

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from functionalize._torch import storage_key, unbacked
-from functionalize.aliasing import view_composition, view_rules
+from functionalize.aliasing import view_rules
 from functionalize.aliasing.bases import Base, HandleRef, View
 from functionalize.aliasing.geometry import Layout, hint, hinted_span, is_empty
-from functionalize.aliasing.overlap import as_dtype, box_of, flat_base_layout, reaches
+from functionalize.aliasing.overlap import RouteStep, as_dtype, flat_base_layout, reaches, route
 from functionalize.aliasing.view_rules import Call, Value, ViewRule
 from functionalize.errors import UnsupportedMutationError
 
@@ -88,11 +88,10 @@ class AliasGraph:
 
     def relocate(self, handle: torch.Tensor) -> None:
         """Track a handle by its layout, after an op that no rule describes changed its metadata."""
-        base = self.bases.get(storage_key(handle))
-        if base is None:
-            self.create_base(handle, handle)
-        else:
+        if base := self.bases.get(storage_key(handle)):
             self.track(handle, self.locate(base, Layout.of(handle)))
+        else:
+            self.create_base(handle, handle)
 
     def track(self, handle: torch.Tensor, view: View) -> None:
         """Record which view a handle has. A base is dropped with the last handle that depends on it."""
@@ -130,7 +129,7 @@ class AliasGraph:
         """The view of a layout at the end of a long chain, by fewer steps from the root; None if there are none."""
         base, root = source.base, source.base.root
         length = source.depth - root.depth
-        steps = _route(root, layout)
+        steps = route(root.layout, layout)
         if steps is None:
             return self.locate(base, layout) if length >= 2 * _LONG_CHAIN and layout.static else None
         if len(steps) > length:
@@ -138,11 +137,11 @@ class AliasGraph:
         parent, rule = self._last(root, steps)
         return base.at(layout) or base.add(parent, rule, layout)
 
-    def _last(self, root: View, steps: Sequence[view_composition.RouteStep]) -> tuple[View, ViewRule]:
+    def _last(self, root: View, steps: Sequence[RouteStep]) -> tuple[View, ViewRule]:
         """The last step of a route as a rule, and the view that it starts from."""
-        parent, base = root, root.base
+        parent = root
         for op, args, reached in steps[:-1]:
-            parent = base.at(reached) or base.add(parent, _rule(op, parent, reached, args), reached)
+            parent = _step(parent, op, args, reached)
         op, args, reached = steps[-1]
         return parent, _rule(op, parent, reached, args)
 
@@ -156,20 +155,15 @@ class AliasGraph:
             if view is base.top and view.layout.has_internal_overlap:
                 self._make_flat_base(base, view.layout)
             return
-        steps = _route(base.root, view.layout)
+        steps = route(base.root.layout, view.layout)
         parent, rule = self._last(base.root, steps) if steps else self._address(base, view.layout)
-        if any(
-            source is view or source.layout.has_internal_overlap for source in parent.lineage()
-        ):  # it was there already
+        if any(one is view or one.layout.has_internal_overlap for one in parent.lineage()):  # it was there already
             parent, rule = self._address(base, view.layout)
         base.move(view, parent, rule)
 
     def locate(self, base: Base, layout: Layout) -> View:
         """The view with a layout; a new one is addressed through the elements of its storage in order."""
-        known = base.at(layout)
-        if known is not None:
-            return known
-        return base.add(*self._address(base, layout), layout)
+        return base.at(layout) or base.add(*self._address(base, layout), layout)
 
     def _address(self, base: Base, layout: Layout) -> tuple[View, ViewRule]:
         """A source whose elements are in order of the storage, and the rule that reads a layout from it."""
@@ -182,20 +176,8 @@ class AliasGraph:
         top = base.top.layout
         source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
         if source.layout.dtype != layout.dtype:
-            source = self._as_dtype(source, layout.dtype)
-        whole = (
-            layout.order is not None
-            and layout.elements == source.layout.elements
-            and layout.dtype == source.layout.dtype
-        )
-        if whole and len(source.layout.size) == 1:
-            return source, view_rules.permuted_dense(layout)
-        return source, view_rules.strided(source.layout, layout)
-
-    def _as_dtype(self, source: View, dtype: torch.dtype) -> View:
-        layout = as_dtype(source.layout, dtype)
-        rule = view_rules.VIEW_RULES[aten.view.dtype](source.layout, layout, dtype)
-        return source.base.at(layout) or source.base.add(source, rule, layout)
+            source = _step(source, aten.view.dtype, (layout.dtype,), as_dtype(source.layout, layout.dtype))
+        return source, _addressed(source.layout, layout)
 
     def _make_flat_base(self, base: Base, layout: Layout) -> View:
         """A new top: the elements of the storage in order, from the first to the last that any view addresses."""
@@ -207,27 +189,24 @@ class AliasGraph:
                 why="where the two meet depends on sizes that are not known while tracing",
                 hint="trace with static shapes (tracing_mode='fake'), or pass tensors that do not share a storage",
             )
-        flat_base = View(base, None, None, around)
-        if old.layout.order is not None and old.layout.elements == around.elements:
-            rule = view_rules.permuted_dense(old.layout)
-        else:
-            rule = view_rules.strided(flat_base.layout, old.layout)
-        flat_base.generation = old.generation
-        base.seed = _seed(base, flat_base.layout, rule, old)
-        base.set_top(flat_base, rule)
-        return flat_base
-
-
-def _route(root: View, layout: Layout) -> list[view_composition.RouteStep] | None:
-    """Plain views that lead from a root to a layout; None where that is no box of the root."""
-    box = box_of(root.layout, layout)
-    if box is None or (layout.conj, layout.neg) != (root.layout.conj, root.layout.neg):
-        return None
-    return view_composition.steps(root.layout, box, layout)
+        rule = _addressed(around, old.layout)
+        base.seed = _seed(base, around, rule, old)
+        return base.put_on_top(around, rule)
 
 
 def _rule(op: Any, source: View, layout: Layout, args: tuple[Any, ...]) -> ViewRule:
     return view_rules.VIEW_RULES[op](source.layout, layout, *args)
+
+
+def _step(source: View, op: Any, args: tuple[Any, ...], layout: Layout) -> View:
+    """The view with a layout, made by an op if there is none yet."""
+    return source.base.at(layout) or source.base.add(source, _rule(op, source, layout, args), layout)
+
+
+def _addressed(source: Layout, layout: Layout) -> ViewRule:
+    """How a layout is read from a source whose elements are in order of the storage."""
+    whole = layout.order is not None and layout.elements == source.elements and layout.dtype == source.dtype
+    return view_rules.permuted_dense(layout) if whole and len(source.size) == 1 else view_rules.strided(source, layout)
 
 
 def _seed(base: Base, layout: Layout, rule: ViewRule, old: View) -> Callable[[Call], Value]:

@@ -4,13 +4,17 @@ A `Base` stands for one storage. Its `View`s form a tree: the root is the first 
 each other view says by a rule how it is read from its source. Above the root there may be a flat base: the elements of
 the storage in order, for views that the root does not reach.
 
-Invariant: a view's layout never changes, but for symbols that a guard has pinned. Limits: strided layout.
+Invariant: a view's layout never changes, but for symbols that a guard has pinned; a write that the log leaves out of
+an answer shares no element with the view in question. Limits: strided layout.
 """
 
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,28 +22,11 @@ import torch
 from functionalize._torch import storage_key
 from functionalize.aliasing.geometry import Layout, fits, plain
 from functionalize.aliasing.overlap import Box, box_of, boxes_disjoint, spans_disjoint
-from functionalize.aliasing.view_rules import Call, Value, ViewRule
-from functionalize.aliasing.write_log import WriteLog
-
-_UNSET: Any = object()
+from functionalize.aliasing.view_rules import Call, Progression, Value, ViewRule
 
 
 class View:
     """A layout in a storage, and the rule that reads it from its source; the top of the tree has neither."""
-
-    __slots__ = (
-        "_box",
-        "aliased",
-        "base",
-        "covers",
-        "depth",
-        "generation",
-        "is_source",
-        "layout",
-        "parent",
-        "rule",
-        "value",
-    )
 
     def __init__(self, base: Base, parent: View | None, rule: ViewRule | None, layout: Layout) -> None:
         self.base = base
@@ -48,7 +35,6 @@ class View:
         self.generation = 0  # how many writes of the base's log the value has
         self.aliased = False  # the value belongs to another tensor as well
         self.is_source = False  # whether other views were read from it
-        self._box: Box | None = _UNSET
         self.set_parent(parent, rule)
 
     def set_parent(self, parent: View | None, rule: ViewRule | None) -> None:
@@ -63,21 +49,23 @@ class View:
         """Set the value, and the generation at which it is right; ``aliased``: it belongs to another tensor too."""
         self.value, self.generation, self.aliased = value, generation, aliased
 
-    @property
+    @cached_property
     def box(self) -> Box | None:
         """The layout as a box of the root; None where it is none."""
-        if self._box is _UNSET:
-            self._box = box_of(self.base.root.layout, self.layout)
-        return self._box
+        return box_of(self.base.root.layout, self.layout)
+
+    @property
+    def part(self) -> Progression | None:
+        """Which part of its source the view is, if it is one."""
+        return None if self.rule is None else self.rule.part
 
     def disjoint(self, other: View) -> bool:
         """Whether two views of one base provably share no element."""
         if self is other:
             return False
-        if self.parent is other.parent and self.rule is not None and other.rule is not None:
-            a, b = self.rule.part, other.rule.part
-            if a is not None and b is not None and a.dim == b.dim:
-                return a.stop <= b.start or b.stop <= a.start
+        one, two = self.part, other.part
+        if self.parent is other.parent and one is not None and two is not None and one.dim == two.dim:
+            return one.stop <= two.start or two.stop <= one.start
         if spans_disjoint(self.layout, other.layout):
             return True
         box, other_box = self.box, other.box
@@ -91,10 +79,94 @@ class View:
             view = view.parent
 
 
+class _Parts:
+    """Written views that are parts of one source along one dimension (rows, slices), found by where they lie.
+
+    A question about one of n rows does not go through the writes to the others.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+        self._starts: list[int] = []
+        self._at: dict[int, dict[View, tuple[Progression, int]]] = {}
+        self._longest = 0
+
+    def add(self, view: View, part: Progression, position: int) -> None:
+        """Note a write to a view, at a position of the log."""
+        if part.start not in self._at:
+            insort(self._starts, part.start)
+            self._at[part.start] = {}
+        self._at[part.start][view] = (part, position)
+        self._longest = max(self._longest, part.stop - part.start)
+        self.last = position
+
+    def views(self) -> Iterator[View]:
+        """Each view kept."""
+        for at in self._at.values():
+            yield from at
+
+    def meeting(self, part: Progression, since: int) -> Iterator[View]:
+        """The views after a position whose parts overlap one."""
+        first = bisect_left(self._starts, part.start - self._longest + 1)
+        for start in self._starts[first : bisect_left(self._starts, part.stop)]:
+            for view, (other, position) in self._at[start].items():
+                if position > since and other.stop > part.start:
+                    yield view
+
+
+class WriteLog:
+    """The writes to one storage, in order, and which of them may have touched a view. A view stands here once."""
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._parts: dict[tuple[View, int], _Parts] = {}
+        self._others: dict[View, int] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, view: View) -> None:
+        """Note one more write."""
+        self._length += 1
+        part = view.part
+        if part is None or view.parent is None:
+            self._others[view] = self._length
+        else:
+            self._parts.setdefault((view.parent, part.dim), _Parts()).add(view, part, self._length)
+
+    def views(self) -> Iterator[View]:
+        """Each view written, once."""
+        yield from self._others
+        for parts in self._parts.values():
+            yield from parts.views()
+
+    def touching(self, view: View, since: int) -> Iterator[View]:
+        """The views written after a position that may share an element with a view."""
+        if since >= self._length:
+            return
+        for write, position in self._others.items():
+            if position > since and not write.disjoint(view):
+                yield write
+        for (source, dim), parts in self._parts.items():
+            if parts.last > since:
+                for write in parts.meeting(_within(view, source, dim), since):
+                    if not write.disjoint(view):
+                        yield write
+
+
+_EVERYWHERE = Progression(0, 0, 1 << 62, drops=False)
+
+
+def _within(view: View, source: View, dim: int) -> Progression:
+    """Which part of a source along a dimension a view lies in, as far as its sources tell."""
+    for step in view.lineage():
+        if step.parent is source:
+            return step.part if step.part is not None and step.part.dim == dim else _EVERYWHERE
+    return _EVERYWHERE
+
+
 class HandleRef(weakref.ref[torch.Tensor]):
     """A handle, as long as it lives, and the view that it is of."""
-
-    __slots__ = ("key", "view")
 
     key: int
     view: View
@@ -102,24 +174,6 @@ class HandleRef(weakref.ref[torch.Tensor]):
 
 class Base:
     """One storage that was viewed or written: its tree of views, its handles, and the log of its writes."""
-
-    __slots__ = (
-        "_renamed",
-        "_views",
-        "capacity",
-        "handles",
-        "held",
-        "kept",
-        "key",
-        "log",
-        "original",
-        "pending",
-        "root",
-        "seed",
-        "storage",
-        "top",
-        "twin",
-    )
 
     def __init__(self, handle: torch.Tensor, value: Value) -> None:
         self.key = storage_key(handle)
@@ -138,7 +192,7 @@ class Base:
         self.kept: dict[View, Value] | None = None  # every write that no later one covers, where that is asked for
         self.handles: dict[int, HandleRef] = {}
         self._views: dict[tuple[Any, ...], View] = {self.root.layout.key: self.root}
-        self._renamed: View | None = None
+        self._renamed: list[View] = []  # the root by a reshape to its own size, once the program made it
 
     def at(self, layout: Layout) -> View | None:
         """The view with a layout, or None."""
@@ -150,21 +204,22 @@ class Base:
 
     def renamed(self, rule: ViewRule) -> View:
         """The view which the program made of the root by a reshape to the root's own size."""
-        if self._renamed is None:
-            self._renamed = View(self, self.root, rule, self.root.layout)
-        return self._renamed
+        if not self._renamed:
+            self._renamed.append(View(self, self.root, rule, self.root.layout))
+        return self._renamed[0]
 
-    def set_top(self, flat_base: View, rule: ViewRule) -> None:
-        """Put a new top above the old one."""
-        old, self.top = self.top, flat_base
-        self._views.setdefault(flat_base.layout.key, flat_base)
-        self.move(old, flat_base, rule)
+    def put_on_top(self, layout: Layout, rule: ViewRule) -> View:
+        """Put a flat base with a layout above the old top, which is read from it by a rule."""
+        old, self.top = self.top, View(self, None, None, layout)
+        self.top.generation = old.generation
+        self._views.setdefault(layout.key, self.top)
+        self.move(old, self.top, rule)
+        return self.top
 
     def move(self, view: View, parent: View, rule: ViewRule) -> None:
         """Give a view another source; the views below it move along."""
         view.set_parent(parent, rule)
-        views = [*self._views.values()] + ([self._renamed] if self._renamed else [])
-        for view in sorted(views, key=lambda view: view.depth):
+        for view in sorted(chain(self._views.values(), self._renamed), key=lambda view: view.depth):
             view.set_parent(view.parent, view.rule)
 
     def note_resize(self) -> None:
@@ -191,10 +246,8 @@ class Base:
 
     def release(self) -> None:
         """Drop all tensors, which the reference cycle of base and views would hold until garbage is collected."""
-        for view in self._views.values():
+        for view in chain(self._views.values(), self._renamed):
             view.value = None
-        if self._renamed is not None:
-            self._renamed.value = None
         self.pending.clear()
         self.kept = None
         self.storage = self.held = self.seed = self.twin = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -74,24 +74,11 @@ class Layout:
         dtype, conj, neg = tensor.dtype, tensor.is_conj(), tensor.is_neg()
         if is_symbolic(tensor):
             return cls(tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset), dtype, conj, neg)
-        key = (size, stride, offset, dtype, conj, neg)
-        return _LAYOUTS.get(key) or cls._known(key)
-
-    @classmethod
-    def _known(cls, key: tuple[Any, ...]) -> Layout:
-        """The layout of plain sizes: one object for each, so that its cached properties are computed once."""
-        if len(_LAYOUTS) >= _LAYOUTS_KEPT:
-            _LAYOUTS.clear()
-        key = (tuple(key[0]), *key[1:])
-        layout = _LAYOUTS[key] = cls(*key)
-        layout.__dict__.update(static=True, key=key)
-        return layout
+        return _layout(size, stride, offset, dtype, conj, neg)
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
         """Hashable; equal for layouts that address the same elements in the same way."""
-        if self.static:
-            return (self.size, self.stride, self.offset, self.dtype, self.conj, self.neg)
         size, stride = tuple(map(_hashable, self.size)), tuple(map(_hashable, self.stride))
         return (size, stride, _hashable(self.offset), self.dtype, self.conj, self.neg)
 
@@ -128,11 +115,7 @@ class Layout:
     @cached_property
     def span(self) -> tuple[int, int]:
         """Bytes from first to one past the last; an empty tensor spans nothing. Needs ``static``."""
-        if 0 in self.size:
-            return (0, 0)
-        last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
-        item = self.dtype.itemsize
-        return (self.offset * item, (self.offset + last + 1) * item)
+        return (0, 0) if 0 in self.size else hinted_span(self)
 
     @cached_property
     def extent(self) -> int:
@@ -143,31 +126,35 @@ class Layout:
     @cached_property
     def dense(self) -> bool:
         """Each element between first and last is addressed exactly once."""
-        return self.static and self.extent == self.numel and strides_nest(self)
+        return self.static and self.extent == self.numel and self.strides_nest
+
+    @cached_property
+    def _walks(self) -> list[tuple[int, int]]:
+        """(stride, size) of each dimension that leads to other elements, innermost first; unknown sizes supposed."""
+        dims = [(supposed(stride), supposed(size)) for size, stride in zip(self.size, self.stride, strict=True)]
+        return sorted((stride, size) for stride, size in dims if size != 1)
+
+    @cached_property
+    def strides_nest(self) -> bool:
+        """Whether each stride steps over all that the smaller ones reach, so that offsets decompose in one way."""
+        reach = 0
+        for stride, size in self._walks:
+            if stride <= reach:
+                return False
+            reach += (size - 1) * stride
+        return True
 
     @cached_property
     def has_internal_overlap(self) -> bool:
         """Whether two positions share an element, for the sizes of this trace; those that data decide are supposed."""
         if len(self.stride) < len(self.size) or (self.static and self.contiguous):
             return False  # sparse, or all apart
-        dims = [(supposed(stride), supposed(size)) for size, stride in zip(self.size, self.stride, strict=True)]
-        dims = sorted((stride, size) for stride, size in dims if size != 1)
-        reach = 0
-        for stride, size in dims:
-            if stride <= reach:
-                break
-            reach += (size - 1) * stride
-        else:
-            return False
-        return all(size for _, size in dims) and _has_equal_offsets(dims)
+        return not self.strides_nest and all(size for _, size in self._walks) and _has_equal_offsets(self._walks)
 
-    @cached_property
+    @property
     def overlaps_beyond_expand(self) -> bool:
         """Whether two positions share an element though no stride is zero."""
-        zero = any(
-            supposed(stride) == 0 and supposed(size) > 1 for size, stride in zip(self.size, self.stride, strict=True)
-        )
-        return self.has_internal_overlap and not zero
+        return self.has_internal_overlap and all(stride for stride, _ in self._walks)
 
     @cached_property
     def outermost_first(self) -> list[int]:
@@ -194,8 +181,10 @@ class Layout:
         return not (self.conj or self.neg)
 
 
-_LAYOUTS: dict[tuple[Any, ...], Layout] = {}
-_LAYOUTS_KEPT = 20_000
+@lru_cache(20_000)
+def _layout(size: Sequence[int], *rest: Any) -> Layout:
+    """The layout of plain sizes: one object for each, so that its cached properties are computed once."""
+    return Layout(tuple(size), *rest)
 
 
 def _has_equal_offsets(dims: Sequence[tuple[int, int]]) -> bool:
@@ -206,18 +195,6 @@ def _has_equal_offsets(dims: Sequence[tuple[int, int]]) -> bool:
     for stride, size in dims:
         offsets = [offset + step * stride for offset in offsets for step in range(size)]
     return len(set(offsets)) < len(offsets)
-
-
-def strides_nest(layout: Layout) -> bool:
-    """Whether each stride steps over all that the smaller ones reach, so that offsets decompose in one way."""
-    reach = 0
-    for dim in reversed(layout.outermost_first):
-        if layout.size[dim] == 1:
-            continue
-        if layout.stride[dim] <= reach:
-            return False
-        reach += (layout.size[dim] - 1) * layout.stride[dim]
-    return True
 
 
 def hinted_span(layout: Layout) -> tuple[int, int]:

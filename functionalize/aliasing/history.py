@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from functionalize.aliasing.bases import Base, View
@@ -17,14 +16,10 @@ from functionalize.call_stack import Location, Origin
 
 
 @dataclass(eq=False)
-class ViewRecord:
-    """One layout in a storage that the program had a tensor for."""
-
-    index: int
+class _Event:
+    index: int  # among the program's views, or among its writes
     base: BaseRecord
-    parent: ViewRecord | None
-    op: str  # the op that made it; of a base's first tensor empty
-    region: Layout
+    op: str  # of a base's first tensor empty
     origin: Origin
     time: int  # position among all events of the program
 
@@ -35,20 +30,18 @@ class ViewRecord:
 
 
 @dataclass(eq=False)
-class WriteRecord:
+class ViewRecord(_Event):
+    """One layout in a storage that the program had a tensor for."""
+
+    parent: ViewRecord | None
+    region: Layout
+
+
+@dataclass(eq=False)
+class WriteRecord(_Event):
     """One write."""
 
-    index: int
-    base: BaseRecord
     view: ViewRecord
-    op: str
-    origin: Origin
-    time: int
-
-    @property
-    def location(self) -> Location:
-        """The line in the user's code."""
-        return self.origin.location
 
 
 @dataclass(eq=False)
@@ -115,68 +108,46 @@ class AliasHistory:
 
 
 class Historian:
-    """Notes what happens while a program runs; the :class:`AliasHistory` is written when somebody wants to read it."""
+    """Writes the history while a program runs."""
 
     def __init__(self, name_of: Callable[[Base], str], here: Callable[[], Origin]) -> None:
+        self.history = AliasHistory()
         self._name_of, self._here = name_of, here
-        self._names: dict[Base, str] = {}
-        self._numbers: dict[Base, int] = {}  # of the bases in the history
-        self._seen: set[View] = set()
-        self._events: list[tuple[View, View | None, Layout, Any, Origin, bool]] = []  # the last: whether a write
+        self._bases: dict[Base, BaseRecord] = {}
+        self._views: dict[View, ViewRecord] = {}
+        self._writes = 0
 
-    def viewed(self, view: View, op: Any) -> None:
+    def viewed(self, view: View, op: Any) -> ViewRecord:
         """Note that the program made a view."""
-        if view in self._seen:
-            return
-        self._seen.add(view)
-        if view.parent is not None:
-            self.viewed(view.parent, op)
-        elif view.base not in self._names:
-            self._names[view.base] = self._name_of(view.base)
-        self._events.append((view, view.parent, view.layout, op, self._here(), False))
+        if view in self._views:
+            return self._views[view]
+        parent = None if view.parent is None else self.viewed(view.parent, op)
+        base = self._bases.get(view.base)
+        if base is None:
+            base = self._bases[view.base] = BaseRecord(len(self._bases), self._name_of(view.base))
+            self.history.bases.append(base)
+        event = len(self._views), base, "" if parent is None else str(op), self._here(), self._time
+        self._views[view] = record = ViewRecord(*event, parent, view.layout)
+        base.views.append(record)
+        return record
 
     def wrote(self, view: View, op: Any) -> None:
         """Note that the program wrote to a view."""
-        self.viewed(view, op)
-        self._events.append((view, view.parent, view.layout, op, self._here(), True))
+        record = self.viewed(view, op)
+        record.base.writes.append(WriteRecord(self._writes, record.base, str(op), self._here(), self._time, record))
+        self._writes += 1
+
+    @property
+    def _time(self) -> int:
+        return len(self._views) + self._writes
 
     def detach(self) -> None:
         """Nothing more will happen: let go of what told where the program was."""
-        self._name_of, self._here = _nameless, _nowhere
-
-    @cached_property
-    def history(self) -> AliasHistory:
-        """The history of all noted events."""
-        history = AliasHistory()
-        views: dict[View, ViewRecord] = {}
-        writes = 0
-        for time, (view, parent, layout, op, origin, is_write) in enumerate(self._events):
-            number = self._numbers.setdefault(view.base, len(history.bases))
-            if number == len(history.bases):
-                history.bases.append(BaseRecord(number, self._names[view.base]))
-            base = history.bases[number]
-            if is_write:
-                base.writes.append(WriteRecord(writes, base, views[view], str(op), origin, time))
-                writes += 1
-            else:
-                name = "" if parent is None else str(op)
-                source = None if parent is None else views[parent]
-                views[view] = ViewRecord(len(views), base, source, name, layout, origin, time)
-                base.views.append(views[view])
-        return history
+        del self._name_of, self._here
 
     def writes_of(self, base: Base) -> Sequence[WriteRecord]:
         """The writes to a base, in order."""
-        bases, number = self.history.bases, self._numbers.get(base)
-        return () if number is None else bases[number].writes
-
-
-def _nameless(base: Base) -> str:
-    return "storage"
-
-
-def _nowhere() -> Origin:
-    return Origin((), None)
+        return self._bases[base].writes if base in self._bases else ()
 
 
 def _label(view: ViewRecord) -> str:

@@ -1,4 +1,4 @@
-"""Whether two layouts of one storage share elements, and which layout reaches another.
+"""Whether two layouts of one storage share elements, which layout reaches another, and by which plain views.
 
 Invariant: answers are exact or conservative: "disjoint" is only said when proved.
 Limits: proofs need sizes known as plain integers; symbolic layouts compare equal by expression, nothing more.
@@ -7,13 +7,16 @@ Limits: proofs need sizes known as plain integers; symbolic layouts compare equa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from functionalize._torch import unbacked
-from functionalize.aliasing.geometry import Layout, hint, hinted_span, plain, stop, strides_nest
+from functionalize.aliasing.geometry import Layout, hint, hinted_span, plain, stop
+
+aten = torch.ops.aten
+RouteStep = tuple[Any, tuple[Any, ...], Layout]  # a view op, its arguments, and the layout that it gives
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def box_of(root: Layout, view: Layout) -> Box | None:
     """The view as a Box of the root, or None when it is not one (or nothing can be proved)."""
     if not (root.static and view.static) or root.dtype != view.dtype or 0 in view.size or 0 in root.size:
         return None
-    if not strides_nest(root):
+    if not root.strides_nest:
         return None
     starts = _starts(root, view.offset - root.offset)
     if starts is None:
@@ -72,6 +75,48 @@ def _axis(root: Layout, axes: list[tuple[int, int, int]], size: int, stride: int
         if start + (size - 1) * (stride // root.stride[dim]) < root.size[dim]:
             return dim
     return None
+
+
+def route(root: Layout, out: Layout) -> list[RouteStep] | None:
+    """Plain views that lead from a root to a layout, to the same elements in the same order; None if it is no box."""
+    box = box_of(root, out)
+    return None if box is None or (out.conj, out.neg) != (root.conj, root.neg) else _steps(root, box, out)
+
+
+def _steps(root: Layout, box: Box, out: Layout) -> list[RouteStep]:
+    """The shortest way: select, slice, permute, unsqueeze, expand."""
+    result: list[RouteStep] = []
+    size, stride, offset = list(root.size), list(root.stride), root.offset
+
+    def go(op: Any, *args: Any) -> None:
+        result.append((op, args, replace(root, size=tuple(size), stride=tuple(stride), offset=offset)))
+
+    kept = [dim for dim in box.dims if dim is not None]
+    for dim in reversed(range(len(root.size))):
+        if dim not in kept:
+            start = box.axes[dim][0]
+            offset += start * stride[dim]
+            del size[dim], stride[dim]
+            go(aten.select.int, dim, start)
+    for axis, dim in enumerate(sorted(kept)):
+        start, step, count = box.axes[dim]
+        if (start, step, count) != (0, 1, size[axis]):
+            offset += start * stride[axis]
+            size[axis], stride[axis] = count, stride[axis] * step
+            go(aten.slice.Tensor, axis, start, start + (count - 1) * step + 1, step)
+    order = [sorted(kept).index(dim) for dim in kept]
+    if order != sorted(order):
+        size, stride = [size[axis] for axis in order], [stride[axis] for axis in order]
+        go(aten.permute.default, order)
+    for axis, walked in enumerate(box.dims):
+        if walked is None:
+            size.insert(axis, 1)
+            stride.insert(axis, 0)
+            go(aten.unsqueeze.default, axis)
+    if tuple(size) != out.size:
+        size, stride = list(out.size), list(out.stride)
+        go(aten.expand.default, size)
+    return [*result[:-1], (*result[-1][:2], out)] if result else []
 
 
 def boxes_disjoint(one: Box, two: Box) -> bool:

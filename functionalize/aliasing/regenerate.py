@@ -10,19 +10,18 @@ Invariant: a value is only used at a position where it is right. Limits: nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 
-from functionalize.aliasing.bases import Base, View
-from functionalize.aliasing.view_composition import tile_runs
-from functionalize.aliasing.view_rules import Value
-from functionalize.aliasing.write_log import WriteLog
+from functionalize.aliasing.bases import Base, View, WriteLog
+from functionalize.aliasing.view_rules import LazyValue, Progression, Value
 
 aten = torch.ops.aten
 PendingWrite = tuple[View, Value, int]  # a pending write: the view, its new value, its position in the log
-LazyValue = Callable[[], Value]
 
 
 class Execution(Protocol):
@@ -53,7 +52,7 @@ def regenerate(run: Execution, view: View) -> Value:
     for node in reversed(path):
         assert node.rule is not None
         known = run.recorded_view(node, value)
-        value = node.rule.replay(run.call, _owned(run, node, value)) if known is None else known
+        value = node.rule.replay(run.call, _owned(run, node, _constant(value))) if known is None else known
         node.set_value(value, source.generation, aliased=source.aliased and run.views_alias)
     return value
 
@@ -63,27 +62,22 @@ def commit(view: View, value: Value, *, aliased: bool = False) -> None:
     base = view.base
     base.log.append(view)
     view.set_value(_lasting(view, value), len(base.log), aliased=aliased)
-    if view.covers:
-        base.pending.clear()
-    elif base.pending and view.is_source:
-        for covered in [other for other in base.pending if view in other.lineage()]:
-            del base.pending[covered]
-    if base.kept is not None:
-        _keep(base.kept, view, value)
-    base.pending.pop(view, None)  # the newest write stands last, also where the same view was written before
+    _forget_covered(base.pending, view)
     if view is not base.top:
         base.pending[view] = (value, len(base.log))
+    if base.kept is not None:
+        _forget_covered(base.kept, view)
+        base.kept[view] = value
 
 
-def _keep(kept: dict[View, Value], view: View, value: Value) -> None:
-    """Remember a write, and forget those that it covers."""
+def _forget_covered(writes: dict[View, Any], view: View) -> None:
+    """Forget the writes that one to a view covers: the newest stands last, also where the same view was written."""
     if view.covers:
-        kept.clear()
-    elif view.is_source:
-        for covered in [other for other in kept if view in other.lineage()]:
-            del kept[covered]
-    kept.pop(view, None)
-    kept[view] = value
+        writes.clear()
+    elif writes and view.is_source:
+        for covered in [other for other in writes if view in other.lineage()]:
+            del writes[covered]
+    writes.pop(view, None)
 
 
 def _lasting(view: View, value: Value) -> Value | None:
@@ -95,12 +89,9 @@ def _fold_pending(run: Execution, base: Base) -> None:
     entries = [(view, value, generation) for view, (value, generation) in base.pending.items()]
     base.pending.clear()
     value = _fold(run, base.top, entries, lambda: top_value(run, base))
-    base.top.set_value(value, len(base.log), aliased=_still_aliased(run, entries))
-
-
-def _still_aliased(run: Execution, entries: list[PendingWrite]) -> bool:
-    """Whether a folded value may still be an aliased one: views carry it along, a scatter makes a new value."""
-    return run.views_alias and any(view.aliased and view.covers for view, _, _ in entries)
+    # It may still be an aliased one: views carry it along, a scatter makes a new value.
+    aliased = run.views_alias and any(view.aliased and view.covers for view, _, _ in entries)
+    base.top.set_value(value, len(base.log), aliased=aliased)
 
 
 def top_value(run: Execution, base: Base) -> Value:
@@ -115,7 +106,8 @@ def _fold(run: Execution, node: View, entries: list[PendingWrite], before: LazyV
     """The value of ``node`` after writes at or below it, in order; ``before`` computes the one before them."""
     batch: dict[View, Value] = {}  # new values of children that lie apart, not part of `before` yet
     lying = WriteLog()  # the same children, to ask which overlap
-    for child, group in _by_child(node, entries):
+    for child, consecutive in groupby(entries, key=lambda entry: _child_towards(node, entry[0])):
+        group = list(consecutive)
         if child is None:
             batch, lying, before = {}, WriteLog(), _constant(group[-1][1])
             continue
@@ -129,28 +121,12 @@ def _fold(run: Execution, node: View, entries: list[PendingWrite], before: LazyV
     return _scatter(run, batch, before)
 
 
-def _by_child(node: View, entries: list[PendingWrite]) -> Iterator[tuple[View | None, list[PendingWrite]]]:
-    """Consecutive entries that lie at or below the same child of ``node``; None for ``node`` itself."""
-    group: list[PendingWrite] = []
-    current: View | None = None
-    for entry in entries:
-        child = _child_towards(node, entry[0])
-        if group and child is not current:
-            yield current, group
-            group = []
-        current = child
-        group.append(entry)
-    if group:
-        yield current, group
-
-
 def _child_towards(node: View, view: View) -> View | None:
+    """The child of ``node`` at or above a view; None for ``node`` itself."""
     if view is node:
         return None
-    for step in view.lineage():
-        if step.parent is node:
-            return step
-    raise AssertionError("a pending write lies outside of its base's tree")
+    (child,) = (step for step in view.lineage() if step.parent is node)
+    return child
 
 
 def _prior(run: Execution, child: View, group: list[PendingWrite], before: LazyValue) -> LazyValue:
@@ -160,41 +136,49 @@ def _prior(run: Execution, child: View, group: list[PendingWrite], before: LazyV
     inside = {view for view, _, _ in group}
     if child.value is not None and all(write in inside for write in child.base.log.touching(child, child.generation)):
         return _constant(child.value)
-    return lambda: rule.replay(run.call, _owned(run, child, before()))
+    return lambda: rule.replay(run.call, _owned(run, child, before))
 
 
 def _scatter(run: Execution, batch: dict[View, Value], before: LazyValue) -> Value:
     """The value of a source, given the values of disjoint children."""
-    for tiles in tile_runs([(child, child.rule.part) for child in batch if child.rule is not None]):
+    for tiles in tile_runs([(child, child.part) for child in batch]):
         before = _constant(_tile(run, tiles, batch, before))
         batch = {child: value for child, value in batch.items() if child not in tiles}
     for child, value in batch.items():
         assert child.rule is not None
-        before = _constant(child.rule.inverse(run.call, _source(run, child, before), value))
+        before = _constant(child.rule.inverse(run.call, partial(_owned, run, child, before), value))
     return before()
 
 
-def _owned(run: Execution, view: View, value: Value) -> Value:
+def _owned(run: Execution, view: View, source: LazyValue) -> Value:
     """The value of a view's source, for the view's rule: a clone where an aliased one may start elsewhere."""
     assert view.rule is not None and view.parent is not None
-    return run.call(aten.clone.default, value) if view.rule.addresses_storage and view.parent.aliased else value
+    return run.call(aten.clone.default, source()) if view.rule.addresses_storage and view.parent.aliased else source()
 
 
-def _source(run: Execution, view: View, before: LazyValue) -> LazyValue:
-    return lambda: _owned(run, view, before())
+def tile_runs(parts: Sequence[tuple[Any, Progression | None]]) -> list[list[Any]]:
+    """Groups of two or more views that are adjacent along one dimension of their common source, in order."""
+    known = [(part.dim, part.drops, part.start, part.stop, view) for view, part in parts if part is not None]
+    runs: list[list[Any]] = []
+    end: tuple[Any, ...] | None = None
+    for dim, drops, start, stop, view in sorted(known, key=lambda row: row[:4]):
+        if end == (dim, drops, start):
+            runs[-1].append(view)
+        else:
+            runs.append([view])
+        end = (dim, drops, stop)
+    return [run for run in runs if len(run) > 1]
 
 
 def _tile(run: Execution, tiles: list[View], batch: dict[View, Value], before: LazyValue) -> Value:
     """The source's value after writes to adjacent parts, joined into one write."""
-    first, last = tiles[0].rule, tiles[-1].rule
-    assert first is not None and last is not None and tiles[0].parent is not None
-    assert first.part is not None and last.part is not None
-    dim, start, stop = first.part.dim, first.part.start, last.part.stop
-    join = aten.stack.default if first.part.drops else aten.cat.default
-    piece = run.call(join, [batch[child] for child in tiles], dim)
-    if start == 0 and stop == tiles[0].parent.layout.size[dim]:
+    first, last, source = tiles[0].part, tiles[-1].part, tiles[0].parent
+    assert first is not None and last is not None and source is not None
+    join = aten.stack.default if first.drops else aten.cat.default
+    piece = run.call(join, [batch[child] for child in tiles], first.dim)
+    if first.start == 0 and last.stop == source.layout.size[first.dim]:
         return piece
-    return run.call(aten.slice_scatter.default, before(), piece, dim, start, stop)
+    return run.call(aten.slice_scatter.default, before(), piece, first.dim, first.start, last.stop)
 
 
 def _constant(value: Any) -> LazyValue:

@@ -55,8 +55,7 @@ def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The value itself if it has the strides of a layout, else a copy that has them."""
     if value.layout is not torch.strided or not layout.static or has_strides(value, layout.stride):
         return value
-    extent = 0 if 0 in layout.size else 1 + sum((n - 1) * s for n, s in zip(layout.size, layout.stride, strict=True))
-    made = torch.empty(extent, dtype=value.dtype, device=value.device)
+    made = torch.empty(layout.extent, dtype=value.dtype, device=value.device)
     return copy_into(made.as_strided(layout.size, layout.stride, 0), value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import FakeTensor, is_symbolic, on_handles
+from functionalize._torch import FakeTensor, on_handles
 from functionalize.aliasing.geometry import same
 
 
@@ -38,17 +38,12 @@ def repeated(tensor: torch.Tensor) -> list[int]:
 
 def counts_elements(handle: torch.Tensor) -> bool:
     """Whether ``copy_`` wants as many elements specified as the handle has: ``resize_as_sparse_`` goes first then."""
-    return handle.layout in _COMPRESSED
-
-
-_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+    return handle.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors of one shape have equal strides; of symbols, equal expressions."""
-    if is_symbolic(one) or is_symbolic(two):
-        return same(one.stride(), two.stride())
-    return one.stride() == two.stride()
+    return same(one.stride(), two.stride())
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 
@@ -19,12 +20,7 @@ from functionalize.aliasing.geometry import Layout
 aten = torch.ops.aten
 Value = Any
 LazyValue = Callable[[], Value]  # computes the source's value only for those inverses that need it
-
-
-class Call(Protocol):
-    """Executes one op on values."""
-
-    def __call__(self, op: Any, *args: Any) -> Value: ...
+Call = Callable[..., Value]  # executes one op on values: `call(op, *args)`
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class ViewRule:
     ``path``: the view ops that lead from the source to the view; nearly always one.
     ``covers``: a write through the view leaves nothing of the source's old value.
     ``part``: set for the views of which several can tile their source, see
-        :mod:`functionalize.aliasing.view_composition`.
+        :func:`functionalize.aliasing.regenerate.tile_runs`.
     """
 
     path: tuple[OpCall, ...]
@@ -68,28 +64,30 @@ class ViewRule:
 
 
 def along(op: Any, *args: Any) -> tuple[OpCall, ...]:
-    """A path of one view op."""
-    return ((op, args),)
+    """A path of one view op; of arguments that are sequences it has lists of its own."""
+    return ((op, tuple(list(arg) if isinstance(arg, (list, tuple)) else arg for arg in args)),)
 
 
 Builder = Callable[..., ViewRule]
 VIEW_RULES: dict[Any, Builder] = {}
 
-_NOT_STRIDED = "it reads the parts of a sparse or nested tensor, which has no strided storage to address"
-UNSUPPORTED_VIEWS: dict[Any, str] = {
-    aten._sparse_broadcast_to.default: _NOT_STRIDED,
-    aten._indices.default: _NOT_STRIDED,
-    aten._values.default: _NOT_STRIDED,
-    aten.indices.default: _NOT_STRIDED,
-    aten.values.default: _NOT_STRIDED,
-    aten.crow_indices.default: _NOT_STRIDED,
-    aten.col_indices.default: _NOT_STRIDED,
-    aten.ccol_indices.default: _NOT_STRIDED,
-    aten.row_indices.default: _NOT_STRIDED,
-    aten._nested_view_from_buffer.default: _NOT_STRIDED,
-    aten._nested_view_from_jagged.default: _NOT_STRIDED,
-    aten._nested_get_values.default: _NOT_STRIDED,
-}
+UNSUPPORTED_VIEWS: dict[Any, str] = dict.fromkeys(
+    (
+        aten._sparse_broadcast_to.default,
+        aten._indices.default,
+        aten._values.default,
+        aten.indices.default,
+        aten.values.default,
+        aten.crow_indices.default,
+        aten.col_indices.default,
+        aten.ccol_indices.default,
+        aten.row_indices.default,
+        aten._nested_view_from_buffer.default,
+        aten._nested_view_from_jagged.default,
+        aten._nested_get_values.default,
+    ),
+    "it reads the parts of a sparse or nested tensor, which has no strided storage to address",
+)
 """Primitive views without a rule, and why: they pass through, and a write through them is refused."""
 
 BY_LAYOUT = frozenset(
@@ -117,75 +115,50 @@ def view_rule(*ops: Any) -> Callable[[Builder], Builder]:
     return register
 
 
-def _reshaping(op: Any, args: tuple[Any, ...], source: Layout) -> ViewRule:
-    """A view which renames positions: its inverse is a view back to the source's size."""
-    return ViewRule(
-        path=along(op, *args),
-        inverse=lambda call, base, view: call(aten.view.default, view, list(source.size)),
-        covers=True,
-    )
+def _to_size(source: Layout, *_: Any) -> OpCall:
+    return aten.view.default, (list(source.size),)
 
 
-@view_rule(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
-def view(source: Layout, out: Layout, size: Sequence[Any], *_: Any) -> ViewRule:
-    return _reshaping(aten.view.default, (list(size),), source)
+WAYS_BACK: dict[Any, Callable[..., OpCall]] = {
+    aten.view.default: _to_size,
+    aten.squeeze.default: _to_size,
+    aten.squeeze.dims: _to_size,
+    aten.squeeze.dim: lambda source, *dim: (aten.unsqueeze.default, dim),
+    aten.unsqueeze.default: lambda source, *dim: (aten.squeeze.dim, dim),
+    aten.permute.default: lambda source, dims: (aten.permute.default, (_inverse_order(dims),)),
+    aten.transpose.int: lambda source, *dims: (aten.transpose.int, dims),
+    aten.t.default: lambda source: (aten.t.default, ()),
+    aten.view.dtype: lambda source, dtype: (aten.view.dtype, (source.dtype,)),
+    aten.view_as_real.default: lambda source: (aten.view_as_complex.default, ()),
+    aten.view_as_complex.default: lambda source: (aten.view_as_real.default, ()),
+    # Physical in either mode: the source's handle has no conjugate or negative bit, so its value gets none.
+    aten._conj.default: lambda source: (aten._conj_copy.default, ()),
+    aten._neg_view.default: lambda source: (aten._neg_view_copy.default, ()),
+}
+"""Views of all of their source, and the op that leads back: from the source's layout and the view's arguments."""
 
 
-@view_rule(aten.squeeze.default)
-def squeeze(source: Layout, out: Layout) -> ViewRule:
-    return _reshaping(aten.squeeze.default, (), source)
+def _whole(view_op: Any) -> Builder:
+    """The builder of a view in :data:`WAYS_BACK`."""
+
+    def build(source: Layout, out: Layout, *args: Any) -> ViewRule:
+        op, back = WAYS_BACK[view_op](source, *args)
+        return ViewRule(along(view_op, *args), lambda call, base, view: call(op, view, *back), covers=True)
+
+    return build
 
 
-@view_rule(aten.squeeze.dim)
-def squeeze_dim(source: Layout, out: Layout, dim: int) -> ViewRule:
-    return ViewRule(
-        path=along(aten.squeeze.dim, dim),
-        inverse=lambda call, base, view: call(aten.unsqueeze.default, view, dim),
-        covers=True,
-    )
+VIEW_RULES.update({op: _whole(op) for op in WAYS_BACK})
 
 
-@view_rule(aten.squeeze.dims)
-def squeeze_dims(source: Layout, out: Layout, dims: Sequence[int]) -> ViewRule:
-    return _reshaping(aten.squeeze.dims, (list(dims),), source)
+@view_rule(aten._unsafe_view.default, aten._reshape_alias.default)
+def reshape(source: Layout, out: Layout, size: Sequence[Any], *_: Any) -> ViewRule:
+    return VIEW_RULES[aten.view.default](source, out, size)
 
 
-@view_rule(aten.unsqueeze.default)
-def unsqueeze(source: Layout, out: Layout, dim: int) -> ViewRule:
-    return ViewRule(
-        path=along(aten.unsqueeze.default, dim),
-        inverse=lambda call, base, view: call(aten.squeeze.dim, view, dim),
-        covers=True,
-    )
-
-
-@view_rule(aten.permute.default)
-def permute(source: Layout, out: Layout, dims: Sequence[int]) -> ViewRule:
-    rank = len(dims)
-    back = sorted(range(rank), key=lambda position: dims[position] % rank)
-    return ViewRule(
-        path=along(aten.permute.default, list(dims)),
-        inverse=lambda call, base, view: call(aten.permute.default, view, back),
-        covers=True,
-    )
-
-
-@view_rule(aten.transpose.int)
-def transpose(source: Layout, out: Layout, dim0: int, dim1: int) -> ViewRule:
-    return ViewRule(
-        path=along(aten.transpose.int, dim0, dim1),
-        inverse=lambda call, base, view: call(aten.transpose.int, view, dim0, dim1),
-        covers=True,
-    )
-
-
-@view_rule(aten.t.default)
-def t(source: Layout, out: Layout) -> ViewRule:
-    return ViewRule(
-        path=along(aten.t.default),
-        inverse=lambda call, base, view: call(aten.t.default, view),
-        covers=True,
-    )
+def _inverse_order(dims: Sequence[int]) -> list[int]:
+    """The permutation that undoes one."""
+    return sorted(range(len(dims)), key=lambda position: dims[position] % len(dims))
 
 
 @view_rule(aten.expand.default)
@@ -198,34 +171,33 @@ def expand(source: Layout, out: Layout, size: Sequence[Any], *_: Any) -> ViewRul
                 view = call(aten.slice.Tensor, view, dim, 0, 1)
         return call(aten.view.default, view, list(source.size))
 
-    return ViewRule(along(aten.expand.default, list(size)), inverse, covers=True)
+    return ViewRule(along(aten.expand.default, size), inverse, covers=True)
 
 
 def _is_one(number: Any) -> bool:
     return type(number) is int and number == 1  # asking a symbol would add a guard
 
 
+def _scattered(op: Any, scatter: Any, *args: Any, part: Progression | None = None) -> ViewRule:
+    """A view of a part of its source, and the op that puts a part with these arguments into a source."""
+    return ViewRule(along(op, *args), lambda call, base, view: call(scatter, base(), view, *args), part=part)
+
+
 @view_rule(aten.select.int)
 def select(source: Layout, out: Layout, dim: int, index: Any) -> ViewRule:
-    return ViewRule(
-        path=along(aten.select.int, dim, index),
-        inverse=lambda call, base, view: call(aten.select_scatter.default, base(), view, dim, index),
-        part=_part(source, dim, index, None, drops=True),
-    )
+    part = _part(source, dim, index, 1, drops=True)
+    return _scattered(aten.select.int, aten.select_scatter.default, dim, index, part=part)
 
 
 @view_rule(aten.slice.Tensor)
 def slice_(source: Layout, out: Layout, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> ViewRule:
-    return ViewRule(
-        path=along(aten.slice.Tensor, dim, start, end, step),
-        inverse=lambda call, base, view: call(aten.slice_scatter.default, base(), view, dim, start, end, step),
-        part=_part(source, dim, 0 if start is None else start, out.size[dim], drops=False) if step == 1 else None,
-    )
+    part = _part(source, dim, 0 if start is None else start, out.size[dim], drops=False) if step == 1 else None
+    return _scattered(aten.slice.Tensor, aten.slice_scatter.default, dim, start, end, step, part=part)
 
 
 def _part(source: Layout, dim: int, start: Any, count: Any, *, drops: bool) -> Progression | None:
     dim = dim % len(source.size)
-    length, count = source.size[dim], 1 if count is None else count
+    length = source.size[dim]
     if not all(type(number) is int for number in (length, start, count)):
         return None
     start = min(start + length if start < 0 else start, length)
@@ -234,56 +206,7 @@ def _part(source: Layout, dim: int, start: Any, count: Any, *, drops: bool) -> P
 
 @view_rule(aten.diagonal.default)
 def diagonal(source: Layout, out: Layout, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewRule:
-    return ViewRule(
-        path=along(aten.diagonal.default, offset, dim1, dim2),
-        inverse=lambda call, base, view: call(aten.diagonal_scatter.default, base(), view, offset, dim1, dim2),
-    )
-
-
-@view_rule(aten.view.dtype)
-def view_dtype(source: Layout, out: Layout, dtype: torch.dtype) -> ViewRule:
-    return ViewRule(
-        path=along(aten.view.dtype, dtype),
-        inverse=lambda call, base, view: call(aten.view.dtype, view, source.dtype),
-        covers=True,
-    )
-
-
-@view_rule(aten.view_as_real.default)
-def view_as_real(source: Layout, out: Layout) -> ViewRule:
-    return ViewRule(
-        path=along(aten.view_as_real.default),
-        inverse=lambda call, base, view: call(aten.view_as_complex.default, view),
-        covers=True,
-    )
-
-
-@view_rule(aten.view_as_complex.default)
-def view_as_complex(source: Layout, out: Layout) -> ViewRule:
-    return ViewRule(
-        path=along(aten.view_as_complex.default),
-        inverse=lambda call, base, view: call(aten.view_as_real.default, view),
-        covers=True,
-    )
-
-
-@view_rule(aten._conj.default)
-def conj(source: Layout, out: Layout) -> ViewRule:
-    # The inverse is physical in either mode: the source's handle has no conjugate bit, so its value gets none.
-    return ViewRule(
-        path=along(aten._conj.default),
-        inverse=lambda call, base, view: call(aten._conj_copy.default, view),
-        covers=True,
-    )
-
-
-@view_rule(aten._neg_view.default)
-def neg(source: Layout, out: Layout) -> ViewRule:
-    return ViewRule(
-        path=along(aten._neg_view.default),
-        inverse=lambda call, base, view: call(aten._neg_view_copy.default, view),
-        covers=True,
-    )
+    return _scattered(aten.diagonal.default, aten.diagonal_scatter.default, offset, dim1, dim2)
 
 
 @view_rule(aten.unfold.default)
@@ -309,18 +232,14 @@ def strided(source: Layout, out: Layout) -> ViewRule:
     The source is contiguous (see ``AliasGraph.locate``); ``ValueExecutor.call`` holds its value to that.
     """
     layout = (list(out.size), list(out.stride), out.offset - source.offset)
-    return ViewRule(
-        path=along(aten.as_strided.default, *layout),
-        inverse=lambda call, base, view: call(aten.as_strided_scatter.default, base(), view, *layout),
-    )
+    return _scattered(aten.as_strided.default, aten.as_strided_scatter.default, *layout)
 
 
 def permuted_dense(out: Layout) -> ViewRule:
     """A dense tensor as a view of its own elements in storage order: the source is one-dimensional."""
     order = list(out.order or ())
-    back = sorted(range(len(order)), key=order.__getitem__)
     sizes, in_order = [out.size[dim] for dim in order], order == sorted(order)
-    path = along(aten.view.default, sizes) + (() if in_order else along(aten.permute.default, back))
+    path = along(aten.view.default, sizes) + (() if in_order else along(aten.permute.default, _inverse_order(order)))
 
     def inverse(call: Call, base: LazyValue, view: Value) -> Value:
         value = view if in_order else call(aten.permute.default, view, order)
@@ -329,18 +248,14 @@ def permuted_dense(out: Layout) -> ViewRule:
     return ViewRule(path, inverse, covers=True)
 
 
-def lower(op: Any, source: Layout, outs: Sequence[Layout], args: tuple[Any, ...]) -> list[tuple[Any, tuple[Any, ...]]]:
+def lower(op: Any, outs: Sequence[Layout], args: tuple[Any, ...]) -> list[OpCall]:
     """A multi-output view as one ``slice`` or ``select`` for each output."""
     if op is aten.unbind.int:
         dim = args[0] if args else 0
         return [(aten.select.int, (dim, index)) for index in range(len(outs))]
     dim = args[1] if len(args) > 1 else 0
-    pieces, start = [], 0
-    for out in outs:
-        stop = start + out.size[dim]
-        pieces.append((aten.slice.Tensor, (dim, start, stop)))
-        start = stop
-    return pieces
+    ends = accumulate((out.size[dim] for out in outs), initial=0)
+    return [(aten.slice.Tensor, (dim, start, stop)) for start, stop in pairwise(ends)]
 
 
 MULTI_OUTPUT_VIEWS = frozenset(

@@ -9,32 +9,42 @@ no tensor subclasses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter
 
 from functionalize._torch import FakeTensorMode
-from functionalize._torch.dynamo import alias_of, inside, named_compiler, note_origin, run_apart, to_fakes
+from functionalize._torch.dynamo import (
+    alias_of,
+    enable_python_dispatcher,
+    lookup_backend,
+    note_origin,
+    run_apart,
+    to_fakes,
+)
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove
+from functionalize.graph_capture.capture import RecordingSession
 from functionalize.graph_capture.checkpointing import CheckpointRegions
-from functionalize.graph_capture.finalize import Finalized
 from functionalize.graph_capture.inputs import TracedInput
-from functionalize.graph_capture.session import RecordingSession
-from functionalize.runtime.autograd import ForwardCall
-from functionalize.runtime.execution import compute, compute_differentiably, finish
+from functionalize.runtime.execution import Computed, compute, compute_differentiably, finish
 from functionalize.runtime.guards import alias_pattern
-from functionalize.runtime.metadata import needed_results
-from functionalize.runtime.partition import JointGraph, PartitionFn, partition
+from functionalize.runtime.metadata import ProgramMetadata, needed_results
+from functionalize.runtime.modes import set_modes
+from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.side_effects import GraphNumber
+from functionalize.runtime.specialization import Recorded
 from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
+# A Dynamo graph, what computes it, and the modes of torch that it leaves otherwise than it finds them.
+_Compiled = tuple[ProgramMetadata, Callable[[Sequence[Any]], Computed], Mapping[str, Any]]
 _OPTIONS = ("compiler", "remove", "partition_fn")
 
 
@@ -82,7 +92,7 @@ def dynamo_backend(
     check_remove(remove)
 
     def functionalized(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        named = named_compiler(compiler) if isinstance(compiler, str) else compiler
+        named = lookup_backend(compiler) if isinstance(compiler, str) else compiler
         return _Backend(graph, named, remove, partition_fn).compile(inputs)
 
     return functionalized
@@ -109,29 +119,6 @@ def backend(
 
 
 @dataclass(frozen=True, eq=False)
-class _Compiled:
-    """A Dynamo graph for one way in which its inputs share memory."""
-
-    found: Finalized
-    function: Callable[..., Any] | None  # the compiled graph, and which of its program's results it gives
-    positions: Sequence[int]
-    halves: ForwardCall | None  # the same in two, where gradients are wanted
-    grad_mode: bool | None  # what the graph leaves it at, where that is another than before
-
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        metadata, joint = self.found.metadata, self.found.joint
-        if self.halves is not None and isinstance(joint, JointGraph):
-            computed = compute_differentiably(metadata, joint, self.halves, inputs)
-        else:
-            assert self.function is not None
-            computed = compute(metadata, self.function, inputs, self.positions)
-        results = finish(metadata, inputs, [], computed)
-        if self.grad_mode is not None:
-            torch.set_grad_enabled(self.grad_mode)
-        return results
-
-
-@dataclass(frozen=True, eq=False)
 class _Backend:
     """One Dynamo graph, and what is to be done with it."""
 
@@ -139,56 +126,61 @@ class _Backend:
     compiler: Compiler
     remove: str
     partition_fn: PartitionFn | None
-    state: dict[str, torch.Tensor] = field(init=False)
 
-    def __post_init__(self) -> None:
-        state = {**dict(self.graph.named_parameters()), **dict(self.graph.named_buffers())}
-        object.__setattr__(self, "state", state)
+    @cached_property
+    def state(self) -> dict[str, torch.Tensor]:
+        return {**dict(self.graph.named_parameters()), **dict(self.graph.named_buffers())}
 
     def compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The graph as a function; compiled once more for each other way in which its inputs share memory."""
         given = [*self.state.values(), *inputs]
         first, pattern = self._compiled(given), alias_pattern(given)
-        metadata = first.found.metadata
+        metadata = first[0]
         looks = bool(metadata.mutations) or any(alias.input is not None for alias in metadata.outputs)
         others: dict[Any, _Compiled] = {}
 
         def compiled(*args: Any) -> Any:
             flat = [*self.state.values(), *args]
-            chosen = first
+            metadata, computed, modes_left = first
             if looks and (now := alias_pattern(flat)) != pattern:
                 key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
                 if key not in others:
                     others[key] = self._compiled(flat)
-                chosen = others[key]
-            return chosen(flat)
+                metadata, computed, modes_left = others[key]
+            results = finish(metadata, flat, [], computed(flat))
+            set_modes(modes_left)
+            return results
 
         return compiled
 
     def _compiled(self, inputs: Sequence[Any]) -> _Compiled:
+        """The graph for one way in which its inputs share memory; in two halves where gradients are wanted."""
         mode, fakes = to_fakes(inputs)
-        found, grad_mode = self._recorded(mode, fakes)
+        found, modes_left = self._recorded(mode, fakes)
         metadata, joint = found.metadata, found.joint
         if isinstance(joint, Exception):
             raise joint
         known = dict(zip((entry.name for entry in metadata.inputs), fakes, strict=False))
-
-        def handed(graph: GraphModule) -> Callable[..., Any]:
-            return self._handed(mode, known, graph)
-
+        handed = partial(self._handed, mode, known)
         if joint is not None:
-            return _Compiled(found, None, (), partition(joint, self.partition_fn, handed), grad_mode)
-        computed = [GraphNumber(position) for position, _ in metadata.symbols.computed]
-        described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *computed])
+            halves = partition(joint, self.partition_fn, handed)
+            return metadata, partial(compute_differentiably, metadata, halves), modes_left
+        numbers = [GraphNumber(position) for position, _ in metadata.symbols.computed]
+        described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *numbers])
         positions = needed_results(*described, further_bases=False)
-        return _Compiled(found, handed(_with_outputs(found, positions)), positions, None, grad_mode)
+        graph = Graph()  # gives those results alone
+        results: Any = graph.graph_copy(found.graph, {})
+        graph.output(tuple(results[position] for position in positions))
+        graph.eliminate_dead_code()
+        function = handed(GraphModule(found.root, graph))
+        return metadata, partial(compute, metadata, function, positions=positions), modes_left
 
-    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> tuple[Finalized, bool | None]:
-        """Run the graph on fake tensors, and record it without mutation; to which it sets grad mode, if it does."""
+    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> tuple[Recorded, Mapping[str, Any]]:
+        """Run the graph on fake tensors, and record it without mutation; with the modes that it leaves otherwise."""
         session = RecordingSession(mode, note_origin, remove_views=self.remove == "mutations_and_views", symbolic=True)
         names = [name.replace(".", "_") for name in self.state]
         names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
-        with inside(mode):
+        with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
             handles = [_fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
         inputs = [
             TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position)
@@ -198,20 +190,16 @@ class _Backend:
             entry.fake = entry.value if isinstance(entry.value, torch.Tensor) else None
         session.add_inputs(inputs)
         run = _Run(self.graph, session.regions)
-        before = after = torch.is_grad_enabled()
 
         def program() -> Any:
-            nonlocal after
             held = {f"graph.{name}": value for name, value in zip(self.state, handles, strict=False)}
             given = tuple(handles[len(held) :])
             results = torch.func.functional_call(run, held, given) if held else run(*given)
-            after = torch.is_grad_enabled()
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
-        kept = torch.set_grad_enabled(before)
-        with kept, torch.fx.traceback.preserve_node_meta(), session.active(), session.recorder:
+        with torch.fx.traceback.preserve_node_meta(), session.active(), session.recorder:
             found = session.record(program, inputs, lambda number: (), Scopes(run_call.__code__).here)
-        return found, None if after == before else after
+        return found, session.modes_left
 
     def _handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:
         """What the compiler makes of a graph; inputs that Dynamo knows are its own fake tensors."""
@@ -266,15 +254,3 @@ class _Run(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return _Runner(self.graph, self._regions).run(*inputs)
-
-
-def _with_outputs(found: Finalized, positions: Sequence[int]) -> GraphModule:
-    """A graph that gives some of the results alone."""
-    graph, made = Graph(), dict[Node, Node]()
-    results: Any = found.graph.output_node().args[0]
-    for node in found.graph.nodes:
-        if node.op != "output":
-            made[node] = graph.node_copy(node, made.__getitem__)
-    graph.output(tuple(made.get(results[position], results[position]) for position in positions))
-    graph.eliminate_dead_code()
-    return GraphModule(found.root, graph)

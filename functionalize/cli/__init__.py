@@ -18,9 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missing = (error.name or "").split(".")[0]
         if missing not in ("click", "rich"):
             raise
-        print(
-            f"functionalize: the command line needs the package {missing}: pip install 'functionalize[cli]'",
-            file=sys.stderr,
-        )
+        advice = f"the command line needs the package {missing}: pip install 'functionalize[cli]'"
+        print(f"functionalize: {advice}", file=sys.stderr)
         return 1
     return app.run(sys.argv[1:] if arguments is None else arguments)

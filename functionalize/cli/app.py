@@ -1,23 +1,29 @@
 """The commands.
 
 Invariant: exit status 0 for done and equal, 1 for an error or a difference, 2 for a command that cannot be read; errors
-are one line, with ``--traceback`` all. Limits: targets run as trusted code.
+are one line, with ``--traceback`` all. Limits: targets run as trusted code; a graph module is saved as its code,
+without what is noted at its nodes.
 """
 
 from __future__ import annotations
 
+import difflib
+import enum
 import json
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from functionalize.cli.operators import operators
-from functionalize.cli.shared import Job, answer, on_target, remembered, say, say_code, wants
+from functionalize.cli.shared import Job, TargetError, answer, on_target, remembered, say, say_code, wants
 from functionalize.cli.specs import SpecError
-from functionalize.cli.targets import TargetError
+from functionalize.codegen.columns import Kind, OpRow, ViewKind, as_literal
+
+if TYPE_CHECKING:
+    from functionalize.runtime.captured_program import CapturedProgram
 
 _HELP = """Turn PyTorch programs into programs without mutation, and look at them.
 
@@ -41,9 +47,7 @@ Examples:
   functionalize tables check
 """
 
-
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 class _Commands(click.Group):
@@ -69,6 +73,10 @@ def _text(error: Exception) -> str:
     return text if isinstance(error, (SpecError, TargetError)) else f"{type(error).__name__}: {text}"
 
 
+def _choice(kinds: type[enum.Enum]) -> click.Choice[str]:
+    return click.Choice([kind.value for kind in kinds])
+
+
 @click.group(cls=_Commands, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="functionalize")
 @remembered("traceback", "Show where an error comes from.")
@@ -86,13 +94,10 @@ def trace(job: Job) -> None:
       functionalize trace my_models:decode f32[4,3] f32[3]
       functionalize trace my_models:make_norm f32[8,3] --call --eval
     """
-    from functionalize.cli.describing import described
-
     program = job.capture()
-    code = program.graph_module.print_readable(print_output=False).rstrip()
+    code, data = _code(program), _described(program)
     say_code(job, code)
     say(job)
-    data = described(program)
     for write in data["mutations"]:
         say(job, f"writes {write['target']}: {write['op']} at {write['location']}")
     say(job, f"{data['ops']} ops, {len(data['mutations'])} writes")
@@ -134,18 +139,13 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
 
     program = job.capture()
     assert_functional(program.graph_module, job.remove)
-    found = [
-        f"run {run}: {line}"
-        for run in range(runs)
-        for line in differences_from_eager(
-            job.model, program, job.inputs(run), seed=job.seed + run, rtol=rtol, atol=atol
-        )
-    ]
-    for line in found:
+    found = []
+    for run in range(runs):
+        lines = differences_from_eager(job.model, program, job.inputs(run), seed=job.seed + run, rtol=rtol, atol=atol)
+        found += [f"run {run}: {line}" for line in lines]
+    equal = f"free of {job.remove.replace('_', ' ')}; equals eager in {runs} run(s)"
+    for line in (*found, "differs from eager" if found else equal):
         say(job, line)
-    say(
-        job, "differs from eager" if found else f"free of {job.remove.replace('_', ' ')}; equals eager in {runs} run(s)"
-    )
     data = {"target": job.target, "functional": True, "equal": not found, "runs": runs, "differences": found}
     answer(job, data)
     if found:
@@ -154,7 +154,7 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
 
 @commands.command()
 @on_target
-@click.option("-o", "--output", type=_FOLDER, required=True, help="The folder.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="The folder.")
 def export(job: Job, output: Path) -> None:
     """Capture TARGET and write its graph, its state and its signature to a folder.
 
@@ -169,21 +169,49 @@ def export(job: Job, output: Path) -> None:
     Example:
       functionalize export my_models:Net f32[1,3,32,32] -o net
     """
-    from functionalize.cli.describing import save
-
-    files = save(job.capture(), output)
+    files = _saved(job.capture(), output)
     for what, file in files.items():
         say(job, f"wrote {what.replace('_', ' ')}: {file}")
     answer(job, {"target": job.target, "files": files})
 
 
-commands.add_command(operators)
+@commands.command(name="ops")
+@click.argument("names", nargs=-1, metavar="[OP]...")
+@click.option("--kind", type=_choice(Kind), help="List operators that write in this way.")
+@click.option("--view", type=_choice(ViewKind), help="List operators that view in this way.")
+@click.option("--random", is_flag=True, help="List operators that draw random numbers.")
+@click.option("--match", metavar="TEXT", help="List operators with this in their names.")
+@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object.")
+def operators(
+    names: Sequence[str], kind: str | None, view: str | None, random: bool, match: str | None, as_json: bool
+) -> None:
+    """Say what the tables know of operators, or list those of a kind.
+
+    \b
+    Examples:
+      functionalize ops add_.Tensor split
+      functionalize ops --kind mutable
+      functionalize ops --view multi --match split --json
+    """
+    from functionalize.codegen import exceptions, sources, tables
+
+    if not (names or kind or view or random or match):
+        raise click.UsageError("name an operator, such as add_.Tensor, or say which to list: --kind, --view, --match")
+    known = tables.build(sources.installed_source(), exceptions.load())
+    if names:
+        rows = [row for name in names for row in _named(known.rows, name)]
+    else:
+        rows = [row for row in known.rows.values() if kind in (None, row.kind.value) and view in (None, row.view.value)]
+        rows = [row for row in rows if (row.random or not random) and (match or "") in row.name]
+    if as_json:
+        columns = [{name: as_literal(value) for name, value in asdict(row).items()} for row in rows]
+        click.echo(json.dumps({"ops": columns}, indent=2))
+        return
+    for line in _explained(known, rows) if names else (row.name for row in rows):
+        click.echo(line)
 
 
-@commands.command(
-    context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
+@commands.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def tables(arguments: tuple[str, ...]) -> None:
     """Make, check and compare the tables of operators: emit, check, diff, explain, source.
@@ -201,3 +229,88 @@ def run(arguments: Sequence[str]) -> int:
         commands.main(list(arguments), prog_name="functionalize")
     except SystemExit as end:  # how click ends every command
         return end.code if isinstance(end.code, int) else 1
+
+
+def _described(program: CapturedProgram) -> dict[str, Any]:
+    """A program's inputs, outputs and writes, by keys that machines read: they are added to, not changed."""
+    nodes = {node.name: node for node in program.graph_module.graph.nodes}
+    return {
+        "remove": program.remove,
+        "ops": sum(node.op == "call_function" for node in nodes.values()),
+        "inputs": [_entry(spec, nodes) for spec in program.signature.input_specs],
+        "outputs": [_entry(spec, nodes) for spec in program.signature.output_specs],
+        "mutations": [_mutation(mutation) for mutation in program.mutations],
+    }
+
+
+def _entry(spec: Any, nodes: dict[str, Any]) -> dict[str, Any]:
+    entry = {"kind": spec.kind.name.lower(), "name": spec.arg.name, "target": spec.target}
+    value: Any = nodes[spec.arg.name].meta.get("val") if spec.arg.name in nodes else None
+    if hasattr(value, "dtype"):
+        return entry | {"dtype": str(value.dtype), "shape": _numbers(value.shape)}
+    return entry | {"value": repr(getattr(spec.arg, "value", None))}
+
+
+def _mutation(mutation: Any) -> dict[str, Any]:
+    region = mutation.region
+    return {
+        "target": mutation.target,
+        "kind": mutation.kind.name.lower(),
+        "op": mutation.op,
+        "location": str(mutation.location),
+        "region": {
+            "dtype": str(region.dtype),
+            "size": _numbers(region.size),
+            "stride": _numbers(region.stride),
+            "offset": _numbers([region.offset])[0],
+        },
+    }
+
+
+def _code(program: CapturedProgram) -> str:
+    return program.graph_module.print_readable(print_output=False).rstrip()
+
+
+def _numbers(sizes: Iterable[Any]) -> list[Any]:
+    """Symbols among sizes become texts."""
+    return [size if isinstance(size, int) else str(size) for size in sizes]
+
+
+def _saved(program: CapturedProgram, folder: Path) -> dict[str, str]:
+    """Write a program to a folder; the files, by what they hold."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "graph_module": folder / "graph_module.pt",
+        "state": folder / "state.pt",
+        "signature": folder / "signature.json",
+        "code": folder / "graph.txt",
+    }
+    torch.save(program.graph_module, files["graph_module"])
+    torch.save(program.state, files["state"])
+    about = {"torch": torch.__version__, "files": {what: file.name for what, file in files.items()}}
+    files["signature"].write_text(json.dumps(about | _described(program), indent=2) + "\n")
+    files["code"].write_text(_code(program) + "\n")
+    return {what: str(file) for what, file in files.items()}
+
+
+def _named(rows: dict[str, OpRow], name: str) -> list[OpRow]:
+    """The operators of a name: one, or without an overload all that there are."""
+    full = f"aten::{name.removeprefix('aten.').removeprefix('aten::').removesuffix('.default')}"
+    every = not name.endswith(".default")
+    found = [row for known, row in rows.items() if known == full or (every and known.startswith(f"{full}."))]
+    if not found:
+        near = difflib.get_close_matches(full, rows, n=5)
+        raise click.ClickException(f"there is no op {full}; near it are {', '.join(near) or 'none'}")
+    return found
+
+
+def _explained(tables: Any, rows: Sequence[OpRow]) -> Iterator[str]:
+    from functionalize.codegen import explain, rules
+
+    for place, row in enumerate(rows):
+        if place:
+            yield ""
+        for label, text in explain.lines(tables, row.name, rules.read_rules()):
+            yield f"{label:11} {text}"

@@ -7,70 +7,54 @@ Limits: state is parameters, buffers and optimizers that the target reaches, not
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from functionalize.graph_capture.inputs import reached
-from functionalize.runtime.state_walk import is_module
-from functionalize.verify.observation import clone_inputs, differences, leaf_differences, observe
-
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-class _State:
-    """The state that a function or module reaches."""
-
-    def __init__(self, target: Callable[..., Any]) -> None:
-        self._roots: dict[str, Any] = {"": target} if is_module(target) else reached(target)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers, by name."""
-        found: dict[str, torch.Tensor] = {}
-        for name, root in self._roots.items():
-            if is_module(root):
-                for path, tensor in (*root.named_parameters(), *root.named_buffers()):
-                    found[f"{name}.{path}" if name else path] = tensor
-        return found
-
-    def copy(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """What it holds now."""
-        optimizers = {name: copy.deepcopy(root.state_dict()) for name, root in self._roots.items() if _steps(root)}
-        return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}, optimizers
-
-    def restore(self, before: tuple[dict[str, torch.Tensor], dict[str, Any]]) -> None:
-        """Put a copy back."""
-        values, optimizers = before
-        with torch.no_grad():
-            for name, tensor in self.tensors().items():
-                tensor.copy_(values[name])
-                tensor.grad = None
-        for name, state in optimizers.items():
-            self._roots[name].load_state_dict(copy.deepcopy(state))
-
-
-def _steps(root: Any) -> bool:
-    return isinstance(root, torch.optim.Optimizer)
+from functionalize.graph_capture.python_state import reached
+from functionalize.runtime.state_walk import is_module, joined
+from functionalize.verify.observation import Observation, clone_inputs, differences, leaf_differences, observe
 
 
 def differences_from_eager(
     target: Callable[..., Any],
     program: Callable[..., Any],
-    inputs: Inputs,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
     *,
     seed: int,
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Iterator[str]:
     """In what a program differs from its original on some inputs, in words; nothing where it does not."""
-    state = _State(target)
-    before = state.copy()
-    wanted = observe(lambda args, kwargs: target(*args, **kwargs), clone_inputs(inputs), seed)
-    after, _ = state.copy()
-    state.restore(before)
-    actual = observe(lambda args, kwargs: program(*args, **kwargs), clone_inputs(inputs), seed)
-    yield from differences(wanted, actual, strides=True, aliasing=True, rtol=rtol, atol=atol)
-    for name, tensor in state.tensors().items():
+
+    def observed(func: Callable[..., Any]) -> Observation:
+        return observe(lambda args, kwargs: func(*args, **kwargs), clone_inputs(inputs), seed)
+
+    roots = {"": target} if is_module(target) else reached(target)
+    optimizers = [root for root in roots.values() if isinstance(root, torch.optim.Optimizer)]
+    before, steps = _values(roots), [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+    wanted = observed(target)
+    after = _values(roots)
+    with torch.no_grad():
+        for name, tensor in _tensors(roots):
+            tensor.copy_(before[name])
+            tensor.grad = None
+    for optimizer, state in zip(optimizers, steps, strict=True):
+        optimizer.load_state_dict(state)
+    yield from differences(wanted, observed(program), strides=True, aliasing=True, rtol=rtol, atol=atol)
+    for name, tensor in _tensors(roots):
         for line in leaf_differences(after[name], tensor.detach(), strides=False, rtol=rtol, atol=atol):
             yield f"state {name}: {line}"
+
+
+def _tensors(roots: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers of the modules among some objects, by name."""
+    for name, root in roots.items():
+        if is_module(root):
+            for path, tensor in (*root.named_parameters(), *root.named_buffers()):
+                yield joined(name, path), tensor
+
+
+def _values(roots: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in _tensors(roots)}

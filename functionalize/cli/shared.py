@@ -1,14 +1,20 @@
-"""What the commands have in common: a target with its inputs, the capture of it, and how they answer.
+"""What the commands have in common: a target with its inputs, the capture with its progress, and how they answer.
 
-Invariant: what is for people goes through `say`, which is silent under ``--json``; JSON is one object on stdout.
-Limits: one command a process.
+Invariant: what is for people goes through `say`, which is silent under ``--json``; JSON is one object on stdout;
+what is imported is looked for in the current directory first, as `python -m` does. Limits: one command a process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import functools
+import importlib
 import json
-from collections.abc import Callable
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +22,44 @@ import click
 from rich.console import Console
 from rich.syntax import Syntax
 
-from functionalize.cli import progress, targets
-from functionalize.cli.specs import Spec, SpecError
+from functionalize.cli.specs import Spec, SpecError, make_inputs
 
 if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
 
 REMOVE = ("mutations_and_views", "mutations")
+_AFTER = 0.5  # seconds: shorter captures show no progress
+_EVERY = 0.1
+
+
+class TargetError(Exception):
+    """A target that cannot be found, made or called; the message says why, and what to do."""
+
+
+def find(name: str) -> Any:
+    """The object of a name ``package.module:object``. Raises TargetError where there is none."""
+    module_name, colon, path = name.partition(":")
+    if not colon or not module_name or not path:
+        raise TargetError(f"{name!r} names no object: write package.module:object")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, what it imports is not
+        message = f"there is no module {error.name!r}: neither in the current directory nor installed"
+        raise TargetError(message) from error
+    for step in path.split("."):
+        if not hasattr(found, step):
+            raise TargetError(f"{module_name} has no {path!r}{_near(found, step)}")
+        found = getattr(found, step)
+    return found
+
+
+def _near(holder: Any, step: str) -> str:
+    near = difflib.get_close_matches(step, dir(holder), n=3)
+    return f"; near it are {', '.join(near)}" if near else ""
 
 
 @dataclass(frozen=True)
@@ -40,20 +77,86 @@ class Job:
 
     @functools.cached_property
     def model(self) -> Callable[..., Any]:
-        """The module or function."""
-        return targets.model_of(self.target, call=self.call, evaluate=self.evaluate)
+        """The module or function; classes of modules, and with ``call`` factories, are called."""
+        import torch
+
+        name, found = self.target, find(self.target)
+        if self.call or (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+            try:
+                found = found()
+            except TypeError as error:
+                advice = "write a function that makes the model, and use --call"
+                raise TargetError(f"{name} cannot be called without arguments ({error}): {advice}") from error
+        if not callable(found):
+            raise TargetError(f"{name} is a {type(found).__name__}, which is neither a function nor a module")
+        if self.evaluate:
+            if not isinstance(found, torch.nn.Module):
+                raise TargetError(f"--eval is for modules; {name} is a {type(found).__name__}")
+            found.eval()
+        return found  # type: ignore[no-any-return]
 
     def inputs(self, further: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Inputs, of one look and with other numbers for each ``further``."""
-        return targets.inputs_of(self.specs, self.factory, self.seed + further)
+        """Inputs, of one look and with other numbers for each ``further``: by specs, or from a function."""
+        if self.factory is None:
+            return make_inputs(self.specs, self.seed + further)
+        if self.specs:
+            raise TargetError("inputs are given in words and by --inputs: use one of the two")
+        import torch
+
+        torch.manual_seed(self.seed + further)
+        made = find(self.factory)()
+        if not isinstance(made, tuple):
+            return (made,), {}
+        if len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
+            return tuple(made[0]), dict(made[1])
+        return made, {}
 
     def capture(self) -> CapturedProgram:
         """The target's program, with its progress on a terminal."""
         from functionalize.graph_capture.capture import capture
 
         args, kwargs = self.inputs()
-        with progress.shown(Console(stderr=True)):
+        with _progress(Console(stderr=True)):
             return capture(self.model, args, kwargs, remove=self.remove)
+
+
+def describe(ops: int, seconds: float, module: str) -> str:
+    """One line about a capture that runs."""
+    rate = f"{ops / seconds:,.0f}" if seconds > 0 else "-"
+    return f"captured {ops:,} ops, {rate} ops/s{f', in {module}' if module else ''}"
+
+
+def _module_of(node: Any) -> str:
+    """The path of the innermost module that made a node."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return next((path for path, _ in reversed(list(stack.values())) if path), "")
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[None]:
+    """Show how captures inside get on, if the console is a terminal: in a pipe nothing is written."""
+    if not console.is_terminal:
+        yield
+        return
+    from functionalize.graph_capture.provenance import observing
+
+    status, began = console.status("capturing"), time.monotonic()
+    ops, due = 0, began + _AFTER
+
+    def note(node: Any) -> None:
+        nonlocal ops, due
+        ops += 1
+        now = time.monotonic()
+        if now >= due:
+            due = now + _EVERY
+            status.update(describe(ops, now - began, _module_of(node)))
+            status.start()  # does nothing where it was
+
+    with observing(note):
+        try:
+            yield
+        finally:
+            status.stop()
 
 
 def say(job: Job, text: str = "") -> None:
@@ -118,16 +221,13 @@ _OPTIONS = [
 ]
 
 
-_GIVEN = [name for name in Job.__dataclass_fields__ if name != "as_json"]
-
-
 def on_target(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command a target and its options; what it gets is a :class:`Job`."""
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> Any:
         as_json = wants(click.get_current_context(), "json")
-        job = Job(as_json=as_json, **{name: given.pop(name) for name in _GIVEN})
+        job = Job(as_json=as_json, **{name: given.pop(name) for name in Job.__dataclass_fields__ if name in given})
         return command(job, **given)
 
     for option in reversed(_OPTIONS):

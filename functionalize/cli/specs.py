@@ -51,10 +51,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Read a spec.
-
-        Raises:
-            SpecError: it is none.
+        """Read a spec. Raises SpecError where it is none.
 
         Example:
             >>> Spec.parse("i64[2,5]<1000@tokens")
@@ -71,11 +68,9 @@ class Spec:
                 f"cannot read the input {text!r}: a tensor is written as f32[2,16], a value as =3 "
                 f"(dtypes: {' '.join(DTYPES)})"
             )
-        dtype, limit = found["dtype"], found["limit"]
-        if limit is not None:
-            _check_limit(text, dtype, int(limit))
-        sizes = tuple(int(size) for size in found["sizes"].replace(",", " ").split())
-        return cls(dtype, sizes, None if limit is None else int(limit), None, keyword)
+        sizes = tuple(map(int, found["sizes"].replace(",", " ").split()))
+        limit = None if found["limit"] is None else _limit(text, found["dtype"], int(found["limit"]))
+        return cls(found["dtype"], sizes, limit, keyword=keyword)
 
     def __str__(self) -> str:
         tail = "" if self.keyword is None else f"@{self.keyword}"
@@ -91,31 +86,28 @@ class Spec:
         import torch
 
         dtype = getattr(torch, DTYPES[self.dtype])
-        if dtype is torch.bool:
-            return torch.randint(0, 2, self.sizes, generator=generator).to(dtype)
         if dtype.is_floating_point or dtype.is_complex:
-            wide = torch.complex64 if dtype.is_complex else torch.float64 if dtype is torch.float64 else torch.float32
+            wide = dtype if dtype in (torch.float64, torch.complex64) else torch.float32
             return torch.randn(self.sizes, generator=generator, dtype=wide).to(dtype)
-        return torch.randint(0, self.limit or LIMIT, self.sizes, generator=generator).to(dtype)
+        limit = 2 if dtype is torch.bool else self.limit or LIMIT
+        return torch.randint(0, limit, self.sizes, generator=generator).to(dtype)
 
 
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text[1:])
     except (ValueError, SyntaxError) as error:
-        raise SpecError(
-            f"cannot read the value {text!r}: after = stands a Python literal, such as 3 or None"
-        ) from error
+        message = f"cannot read the value {text!r}: after = stands a Python literal, such as 3 or None"
+        raise SpecError(message) from error
 
 
-def _check_limit(text: str, dtype: str, limit: int) -> None:
+def _limit(text: str, dtype: str, limit: int) -> int:
     if not dtype.startswith(("i", "u")):
         raise SpecError(f"cannot read the input {text!r}: a limit is for integers")
-    bits = int(dtype[1:]) - (dtype[0] == "i")
-    if not 0 < limit <= 2**bits:
-        raise SpecError(
-            f"cannot read the input {text!r}: the numbers of {dtype} are below {2**bits}, and a limit above 0"
-        )
+    most = 2 ** (int(dtype[1:]) - (dtype[0] == "i"))
+    if not 0 < limit <= most:
+        raise SpecError(f"cannot read the input {text!r}: the numbers of {dtype} are below {most}, and a limit above 0")
+    return limit
 
 
 def make_inputs(specs: Sequence[Spec], seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

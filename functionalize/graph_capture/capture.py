@@ -1,35 +1,54 @@
 """``capture``: a program without mutation, recorded in one run on fake tensors, with an account of every write.
 
-Invariant: the objects that the program reaches are, after the capture, as they were before it.
-Limits: one thread captures a module at a time.
+Dynamo's graphs are recorded by the same session.
+
+Invariant: the objects that the program reaches are, after the capture, as they were before it; the tracer and the fake
+tensors live as long as the session. Limits: one thread captures a module at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from functionalize._torch.fakes import below_dispatch, fake_mode_of, new_fake_mode
-from functionalize.errors import check_remove
-from functionalize.graph_capture.dynamic_shapes import DynamicSizes, dims_of, size_guards
-from functionalize.graph_capture.finalize import Finalized
-from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf, reached
-from functionalize.graph_capture.observers import notify
+from functionalize._torch import FakeTensor, is_symbolic
+from functionalize._torch.fakes import (
+    CaptureFakeMode,
+    FakeFactory,
+    FakeTensorMode,
+    below_dispatch,
+    data_dependent,
+    fake_mode_of,
+    new_fake_mode,
+)
+from functionalize._torch.tracing import new_placeholder, recording, track
+from functionalize.call_stack import Origin
+from functionalize.errors import DataDependentError, check_remove
+from functionalize.graph_capture.checkpointing import CheckpointRegions
+from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
+from functionalize.graph_capture.finalize import GraphFinalizer
+from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, TracedInput, is_leaf
+from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.graph_capture.provenance import Provenance
-from functionalize.graph_capture.session import RecordingSession
+from functionalize.graph_capture.python_state import reached
 from functionalize.graph_capture.training import make_state, training_step
-from functionalize.runtime.captured_program import Capture, CapturedProgram
-from functionalize.runtime.guards import Guards
+from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.modes import changed_modes, modes_now, set_modes
 from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.side_effects import SideEffectRecorder
+from functionalize.runtime.side_effects import SideEffect, SideEffectRecorder
+from functionalize.runtime.specialization import CAPTURING, Capture, Recorded
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
-from functionalize.transform.api import run_call
+from functionalize.tracing.recording_mode import Annotate, RecordingMode
+from functionalize.transform.api import new_mode, run_call
+
+Effects = Callable[[Callable[[Any], int]], Sequence[SideEffect]]  # of a numbering of tensors
 
 
 def capture(
@@ -41,6 +60,7 @@ def capture(
     dynamic_shapes: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     on_guard_failure: str = "raise",
+    cache_size: int = 8,
     partition_fn: PartitionFn | None = None,
 ) -> CapturedProgram:
     """Record what a module or a function computes as a program without mutation.
@@ -58,7 +78,9 @@ def capture(
         dynamic_shapes: as in ``torch.export.export``: which sizes may differ from call to call.
         optimizer: of a function, an optimizer whose state it updates. With a module that returns a loss (a scalar, or
             an output with a ``loss``), the program is a training step: forward, ``backward()`` and ``step()``.
-        on_guard_failure: ``"raise"``, or ``"recapture"`` to capture again when a call brings other inputs.
+        on_guard_failure: ``"raise"``, or ``"recapture"`` to capture one more program for a call that the guards
+            refuse (other shapes, strides, modes of torch, Python state; see ``program.guards``).
+        cache_size: how many programs are kept at most; the one that was not called for longest goes.
         partition_fn: as in AOTAutograd: cuts the joint graph of forward and backward in two when a call is first
             differentiated. Unless given, ``min_cut_rematerialization_partition``.
 
@@ -88,55 +110,50 @@ def capture(
         raise ValueError(f"on_guard_failure must be 'raise' or 'recapture', not {on_guard_failure!r}")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple of example inputs, not {type(args).__name__}: write capture(fn, (x,))")
-    request = CaptureRequest(fn, remove, dynamic_shapes, optimizer, on_guard_failure, partition_fn)
-    return request.capture(args, dict(kwargs or {}))
+    if cache_size < 1:
+        raise ValueError(f"cache_size must be at least 1, not {cache_size}")
+
+    def captured(args: Any, kwargs: Any) -> Capture:
+        return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer)
+
+    with CAPTURING:
+        first = captured(args, dict(kwargs or {}))
+    return CapturedProgram(
+        first,
+        remove=remove,
+        recapture=captured,
+        partition_fn=partition_fn,
+        on_guard_failure=on_guard_failure,
+        cache_size=cache_size,
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class CaptureRequest:
-    """What is captured, for the first inputs and for others."""
-
-    func: Callable[..., Any]
-    remove: str
-    dynamic_shapes: Any
-    optimizer: torch.optim.Optimizer | None
-    on_guard_failure: str
-    partition_fn: PartitionFn | None
-
-    def capture(self, args: Any, kwargs: Any) -> CapturedProgram:
-        """The program for some inputs."""
-        return CapturedProgram(
-            self._captured(args, kwargs),
-            remove=self.remove,
-            partition_fn=self.partition_fn,
-            recapture=self.capture,
-            on_guard_failure=self.on_guard_failure,
-        )
-
-    def _roots(self) -> dict[str, Any]:
-        roots: dict[str, Any] = {"": self.func} if is_module(self.func) else reached(self.func)
-        if self.optimizer is not None and not any(root is self.optimizer for root in roots.values()):
-            roots["optimizer"] = self.optimizer
-        return roots
-
-    def _captured(self, args: Any, kwargs: Any) -> Capture:
-        roots = self._roots()
-        for root in roots.values():
-            if isinstance(root, torch.optim.Optimizer):
-                make_state(root)
-        steps = self.optimizer is not None and is_module(self.func)
-        func = training_step(self.func, self.optimizer) if steps else self.func
-        inputs = ProgramInputs(self.func, roots, args, kwargs)
-        first = CaptureSession(func, inputs, self.remove, self.dynamic_shapes)
-        found = first.run()
-        if not found.metadata.gradients or first.has_all_gradients:
-            return first.capture(found)
-        # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
-        inputs = ProgramInputs(self.func, roots, args, kwargs, suppose_gradients=True)
-        second = CaptureSession(func, inputs, self.remove, self.dynamic_shapes)
-        assuming = second.run()
-        serves = serves_without_gradients(assuming.metadata, found.metadata)
-        return second.capture(assuming) if serves else first.capture(found)
+def _captured(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    remove: str,
+    dynamic_shapes: Any,
+    optimizer: torch.optim.Optimizer | None,
+) -> Capture:
+    """What one capture gives for some inputs."""
+    roots: dict[str, Any] = {"": func} if is_module(func) else reached(func)
+    if optimizer is not None and not any(root is optimizer for root in roots.values()):
+        roots["optimizer"] = optimizer
+    for root in roots.values():
+        if isinstance(root, torch.optim.Optimizer):
+            make_state(root)
+    step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
+    first = CaptureSession(step, ProgramInputs(func, roots, args, kwargs), remove, dynamic_shapes)
+    found = first.run()
+    if not found.metadata.gradients or first.has_all_gradients:
+        return first.capture(found)
+    # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
+    inputs = ProgramInputs(func, roots, args, kwargs, suppose_gradients=True)
+    second = CaptureSession(step, inputs, remove, dynamic_shapes)
+    assuming = second.run()
+    serves = serves_without_gradients(assuming.metadata, found.metadata)
+    return second.capture(assuming) if serves else first.capture(found)
 
 
 def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) -> bool:
@@ -146,33 +163,108 @@ def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) 
     return not read or (read <= left and assuming.only_accumulates)
 
 
-class CaptureSession:
+class RecordingSession:
+    """Records one program."""
+
+    def __init__(self, fake_mode: FakeTensorMode, annotate: Annotate, *, remove_views: bool, symbolic: bool) -> None:
+        """``annotate`` is told of each node; ``symbolic``: whether sizes may be symbols."""
+        self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
+        self.regions = regions = CheckpointRegions()
+        self._remove_views, self._symbolic = remove_views, symbolic
+        self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
+
+        def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
+            annotate(node)
+            regions.note(node)
+
+        self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
+
+    def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
+        """Placeholders for the inputs, and their fake tensors as what these stand for."""
+        tracer = self.recorder.tracer
+        for entry, node in [(entry, new_placeholder(tracer.graph, entry.name)) for entry in inputs]:
+            fake = entry.fake
+            node.meta["val"] = entry.value if fake is None else None
+            if isinstance(fake, FakeTensor) and not is_symbolic(fake):
+                with below_dispatch():
+                    node.meta["val"] = self.factory.snapshot(fake)
+                if fake not in tracer.tensor_tracker:
+                    track(tracer, fake, node)
+            elif fake is not None or isinstance(entry.value, torch.SymInt):
+                from functionalize._torch.symbols import track_input  # here: loads sympy
+
+                with self.fake_mode:
+                    track_input(tracer, entry.value if fake is None else fake, node)
+
+    def active(self) -> Any:
+        """What is set around the run, but for the recording mode itself."""
+        return recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
+
+    def record(
+        self,
+        run: Callable[[], Any],
+        inputs: list[TracedInput],
+        effects: Effects,
+        here: Callable[[], Origin],
+        follow: Callable[[Any], None] = lambda context: None,
+    ) -> Recorded:
+        """Run the program, end its graph, and put back modes of torch that it left otherwise.
+
+        ``here``: where it is; ``follow`` gets the program before it runs.
+        """
+        mode, tracer = new_mode(self._remove_views), self.recorder.tracer
+        finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
+        joint = JointTracer(mode, tracer, self.fake_mode, self.regions)
+        joint.begin(inputs)
+        follow(mode.context)
+
+        def program() -> Any:
+            before = modes_now()
+            try:
+                return run()
+            finally:
+                self.modes_left = changed_modes(before)
+                set_modes({name: before[name] for name in self.modes_left})
+
+        def end(context: Any, entries: Any, returned: Any) -> Recorded:
+            context.origin = None
+            return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
+
+        try:
+            fakes = [entry.fake for entry in inputs if entry.fake is not None]
+            recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
+        except data_dependent() as error:
+            raise DataDependentError.of(error) from error
+        return recorded
+
+
+class CaptureSession(RecordingSession):
     """One run of a program on fake tensors in the places of its inputs."""
 
     def __init__(
         self, func: Callable[..., Any], inputs: ProgramInputs, remove: str, dynamic_shapes: Any = None
     ) -> None:
         self._func, self._inputs = func, inputs
+        self._modes = modes_now()
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
-        self._session = RecordingSession(
-            fake_mode, notify(self._provenance.note), remove_views=remove == "mutations_and_views", symbolic=symbolic
-        )
-        self._fakes = fakes_of(tensors, self._session.factory, self._dims.keys(), self._with_symbols)
+        remove_views = remove == "mutations_and_views"
+        super().__init__(fake_mode, self._provenance.note, remove_views=remove_views, symbolic=symbolic)
+
+        def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
+            from functionalize._torch.symbols import with_symbols  # here: loads sympy
+
+            return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(self._dims.get(id(tensor), ())))
+
+        self._fakes = fakes_of(tensors, self.factory, self._dims.keys(), with_symbols)
         for entry in inputs.inputs:
             entry.fake = self._fakes.get(id(entry.value))
             if isinstance(entry.value, MissingGradient):
                 with below_dispatch():
-                    entry.fake = self._session.factory.like_real(entry.value.of)
-
-    def _with_symbols(self, tensor: torch.Tensor) -> torch.Tensor:
-        from functionalize._torch.symbols import with_symbols  # here: loads sympy
-
-        dims = list(self._dims.get(id(tensor), ()))
-        return with_symbols(self._session.fake_mode, tensor, f"input{id(tensor)}", dims)
+                    entry.fake = self.factory.like_real(entry.value.of)
 
     @property
     def has_all_gradients(self) -> bool:
@@ -180,42 +272,48 @@ class CaptureSession:
         given = {id(entry.gradient_of) for entry in self._inputs.inputs if entry.gradient_of is not None}
         return given == {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
 
-    def run(self) -> Finalized:
+    def run(self) -> Recorded:
         """Record the program."""
-        inputs, session = self._inputs, self._session
-        session.add_inputs(inputs.inputs)
-        sizes = DynamicSizes(self._dims, self._fakes)
-        with inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes):
+        inputs = self._inputs
+        self.add_inputs(inputs.inputs)
+        mode = self.fake_mode
+        alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
+        with alone, inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes):
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
             effects = SideEffectRecorder([inputs.state, inputs.arguments])
-            with session.active(), self._provenance.watched():
-                sizes.relate()
-                with session.recorder:
-                    found = session.record(
-                        lambda: self._func(*inputs.args, **inputs.kwargs),
+            with self.active(), self._provenance.watched():
+                if self._dims:
+                    relate(self._dims, self._fakes)
+                with self.recorder:
+                    found = self.record(
+                        self._program,
                         inputs.inputs,
                         effects.side_effects,
                         self._provenance.here,
                         self._provenance.follow,
                     )
-        sizes.check_free()
+        if self._dims:
+            check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
         return found
 
-    def capture(self, found: Finalized) -> Capture:
+    def _program(self) -> Any:
+        return self._func(*self._inputs.args, **self._inputs.kwargs)
+
+    def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
-        values = [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in found.inputs]
         matter = bool(metadata.gradients) and not self.has_all_gradients
-        guards = Guards(
-            metadata,
+        assumptions = Assumptions(
+            self._modes,
+            inputs.settings.without_logs(),
             inputs.state,
-            inputs.arguments,
-            values,
-            sizes=size_guards(self._session.fake_mode.shape_env, metadata),
+            inputs.call,
+            [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
+            sizes=size_guards(self.fake_mode.shape_env, metadata),
             gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
+            offsets_matter=found.asks_offsets,
         )
-        parts = (metadata, guards, inputs.state, inputs.names, found.joint, found.account)
-        return Capture(found.graph, found.root, *parts)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, inputs.convention, self.modes_left)

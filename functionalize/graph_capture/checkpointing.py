@@ -19,12 +19,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from functionalize._torch.autograd import (
-    checkpoint_frame,
-    in_backward_pass,
-    in_reentrant_checkpoint,
-    saved_tensors_hook,
-)
+from functionalize._torch.autograd import checkpoint_frame, in_reentrant_checkpoint
 from functionalize.errors import UnsupportedMutationError
 
 
@@ -34,7 +29,7 @@ class CheckpointRegions:
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Any, int]] = {}  # of torch's, held: their identities are keys
         self._first: dict[Node, int] = {}  # nodes of the first runs, each with the number of its region
-        self._second: list[tuple[Node, int]] = []
+        self._second: dict[Node, int] = {}
         self._inside: int | None = None
 
     def note(self, node: Node) -> None:
@@ -42,10 +37,9 @@ class CheckpointRegions:
         if self._inside is not None:
             self._first[node] = self._inside
             return
-        hook = saved_tensors_hook()
-        found = None if hook is None else checkpoint_frame(hook)
+        found = checkpoint_frame()
         if found is None:
-            if is_random(node) and in_backward_pass() >= 0 and in_reentrant_checkpoint():
+            if is_random(node) and in_reentrant_checkpoint():
                 raise UnsupportedMutationError(
                     f"{node.target} in a checkpointed region with use_reentrant=True",
                     why="the region runs again in the backward, and would draw other random numbers there",
@@ -54,10 +48,7 @@ class CheckpointRegions:
             return
         frame, again = found
         number = self._frames.setdefault(id(frame), (frame, len(self._frames)))[1]
-        if again:
-            self._second.append((node, number))
-        else:
-            self._first[node] = number
+        (self._second if again else self._first)[node] = number
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -72,7 +63,7 @@ class CheckpointRegions:
 
     def resolve(self) -> dict[Node, int]:
         """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once."""
-        second = dict(self._second)
+        second, self._second = self._second, {}
         names = self._number_values(second) if second else {}
         again, regions = {names[node] for node in second if node in names}, set(second.values())
         once = {number for key, (_, number) in self._frames.items() if key < 0}
@@ -83,7 +74,6 @@ class CheckpointRegions:
             left_out = number in regions and number not in met and not is_random(node)  # a second run stops early
             if number in once or repeated or left_out:
                 marked[node] = number
-        self._second = []
         return marked
 
     def _number_values(self, second: dict[Node, int]) -> dict[Node, str]:

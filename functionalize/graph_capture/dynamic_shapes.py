@@ -20,15 +20,11 @@ Dims = dict[int, Any]  # of one tensor: which dimensions may differ, and what is
 
 
 def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
-    """For each input tensor, by identity, the dimensions that may differ.
-
-    Raises:
-        ValueError: the spec does not fit the arguments.
-    """
+    """For each input tensor, by identity, the dimensions that may differ. A spec that does not fit is a ValueError."""
     from functionalize._torch.symbols import is_dynamic
 
     found: dict[int, Dims] = {}
-    arguments = dict(zip(inputs.names, inputs.args, strict=True)) | inputs.kwargs
+    arguments = dict(zip(inputs.convention.names, inputs.args, strict=True)) | inputs.kwargs
     if isinstance(spec, Mapping):
         unknown = [name for name in spec if name not in arguments]
         if unknown:
@@ -94,46 +90,36 @@ def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:
     return {dim % count: given for dim, given in dims.items()}
 
 
-class DynamicSizes:
-    """The symbols of one program's inputs."""
+def relate(dims: Mapping[int, Dims], fakes: Mapping[int, torch.Tensor]) -> None:
+    """Tell the trace what the spec says: which sizes are equal, and between which bounds they lie."""
+    from functionalize._torch.symbols import DerivedDim, NamedDim, assume
 
-    def __init__(self, dims: Mapping[int, Dims], fakes: Mapping[int, torch.Tensor]) -> None:
-        self._dims, self._fakes = dims, fakes
-        self._named: dict[str, Any] = {}
+    named: dict[str, Any] = {}
+    sizes = [(fakes[key].size(dim), given) for key, of_one in dims.items() for dim, given in of_one.items()]
+    for size, given in sizes:
+        if isinstance(given, DerivedDim):
+            continue
+        if isinstance(given, NamedDim):
+            assume(size == named.setdefault(given.__name__, size))
+        _bound(size, given.min, given.max)
+    for size, given in sizes:
+        if isinstance(given, DerivedDim) and given.root.__name__ in named:
+            assume(size == given.fn(named[given.root.__name__]))
 
-    def relate(self) -> None:
-        """Tell the trace what the spec says: which sizes are equal, and between which bounds they lie."""
-        from functionalize._torch.symbols import DerivedDim, NamedDim, assume
 
-        derived = []
-        for key, dims in self._dims.items():
-            for dim, given in dims.items():
-                size = self._fakes[key].size(dim)
-                if isinstance(given, DerivedDim):
-                    derived.append((size, given))
-                    continue
-                if isinstance(given, NamedDim):
-                    known = self._named.setdefault(given.__name__, size)
-                    assume(size == known)
-                _bound(size, given.min, given.max)
-        for size, given in derived:
-            root = self._named.get(given.root.__name__)
-            if root is not None:
-                assume(size == given.fn(root))
+def check_free(dims: Mapping[int, Dims], fakes: Mapping[int, torch.Tensor]) -> None:
+    """Raise where the program can only take the size that it was captured with."""
+    from functionalize._torch.symbols import may_specialize
 
-    def check_free(self) -> None:
-        """Raise where the program can only take the size that it was captured with."""
-        from functionalize._torch.symbols import may_specialize
-
-        for key, dims in self._dims.items():
-            for dim, given in dims.items():
-                size: Any = self._fakes[key].size(dim)
-                if not may_specialize(given) and (type(size) is int or size.node.expr.is_number):
-                    raise InputMismatchError(
-                        f"dimension {dim} of an input of size {list(self._fakes[key].size())} may differ by "
-                        "dynamic_shapes, and the program is right for that size only",
-                        hint="say Dim.AUTO or Dim.STATIC, or change what the program does with the size",
-                    )
+    for key, of_one in dims.items():
+        for dim, given in of_one.items():
+            size: Any = fakes[key].size(dim)
+            if not may_specialize(given) and (type(size) is int or size.node.expr.is_number):
+                raise InputMismatchError(
+                    f"dimension {dim} of an input of size {list(fakes[key].size())} may differ by dynamic_shapes, and "
+                    "the program is right for that size only",
+                    hint="say Dim.AUTO or Dim.STATIC, or change what the program does with the size",
+                )
 
 
 def _bound(size: Any, low: Any, high: Any) -> None:

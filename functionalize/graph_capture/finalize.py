@@ -7,12 +7,12 @@ is said beside it. Limits: strided tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.export.graph_signature import OutputKind
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from functionalize._torch import pytree, storage_key, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, symbol_node_of, tracked_node
@@ -21,58 +21,36 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError
-from functionalize.graph_capture.constant_lifting import ConstantLifter
-from functionalize.graph_capture.inputs import TracedInput, is_leaf
-from functionalize.graph_capture.joint_graph import JointTracer, TracedJoint
-from functionalize.graph_capture.output_analysis import InputLayouts, OutputAnalysis
-from functionalize.graph_capture.signature import GraphOutputs, gradient_kind, mutation_kind, signature_of
-from functionalize.runtime.captured_program import CaptureAccount
+from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
+from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
+from functionalize.graph_capture.output_analysis import (
+    GRADIENTS,
+    MUTATIONS,
+    GraphOutputs,
+    InputLayouts,
+    OutputAnalysis,
+    signature_of,
+)
+from functionalize.runtime.autograd import JointGraph
 from functionalize.runtime.metadata import (
     BaseResult,
     GraphTraits,
     InputMutation,
     InputRef,
     NewStorage,
-    OldStorageRef,
     OutputAlias,
     PartialWrite,
     ProgramMetadata,
+    SymbolSources,
+    frozen_layout,
+    frozen_number,
     looked_up,
 )
-from functionalize.runtime.partition import JointGraph
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
-from functionalize.runtime.symbol_bindings import SymbolSources, frozen_layout, frozen_number
+from functionalize.runtime.specialization import Recorded
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input, WriteBack
-
-
-@dataclass(frozen=True, eq=False)
-class Finalized:
-    """A program whose graph has ended."""
-
-    graph: Graph
-    root: torch.nn.Module
-    metadata: ProgramMetadata
-    joint: JointGraph | Exception | None
-    account: CaptureAccount
-    inputs: list[TracedInput]
-
-
-class HandleNumbers:
-    """Numbers for the tensors that the caller will get."""
-
-    def __init__(self) -> None:
-        self.handles: list[torch.Tensor] = []
-        self._numbers: dict[int, int] = {}
-
-    def __call__(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor, the next one for a new tensor."""
-        tensor = unwrap_functorch(tensor)
-        number = self._numbers.setdefault(id(tensor), len(self.handles))
-        if number == len(self.handles):
-            self.handles.append(tensor)
-        return number
 
 
 class GraphFinalizer:
@@ -88,7 +66,8 @@ class GraphFinalizer:
     ) -> None:
         """``here``: where the program is; ``snapshot``: what a tensor looks like, for a node's meta."""
         self.context, self.tracer, self.inputs = context, tracer, inputs
-        self.number = HandleNumbers()
+        self.handles: list[torch.Tensor] = []  # what the caller will get
+        self._handle_numbers: dict[int, int] = {}  # of these, by identity
         self.lifter = ConstantLifter(tracer, inputs, snapshot)
         self.outputs = GraphOutputs()
         self._historian = context.historian = Historian(self._name_of, here)
@@ -97,6 +76,14 @@ class GraphFinalizer:
         self._results: dict[int, int] = {}  # of handles, by number: the output that has the value
         self._written: list[tuple[OutputKind, str, Base]] = []
         self._numbers: dict[int, int] = {}  # of the inputs, by the identities of their fakes
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor that the caller will get, the next one for a new tensor."""
+        tensor = unwrap_functorch(tensor)
+        number = self._handle_numbers.setdefault(id(tensor), len(self.handles))
+        if number == len(self.handles):
+            self.handles.append(tensor)
+        return number
 
     def _name_of(self, base: Base) -> str:
         node = None if base.root.value is None else tracked_node(self.tracer, base.root.value)
@@ -113,19 +100,19 @@ class GraphFinalizer:
 
     def finalize(
         self, entries: list[Input], returned: Any, side_effects: Sequence[SideEffect], joint: JointTracer
-    ) -> Finalized:
+    ) -> Recorded:
         """Compute what is still missing, trace the backward, and end the graph.
 
         ``entries``: the program's inputs as they lay before it ran; ``returned``: what it gave back.
         """
         gradients = self.new_gradients()
         whole = bool(gradients)  # the backward is a part of the program
-        left = len(self.number.handles)  # in objects, and as gradients
+        left = len(self.handles)  # in objects, and as gradients
         leaves, spec = pytree.tree_flatten(returned)
         reconstructions = [TensorRef(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         seen = set() if whole else joint.written_inputs(self.inputs)
         with tracing_disabled():
-            epilogue = Epilogue(self.context, entries, self.number.handles, whole=seen)
+            epilogue = Epilogue(self.context, entries, self.handles, whole=seen)
             backs = epilogue.prepare()
             self._lift_constants([back.input.handle for back in backs], {entry.storage for entry in entries})
             self._compute_nodes(backs)
@@ -134,16 +121,15 @@ class GraphFinalizer:
         mutations = [self._write_back(back, layouts, id(back.input.handle) in seen) for back in backs]
         results = self._add_results(reconstructions, range(left), gradients)
         analysis = OutputAnalysis(self.inputs, layouts, differentiable=not whole)
-        aliases = analysis.outputs(self.number.handles, self._results)
+        aliases = analysis.outputs(self.handles, self._results)
         symbols = self._symbols(layouts.before, mutations, aliases, analysis.bases)
         wanted = [*results, *(GraphNumber(output) for output, _ in symbols.computed)]
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
-        joint.end()
+        joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         metadata = self._metadata(
             gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols
         )
-        made = joint.frozen(traced, self.inputs, metadata) if isinstance(traced, TracedJoint) else traced
-        return Finalized(self.tracer.graph, self.tracer.root, metadata, made, self._account(metadata), self.inputs)
+        return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
 
     def _traced(
         self,
@@ -152,11 +138,9 @@ class GraphFinalizer:
         aliases: Sequence[OutputAlias],
         mutations: Sequence[InputMutation],
         results: Sequence[Any],
-    ) -> TracedJoint | Exception | None:
+    ) -> EndJoint | Exception | None:
         """The joint graph; None where autograd knows nothing that the caller gets."""
-        handles = self.number.handles
-        pairs = list(zip(aliases, handles, strict=True))
-        wanted = joint.wanted(self.inputs, analysis, pairs, mutations, results)
+        wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
             return None
         refused = self._refused(mutations)
@@ -194,18 +178,17 @@ class GraphFinalizer:
         """Turn tensors that the program reached by other ways into inputs: buffers if it wrote them, else constants."""
         own = {id(entry.fake) for entry in self.inputs if entry.fake is not None}
         others = [h for h in written if id(h) not in own and storage_key(h) not in storages]
-        known = {id(handle) for handle in others}
-        unknown = [h for h in self.number.handles if id(h) not in own and tracked_node(self.tracer, h) is None]
-        self.lifter.lift_attributes(written, [*others, *(h for h in unknown if id(h) not in known)])
+        others += [h for h in self.handles if id(h) not in own and tracked_node(self.tracer, h) is None]
+        self.lifter.lift_attributes(written, others)
 
     def _compute_nodes(self, backs: Sequence[WriteBack]) -> None:
         """Have the nodes of all that is an output: the last inputs are lifted now, and keep their numbers."""
         for back in backs:
-            for part in back.parts:
-                self._node(part.value)
+            for value, _ in back.parts:
+                self._node(value)
             if back.data is not None:
                 self._values[id(back.input.handle)] = self._node(back.data)
-        for handle in self.number.handles:
+        for handle in self.handles:
             if id(handle) not in self._values:
                 view = self.context.graph.find(handle)  # of an input of which parts were written, computed here
                 self._values[id(handle)] = self._node(handle if view is None else self.context.read(view))
@@ -217,14 +200,14 @@ class GraphFinalizer:
 
     def _write_back(self, back: WriteBack, layouts: InputLayouts, differentiable: bool) -> InputMutation:
         handle, layout = back.input.handle, None
-        nodes = [(self._node(part.value), part.path) for part in back.parts]
+        nodes = [(self._node(value), path) for value, path in back.parts]
         if back.data is not None:
             nodes.append((self._values[id(handle)], ()))
         number = self._numbers.get(id(handle))
         if number is None:  # a write beyond what an input shows of its storage
             number, layout = layouts.old_storages[storage_key(handle)], frozen_layout(Layout.of(handle))
         entry = self.inputs[number]
-        kind, target = mutation_kind(entry.kind), entry.target or entry.name
+        kind, target = MUTATIONS[entry.kind], entry.target or entry.name
         writes = tuple(PartialWrite(self.outputs.add(node, kind, target), path) for node, path in nodes)
         view = self.context.graph.find(handle)
         if view is not None:
@@ -248,7 +231,7 @@ class GraphFinalizer:
             return InputRef(number)
         old = layouts.old_storages.get(storage_key(argument))
         if old is not None:
-            return OldStorageRef(old)
+            return InputRef(old, old=True)
         return NewStorage(tuple(map(frozen_number, argument.size())), argument.dtype, argument.device)
 
     # Outputs
@@ -256,14 +239,13 @@ class GraphFinalizer:
     def _add_results(self, reconstructions: list[Any], left: range, gradients: dict[int, int | None]) -> list[Any]:
         """Outputs for what the program returned, then for what it left; the reconstructions of what it returned."""
         results = list(reconstructions)
-        for position, reconstruction in enumerate(reconstructions):
-            if isinstance(reconstruction, TensorRef):
-                self._give(reconstruction.number)
-            elif isinstance(reconstruction, SYMBOLS):
-                node = symbol_node(self.tracer, reconstruction)
-                results[position] = GraphNumber(self.outputs.add(node, OutputKind.USER_OUTPUT))
-            else:
-                self.outputs.add(reconstruction, OutputKind.USER_OUTPUT)
+        for position, made in enumerate(reconstructions):
+            if isinstance(made, TensorRef):
+                self._give(made.number)
+                continue
+            symbolic = isinstance(made, SYMBOLS)
+            output = self.outputs.add(symbol_node(self.tracer, made) if symbolic else made, OutputKind.USER_OUTPUT)
+            results[position] = GraphNumber(output) if symbolic else made
         of_inputs = {number: entry for entry in self.inputs if (number := gradients.get(id(entry))) is not None}
         for number in left:
             self._give(number, of_inputs.get(number))
@@ -271,12 +253,12 @@ class GraphFinalizer:
 
     def _give(self, number: int, gradient_of: TracedInput | None = None) -> None:
         """An output for a tensor that the caller gets, or finds as the gradient of an input."""
-        node = self._values[id(self.number.handles[number])]
+        node = self._values[id(self.handles[number])]
         if gradient_of is None:
             self._results[number] = self.outputs.add(node, OutputKind.USER_OUTPUT)
         else:
             target = gradient_of.target or gradient_of.name
-            self._results[number] = self.outputs.add(node, gradient_kind(gradient_of.kind), target)
+            self._results[number] = self.outputs.add(node, GRADIENTS[gradient_of.kind], target)
 
     def _node(self, value: torch.Tensor) -> Node:
         node = tracked_node(self.tracer, value)
@@ -288,18 +270,15 @@ class GraphFinalizer:
         """Where the inputs lay and lie; ``moved``: those whose metadata changed."""
         found = InputLayouts()
         for number, entry in enumerate(self.inputs):
+            if entry.fake is None:
+                continue
             first = begun.get(id(entry.fake))
+            last = first if first is not None and id(entry.fake) not in moved else Input.of(entry.fake)
             if first is not None:
                 found.before[number] = first.layout
-                found.old_storages.setdefault(first.storage, number)
-            if first is not None and id(entry.fake) not in moved:
-                found.after[number] = first.layout
-                found.storages.setdefault(first.storage, number)
-            elif entry.fake is not None:
-                found.after[number] = Layout.of(entry.fake)
-                found.storages.setdefault(storage_key(entry.fake), number)
-                if first is None:  # lifted: where it lies nobody could change
-                    found.old_storages.setdefault(storage_key(entry.fake), number)
+            found.after[number] = last.layout
+            found.storages.setdefault(last.storage, number)
+            found.old_storages.setdefault((first or last).storage, number)  # a lifted one: nobody could change it
         return found
 
     def _metadata(
@@ -384,7 +363,7 @@ class GraphFinalizer:
                 accumulates &= all(user.target is torch.ops.aten.add.Tensor for user in node.users)
         return frozenset(unused), read, accumulates
 
-    def _account(self, metadata: ProgramMetadata) -> CaptureAccount:
+    def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
         groups: dict[int, list[str]] = {}
         for entry in self.inputs:
             if isinstance(entry.value, torch.Tensor):
@@ -393,4 +372,6 @@ class GraphFinalizer:
         specs = self.outputs.specs
         self._historian.detach()
         shared = [group for group in groups.values() if len(group) > 1]
-        return CaptureAccount(lambda: signature_of(taken, specs), self._historian, self._written, shared)
+        ended = (self.tracer.graph, self.tracer.root, metadata, joint)
+        account = (self._historian, self._written, shared, self.context.asks_offsets)
+        return Recorded(*ended, lambda: signature_of(taken, specs), *account)

@@ -2,31 +2,33 @@
 
 Invariant: the order is that of ``torch.export``: parameters, buffers, constants, user inputs; each state tensor once,
 under the first of its names. Limits: what a function reaches otherwise than by arguments is looked for among its own
-variables and those of functions that it calls by name.
+variables and those of functions that it calls by name. Tensors that it got at in yet another way are lifted in the
+end; graphs of higher-order ops stay attributes.
 """
 
 from __future__ import annotations
 
 import builtins
 import functools
-import inspect
 import keyword
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.export.graph_signature import InputKind
+from torch.fx import Node
 
-from functionalize._torch.autograd import get_gradient_edge
-from functionalize._torch.module_state import buffers_of, is_persistent
-from functionalize.runtime.graph_inputs import names_of, walk_arguments
+from functionalize._torch import buffers_of, is_persistent
+from functionalize._torch.tracing import track
+from functionalize.graph_capture.python_state import settings_of
+from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.metadata import GraphInput
-from functionalize.runtime.state_walk import OPAQUE, Slot, StateWalk, is_module
+from functionalize.runtime.state_walk import Slot, StateWalk, is_module
 
-_PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}
-_DEPTH = 4  # how far functions that call functions are followed
+_PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}  # in order
 
 
 @dataclass(eq=False)
@@ -49,26 +51,21 @@ class TracedInput:
         """Whether the graph gets a tensor here."""
         return isinstance(self.value, (torch.Tensor, MissingGradient))
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether the program holds the tensor itself."""
-        return self.slot is None and self.argument is None and self.gradient_of is None and self.is_tensor
-
     def frozen(self, numbers: dict[int, int]) -> GraphInput:
         """What a call needs to know; ``numbers`` are the positions of inputs by identity."""
-        constant = self.value if self.is_constant else None
-        if not self.is_tensor and isinstance(self.value, (int, float, bool, str)):
-            constant = self.value
+        own = self.slot is None and self.argument is None and self.gradient_of is None  # held by the program itself
+        plain = isinstance(self.value, (int, float, bool, str))
+        constant = self.value if (own if self.is_tensor else plain) else None
         gradient_of = None if self.gradient_of is None else numbers[id(self.gradient_of)]
         where = (self.slot, self.argument, constant, self.persistent, gradient_of)
         return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where)
 
 
+@dataclass(eq=False)
 class MissingGradient:
     """A gradient that a tensor does not have: a capture may ask what the program does if it has one."""
 
-    def __init__(self, of: torch.Tensor) -> None:
-        self.of = of
+    of: torch.Tensor
 
 
 class ProgramInputs:
@@ -87,8 +84,11 @@ class ProgramInputs:
         for name in roots:
             self.state.walk(roots, name, name)
         self.args, self.kwargs = list(args), dict(kwargs)
-        self.names = names_of(func, len(self.args))
-        self.arguments = walk_arguments(self.args, self.kwargs, self.names)
+        self.convention = CallingConvention.of(func, self.args, self.kwargs)
+        self.call = self.convention.arguments(self.args, self.kwargs)
+        self.arguments = self.call.walk
+        self.args = self.call.args
+        self.settings = settings_of(func, self.state)
         taken: set[str] = set()
         state, user = list(self._state(taken)), list(self._user(taken))
         gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
@@ -102,8 +102,7 @@ class ProgramInputs:
                 kind, persistent = _kind_of(slot, tensor)
                 name = fresh_name(f"{_PREFIX[kind]}_{slot.path}", taken)
                 found[id(tensor)] = TracedInput(kind, name, slot.path, tensor, slot, persistent=persistent)
-        order = [InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR]
-        yield from sorted(found.values(), key=lambda entry: order.index(entry.kind))
+        yield from sorted(found.values(), key=lambda entry: list(_PREFIX).index(entry.kind))
 
     def _gradients(self, inputs: list[TracedInput], taken: set[str], suppose: bool) -> Iterator[TracedInput]:
         """The gradients that inputs have, or could have."""
@@ -126,6 +125,57 @@ class ProgramInputs:
             if isinstance(value, torch.Tensor) or slot.owner is None or isinstance(slot.owner, (dict, list)):
                 name = fresh_name(slot.path, taken)
                 yield TracedInput(InputKind.USER_INPUT, name, None, value, argument=position)
+
+
+class ConstantLifter:
+    """Makes inputs of tensors that a program reached by other ways: before those of the user, in the graph as well.
+
+    Afterwards the graph has no attributes that are tensors.
+    """
+
+    def __init__(self, tracer: Any, inputs: list[TracedInput], snapshot: Callable[[torch.Tensor], Any]) -> None:
+        """``snapshot``: what a tensor looks like, for a node's meta."""
+        self._tracer, self._inputs, self._snapshot = tracer, inputs, snapshot
+        self._lifted = 0
+
+    def lift_attributes(self, written: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
+        """Lift what the trace keeps as attributes, and tensors that the graph does not know yet."""
+        graph, root = self._tracer.graph, self._tracer.root
+        writes = {id(tensor) for tensor in written}
+        missing = {id(tensor): tensor for tensor in others}
+        for node in list(graph.find_nodes(op="get_attr")):
+            value = getattr(root, str(node.target))
+            if isinstance(value, torch.Tensor):
+                node.replace_all_uses_with(self.lift(value, missing.pop(id(value), None) is not None))
+                graph.erase_node(node)
+        for name, value in [*root.named_buffers(recurse=False), *list(vars(root).items())]:
+            if isinstance(value, torch.Tensor):
+                delattr(root, name)
+        for identity, tensor in missing.items():
+            self.lift(tensor, identity in writes)
+
+    def lift(self, value: torch.Tensor, written: bool) -> Node:
+        """The placeholder of a tensor: a buffer if it is ``written``, else a constant."""
+        position = next(
+            (n for n, entry in enumerate(self._inputs) if entry.kind is InputKind.USER_INPUT), len(self._inputs)
+        )
+        placeholders = self._tracer.graph.find_nodes(op="placeholder")
+        for number, entry in enumerate(self._inputs[:position]):
+            if entry.value is value:
+                return placeholders[number]  # type: ignore[no-any-return]
+        kind = InputKind.BUFFER if written else InputKind.CONSTANT_TENSOR
+        name = fresh_name(f"c_lifted_tensor_{self._lifted}", {entry.name for entry in self._inputs})
+        target, persistent = f"lifted_tensor_{self._lifted}", False if written else None
+        made = TracedInput(kind, name, target, value, persistent=persistent, fake=value, edge=gradient_edge(value))
+        self._inputs.insert(position, made)
+        self._lifted += 1
+        after = placeholders[position - 1] if position else None
+        graph = self._tracer.graph
+        with graph.inserting_after(after) if after is not None else graph.inserting_before():
+            node: Node = graph.placeholder(name)
+        node.meta["val"] = self._snapshot(value)
+        track(self._tracer, value, node)  # a backward may use it as well
+        return node
 
 
 def is_leaf(value: Any) -> bool:
@@ -167,44 +217,3 @@ def fresh_name(path: str, taken: set[str]) -> str:
 def _identifier(path: str) -> str:
     base = re.sub(r"\W", "_", path).lower() or "arg"
     return f"_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
-
-
-def reached(func: Any, depth: int = _DEPTH) -> dict[str, Any]:
-    """Modules, optimizers and other objects with tensors that a function reaches through its variables, by name."""
-    found: dict[str, Any] = {}
-    for name, value in _variables(func):
-        if is_module(value) or isinstance(value, torch.optim.Optimizer):
-            found.setdefault(name, value)
-        elif depth and inspect.isfunction(inspect.unwrap(value) if callable(value) else value):
-            for inner, item in reached(value, depth - 1).items():
-                found.setdefault(inner, item)
-    return found
-
-
-def _variables(func: Any) -> Iterator[tuple[str, Any]]:
-    while isinstance(func, functools.partial):
-        yield from ((f"arg{place}", value) for place, value in enumerate(func.args))
-        yield from func.keywords.items()
-        func = func.func
-    if inspect.ismethod(func):
-        yield "self", func.__self__
-        func = func.__func__
-    func = inspect.unwrap(func)
-    if not inspect.isfunction(func):
-        return
-    if func.__module__ and func.__module__.split(".")[0] == "torch":
-        return
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
-        with_value = _content(cell)
-        if with_value:
-            yield name, with_value[0]
-    for name in func.__code__.co_names:
-        if name in func.__globals__ and not isinstance(func.__globals__[name], (type, *OPAQUE[1:2])):
-            yield name, func.__globals__[name]
-
-
-def _content(cell: Any) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # not filled yet
-        return []

@@ -7,15 +7,17 @@ backward that writes to what lives outside of it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from functionalize._torch import is_symbolic, on_handles, storage_key
-from functionalize._torch.autograd import module_without_code, must_recompute
+from functionalize._torch.autograd import module_without_code
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
@@ -23,18 +25,19 @@ from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random, item_of
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge
 from functionalize.graph_capture.output_analysis import OutputAnalysis
+from functionalize.runtime.autograd import JointGraph
 from functionalize.runtime.metadata import (
     AliasKind,
     BaseResult,
     InputMutation,
     OutputAlias,
     ProgramMetadata,
+    SymbolSources,
     needed_results,
 )
-from functionalize.runtime.partition import JointGraph
-from functionalize.runtime.symbol_bindings import SymbolSources
-from functionalize.transform.function_mode import FunctionalizeFunctionMode
-from functionalize.transform.mode import FunctionalizeMode
+from functionalize.transform.mode import FunctionalizeFunctionMode, FunctionalizeMode
+
+EndJoint = Callable[[ProgramMetadata], JointGraph]
 
 
 @dataclass(frozen=True)
@@ -47,22 +50,13 @@ class Differentiable:
     targets: tuple[tuple[int, torch.Tensor], ...]
 
 
-@dataclass(frozen=True, eq=False)
-class TracedJoint:
-    """A joint graph whose inputs are named after all inputs of the program."""
-
-    graph: Graph
-    gradients: dict[int, int | None]  # by identity of inputs: the position among the gradients
-    wanted: Differentiable
-
-
 class JointTracer:
     """Traces one backward, through the dispatch mode that the forward ran in."""
 
     def __init__(
         self, mode: FunctionalizeMode, tracer: Any, fake_mode: FakeTensorMode, regions: CheckpointRegions
     ) -> None:
-        self._mode, self._tracer, self._fake_mode, self._regions = mode, tracer, fake_mode, regions
+        self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
         self._grad_fns: dict[int, Any] = {}
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
@@ -88,13 +82,13 @@ class JointTracer:
         self,
         inputs: Sequence[TracedInput],
         analysis: OutputAnalysis,
-        aliases: Sequence[tuple[OutputAlias, torch.Tensor]],
+        aliases: Sequence[OutputAlias],
+        handles: Sequence[torch.Tensor],
         mutations: Sequence[InputMutation],
         reconstructions: Sequence[Any],
     ) -> Differentiable:
         """What the joint graph is to give; ``reconstructions``: of what the program returns."""
-        outputs = [alias for alias, _ in aliases]
-        results = needed_results(mutations, outputs, analysis.bases, reconstructions, further_bases=True)
+        results = needed_results(mutations, aliases, analysis.bases, reconstructions, further_bases=True)
         layouts: dict[int, Layout | None] = dict.fromkeys(results)
         targets: dict[int, torch.Tensor] = {}
         for mutation in mutations:
@@ -104,7 +98,7 @@ class JointTracer:
                 targets[mutation.writes[-1].result] = fake
         based = list(zip(analysis.bases, analysis.base_handles, strict=True))
         own: list[tuple[OutputAlias | BaseResult, torch.Tensor]] = [*based]
-        own += [(alias, handle) for alias, handle in aliases if alias.kind is AliasKind.RESULT]
+        own += [pair for pair in zip(aliases, handles, strict=True) if pair[0].kind is AliasKind.RESULT]
         for described, handle in own:
             if described.result is not None:
                 layouts[described.result] = described.layout
@@ -117,7 +111,7 @@ class JointTracer:
 
     def trace(
         self, inputs: Sequence[TracedInput], wanted: Differentiable, outputs: Sequence[Any], bases: Sequence[Node]
-    ) -> TracedJoint | Exception:
+    ) -> EndJoint | Exception:
         """The joint graph, or why there is none. ``outputs``: of the program's graph; ``bases``: values of bases."""
         graph = self._tracer.graph
         placeholders = list(graph.find_nodes(op="placeholder"))
@@ -125,11 +119,11 @@ class JointTracer:
         tangents: list[Node] = []
         try:
             found = self._gradients(inputs, wanted, tangents)
-            marked = self._regions.resolve()
+            marked = self.regions.resolve()
             results = [outputs[position] for position in wanted.results]
             copied = _copied(graph, (placeholders, tangents), [*results, *bases, *found.values()], forward, marked)
-            order = {key: position for position, key in enumerate(found)}
-            return TracedJoint(copied, {key: None if found[key] is None else order[key] for key in order}, wanted)
+            gradients = {key: None if node is None else n for n, (key, node) in enumerate(found.items())}
+            return functools.partial(self._frozen, copied, inputs, gradients, wanted)
         except Exception as error:
             reason = RuntimeError(f"the backward of a captured program cannot be captured: {error}")
             reason.__cause__ = error
@@ -195,13 +189,15 @@ class JointTracer:
             )
         return node
 
-    def end(self) -> None:
-        """No more is traced: what a checkpointed region drew a second time goes."""
-        self._regions.resolve()
-
-    def frozen(self, traced: TracedJoint, inputs: Sequence[TracedInput], metadata: ProgramMetadata) -> JointGraph:
-        """The joint graph of a program whose metadata is known."""
-        graph, wanted = traced.graph, traced.wanted
+    def _frozen(
+        self,
+        graph: Graph,
+        inputs: Sequence[TracedInput],
+        gradients: dict[int, int | None],
+        wanted: Differentiable,
+        metadata: ProgramMetadata,
+    ) -> JointGraph:
+        """The joint graph once the metadata is known; before, ``graph`` takes all inputs of the program."""
         for node in graph.find_nodes(op="placeholder"):
             if node.name in {f"primals_{number}" for number in metadata.unused}:
                 graph.erase_node(node)
@@ -216,7 +212,7 @@ class JointTracer:
             wanted.bases,
             wanted.layouts,
             tuple(position for position, _ in wanted.targets),
-            tuple(traced.gradients.get(id(inputs[number])) for number in taken),
+            tuple(gradients.get(id(inputs[number])) for number in taken),
             frozenset(map(taken.index, at_risk)),
             _in_positions(metadata.symbols, taken, wanted.results),
         )
@@ -230,19 +226,19 @@ def _copied(
     marked: dict[Node, int],
 ) -> Graph:
     """A copy of a graph, whose nodes tell partition functions what they want to know."""
-    made, new = {}, Graph()
+    made, new = dict[Node, Node](), Graph()
     for kind, nodes in zip(("primals", "tangents"), placeholders, strict=True):
         for number, node in enumerate(nodes):
             made[node] = new.placeholder(f"{kind}_{number}")
             made[node].meta = dict(node.meta)
-    for node in graph.nodes:
-        if node in made:
+    new.graph_copy(graph, made)
+    for node, copy in made.items():
+        if node.op == "placeholder":
             continue
-        copy = made[node] = new.node_copy(node, made.__getitem__)
         phase = "forward" if node in forward else "backward"
         region = marked.get(item_of(node) or node)
         if region is not None:
-            copy.meta["recompute"] = must_recompute()
+            copy.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             if node.all_input_nodes:  # others are equal in all regions: merged, they belong to none
                 copy.meta["ac_graph_id"] = region
         copy.meta["partitioner_tag"] = f"must_be_in_{phase}" if is_random(node) and region is None else f"is_{phase}"

@@ -1,7 +1,10 @@
 """Where each node of a graph comes from: the user's lines, and the modules whose ``forward`` was running.
 
+Who observes is notified of each node: to show how a long capture gets on.
+
 Invariant: a node's meta has what ``make_fx`` and ``torch.export`` put there: ``stack_trace``, ``nn_module_stack``.
-Limits: nodes of a backward pass carry the line that called for it.
+Limits: nodes of a backward pass carry the line that called for it. An observer is notified of captures that begin while
+it observes, in all threads.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -20,6 +23,18 @@ from torch.nn.modules import module as hooks
 from functionalize.call_stack import Origin, Scopes
 from functionalize.transform.context import FunctionalizationContext
 
+_observers: list[Callable[[Node], None]] = []
+
+
+@contextlib.contextmanager
+def observing(observer: Callable[[Node], None]) -> Iterator[None]:
+    """Tell a function of each node, once its module is noted."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
 
 class Provenance:
     """Notes, node by node, where the program is; the texts are written when all is recorded."""
@@ -27,7 +42,7 @@ class Provenance:
     def __init__(self, modules: Mapping[int, str], until: CodeType) -> None:
         self._scopes = Scopes(until)
         self._context: FunctionalizationContext | None = None
-        self._paths = modules
+        self._paths, self._observers = modules, tuple(_observers)
         self._running: list[dict[str, tuple[str, str]]] = [{}]
 
     def follow(self, context: FunctionalizationContext) -> None:
@@ -47,6 +62,8 @@ class Provenance:
         """A node was added to the graph just now."""
         node.meta["nn_module_stack"] = self._running[-1]
         node.meta["stack_trace"] = self.here()  # as text in the end
+        for observer in self._observers:
+            observer(node)
 
     @staticmethod
     def write(graph: Graph) -> None:

@@ -1,9 +1,11 @@
 """What each operator is, by its OpOverload: how it writes, whether it views, what is its functional variant.
 
-Invariant: `row` answers for every operator of the running torch, and one operator always gets the same row.
-The tables fit the torch that runs: where its native_functions.yaml is another than the one that the shipped
-tables were generated from, tables for it are made once and kept in the user's cache directory. Limits: a row
-says what an operator does by its declaration and by codegen's exceptions, not what one call of it does.
+Invariant: `row` answers for every operator of the running torch, and one operator always gets the same row. Where the
+tables know an operator, its live row agrees on kind, view, written arguments and returns, save where an exception says
+otherwise; a test holds them against one another. The tables fit the torch that runs: where its native_functions.yaml is
+another than the one that the shipped tables were generated from, tables for it are made once and kept in the user's
+cache directory. Limits: a row says what an operator does by its declaration and by codegen's exceptions, not what one
+call of it does.
 """
 
 from __future__ import annotations
@@ -13,18 +15,28 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from functionalize._torch import OpOverload
+from functionalize._torch import OpOverload, decomposes
 from functionalize.codegen import sources
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, Written
 from functionalize.generated import reasons, rows
-from functionalize.ops import live_schema
 
-__all__ = ["UNPAIRED", "WRITE_BACKS", "Kind", "OpRow", "ViewKind", "Written", "known_ops", "overload", "row"]
+__all__ = [
+    "UNPAIRED",
+    "WRITE_BACKS",
+    "Kind",
+    "OpRow",
+    "ViewKind",
+    "Written",
+    "known_ops",
+    "live_row",
+    "overload",
+    "row",
+]
 
 # What an epilogue may call on an input: data first, then the metadata that eager would have left.
 WRITE_BACKS = frozenset(
@@ -38,6 +50,7 @@ UNPAIRED: Mapping[str, str] = {
 }
 
 
+@functools.cache
 def row(op: OpOverload) -> OpRow:
     """What `op` is: from the tables, or from its live schema where they do not know it.
 
@@ -46,13 +59,66 @@ def row(op: OpOverload) -> OpRow:
         >>> row(torch.ops.aten.add_.Tensor).functional
         'aten::add.Tensor'
     """
-    found = _rows.get(op)
-    if found is None:
-        name = op.name()
-        text = _texts.get(name)
-        found = live_schema.row(op) if text is None else OpRow.parse(text)
-        _rows[op] = found
-    return found
+    text = _texts.get(op.name())
+    return live_row(op) if text is None else OpRow.parse(text)
+
+
+def live_row(op: OpOverload) -> OpRow:
+    """The row that the live schema of `op` gives; a schema names no functional variant, so it has none.
+
+    Example:
+        >>> import torch
+        >>> found = live_row(torch.ops.aten.add_.Tensor)
+        >>> found.kind, [written.name for written in found.written]
+        (<Kind.INPLACE: 'inplace'>, ['self'])
+    """
+    written = tuple(
+        Written(one.name, None if one.kwarg_only else index, None, isinstance(one.type, torch.ListType))
+        for index, one in enumerate(op._schema.arguments)
+        if _written_alias(one) is not None
+    )
+    return OpRow(
+        name=op.name(),
+        kind=_kind(op, written),
+        view=_view_kind(op),
+        written=written,
+        returns=_returns(op),
+        composite=decomposes(op),
+        random=torch.Tag.nondeterministic_seeded in op.tags,
+    )
+
+
+def _written_alias(value: torch.Argument) -> set[str] | None:
+    """The names under which the schema says that an argument or return is written; None where it is not."""
+    return value.alias_info.before_set if value.alias_info is not None and value.alias_info.is_write else None
+
+
+def _kind(op: OpOverload, written: Sequence[Written]) -> Kind:
+    if not written:
+        return Kind.FUNCTIONAL
+    base = op._schema.name.rpartition("::")[2]
+    inplace_dunder = base.startswith("__i") and base.endswith("__")
+    if inplace_dunder or (base.endswith("_") and not base.endswith("__")):
+        return Kind.INPLACE
+    return Kind.OUT if any(one.position is None for one in written) else Kind.MUTABLE
+
+
+def _view_kind(op: OpOverload) -> ViewKind:
+    if torch.Tag.inplace_view in op.tags:
+        return ViewKind.INPLACE_VIEW
+    aliased = [r for r in op._schema.returns if r.alias_info is not None and not r.alias_info.is_write]
+    if decomposes(op) and (aliased or torch.Tag.maybe_aliasing_or_mutating in op.tags):
+        return ViewKind.MAYBE_ALIAS
+    if not aliased:
+        return ViewKind.NONE
+    return ViewKind.MULTI if any(isinstance(r.type, torch.ListType) for r in aliased) else ViewKind.SINGLE
+
+
+def _returns(op: OpOverload) -> tuple[int, ...]:
+    """For each return its index, or -(k+1) where it is the written argument k itself."""
+    written = [alias for alias in map(_written_alias, op._schema.arguments) if alias is not None]
+    returned = enumerate(map(_written_alias, op._schema.returns))
+    return tuple(-(written.index(alias) + 1) if alias in written else index for index, alias in returned)
 
 
 @functools.cache
@@ -145,5 +211,4 @@ def _make(source: sources.Source, folder: Path | None) -> str:
     return "".join(f"{row}\n" for row in made.rows.values())
 
 
-_rows: dict[OpOverload, OpRow] = {}
 _texts: dict[str, str] = {line.partition(" ")[0]: line for line in _installed_rows().splitlines()}

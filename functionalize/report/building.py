@@ -17,10 +17,9 @@ from torch.fx import Node as FxNode
 from functionalize._torch import is_symbolic
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory, BaseRecord
-from functionalize.call_stack import Location
 from functionalize.report import model
-from functionalize.report.code import bytes_of, code_of, count, look_of, place_of
-from functionalize.report.source import Frame, Sources, short
+from functionalize.report.code import bytes_of, code_of, elements, look_of, place_of, size_text
+from functionalize.report.source import Sources, short
 
 _KINDS = {
     InputKind.PARAMETER: "parameter",
@@ -70,6 +69,7 @@ class _Builder:
         self._program, self._sources = program, Sources()
         self._sharing = {name: list(group) for group in shared for name in group}
         self._fx = list(program.graph.nodes)
+        self._placeholders = [node for node in self._fx if node.op == "placeholder"]
         self._numbers = {node.name: number for number, node in enumerate(self._fx)}
         self._inputs = {getattr(spec.arg, "name", ""): spec for spec in program.signature.input_specs}
         self._outputs = list(program.signature.output_specs)
@@ -82,77 +82,46 @@ class _Builder:
     def report(self, title: str, metadata: Sequence[tuple[str, str]]) -> model.Report:
         nodes = tuple(self._nodes())
         storages = tuple(self._storages())
-        functions = self._sources.functions()
-        lines = {line.number: line for function in functions for line in function.lines if line and line.number >= 0}
+        values = [value for value in map(_value, self._placeholders) if isinstance(value, torch.Tensor)]
+        symbols = ["bytes for the sizes of the example inputs"] if any(map(is_symbolic, values)) else []
         return model.Report(
             title or self._title(),
-            " · ".join([f"torch {torch.__version__}", _REMOVED[self._program.remove], *self._symbols()]),
+            " · ".join([f"torch {torch.__version__}", _REMOVED[self._program.remove], *symbols]),
             tuple(self._amounts()),
             nodes,
             storages,
-            functions,
-            lines,
+            self._sources.functions(),
+            {line.number: line for line in self._sources.lines.values()},
             self._sources.chains,
-            tuple(self._mutations(lines)),
+            tuple(self._mutations()),
             tuple(metadata),
         )
 
     def _title(self) -> str:
         first = self._sources.first()
-        if first is None:
-            return "Captured program"
-        if first.function != "forward":
-            return first.function
-        stacks = (node.meta.get("nn_module_stack") for node in self._fx)
-        kinds = [next(iter(stack.values()))[1] for stack in stacks if stack]
-        return kinds[0].rpartition(".")[2] if kinds else first.function
-
-    def _symbols(self) -> Iterator[str]:
-        values = (_value(node) for node in self._fx if node.op == "placeholder")
-        if any(is_symbolic(value) for value in values if isinstance(value, torch.Tensor)):
-            yield "bytes for the sizes of the example inputs"
+        if first != "forward":
+            return first or "Captured program"
+        paths = map(_modules, self._fx)
+        return next((path[0][1] for path in paths if path), first)
 
     # Nodes
 
     def _nodes(self) -> Iterator[model.Node]:
         for number, node in enumerate(self._fx):
+            look = look_of(_value(node))
             if node.op == "placeholder":
-                yield self._input(number, node)
+                name, kind = self._names.get(node.name, node.name), self._kind_text(node.name)
+                yield model.Node(number, "input", node.name, name, look, kind, None, (("inputs", ""),))
             elif node.op != "output":
-                yield self._op(number, node)
+                chain = self._sources.dispatched(number, node.meta.get("stack_trace") or "")
+                note = f"written back to {', '.join(self._targets[node.name])}" if node.name in self._targets else ""
+                path = _modules(node) or (self._sources.function(chain) or ("elsewhere", ""),)
+                yield model.Node(number, "op", node.name, code_of(node), look, note, chain, path)
         results = next(node for node in self._fx if node.op == "output").args[0]
-        for place, (value, spec) in enumerate(zip(results, self._outputs, strict=True)):
+        for number, (value, spec) in enumerate(zip(results, self._outputs, strict=True), len(self._fx)):
             note = f"written back to {spec.target}" if spec.kind in _MUTATIONS else "returned"
             name = value.name if isinstance(value, FxNode) else repr(value)
-            number = len(self._fx) + place
             yield model.Node(number, "output", note, name, look_of(_value(value)), "", None, (("outputs", ""),))
-
-    def _input(self, number: int, node: FxNode) -> model.Node:
-        spec = self._inputs.get(node.name)
-        kind = _KINDS.get(spec.kind, "input") if spec is not None else "input"
-        return model.Node(
-            number,
-            "input",
-            node.name,
-            self._names.get(node.name, node.name),
-            look_of(_value(node)),
-            kind,
-            None,
-            _INPUTS,
-        )
-
-    def _op(self, number: int, node: FxNode) -> model.Node:
-        chain = self._sources.dispatched(number, node.meta.get("stack_trace") or "")
-        targets = self._targets.get(node.name)
-        note = f"written back to {', '.join(targets)}" if targets else ""
-        function = self._sources.function(chain)
-        path = self._modules(node) or ((function,) if function else _UNKNOWN)
-        return model.Node(number, "op", node.name, code_of(node), look_of(_value(node)), note, chain, path)
-
-    def _modules(self, node: FxNode) -> tuple[tuple[str, str], ...]:
-        """The modules whose forward made a node, outermost first, each with its class."""
-        stack = node.meta.get("nn_module_stack") or {}
-        return tuple((path or kind.rpartition(".")[2], kind.rpartition(".")[2]) for path, kind in stack.values())
 
     # Storages
 
@@ -166,30 +135,23 @@ class _Builder:
             yield self._storage(number, bases)
 
     def _storage(self, number: int, bases: list[BaseRecord]) -> model.Storage:
-        first = bases[0]
-        spec, root = self._inputs.get(first.name), first.root.region
+        name, root = bases[0].name, bases[0].root.region
         views, places = self._views(bases)
-        writes = tuple(
-            model.Write(
-                places[write.view.index],
-                write.op,
-                _region(write.view.region),
-                write.time,
-                self._sources.wrote(_frame(write.location)),
-            )
-            for base in bases
-            for write in base.writes
-        )
+        writes = []
+        for write in (write for base in bases for write in base.writes):
+            line = self._sources.handled(write.location, wrote=True)
+            region = _region(write.view.region)
+            writes.append(model.Write(places[write.view.index], write.op, region, write.time, line))
         return model.Storage(
             number,
-            self._names.get(first.name, first.name),
-            model.INTERMEDIATE if spec is None else _KINDS.get(spec.kind, "input"),
+            self._names.get(name, name),
+            self._kind_text(name) if name in self._inputs else model.INTERMEDIATE,
             _region(root),
             _bytes(root),
-            self._path(first, spec),
+            self._path(bases[0]),
             views,
-            writes,
-            tuple(self._backs(first.name, root)) if spec is not None else (),
+            tuple(writes),
+            tuple(self._backs(name, root)) if name in self._inputs else (),
         )
 
     def _views(self, bases: list[BaseRecord]) -> tuple[tuple[model.View, ...], dict[int, int]]:
@@ -202,18 +164,16 @@ class _Builder:
                 continue
             places[record.index] = len(views)
             parent = (0 if views else None) if record.parent is None else places[record.parent.index]
-            line = None if parent is None else self._sources.viewed(_frame(record.location))
+            line = None if parent is None else self._sources.handled(record.location, wrote=False)
             op = record.op or ("alias" if views else "")
             views.append(model.View(len(views), parent, op, _region(record.region), record.time, line))
         return tuple(views), places
 
-    def _path(self, base: BaseRecord, spec: Any) -> tuple[str, ...]:
+    def _path(self, base: BaseRecord) -> tuple[str, ...]:
         """Where a storage folds: its module, or the function that made it."""
-        if spec is not None:
+        if spec := self._inputs.get(base.name):
             return _steps(spec.target, ".") if spec.target else _steps(base.name, "_")
-        number = self._numbers.get(base.name)
-        modules = self._modules(self._fx[number]) if number is not None else ()
-        if modules:
+        if base.name in self._numbers and (modules := _modules(self._fx[self._numbers[base.name]])):
             return _steps(f"{modules[-1][0]}.", ".")
         location = base.root.location
         return (f"{location.function} in {short(location.file)}",) if location.line else ()
@@ -223,42 +183,42 @@ class _Builder:
         targets = {self._names[one] for one in self._sharing.get(name, [name])}
         for place, output in enumerate(self._outputs):
             if output.kind in _MUTATIONS and output.target in targets:
-                name = output.arg.name
-                number = self._numbers.get(name)
-                value = None if number is None else _value(self._fx[number])
+                value = self._result(output)
                 size = None if value is None else bytes_of(value)
                 part = size is not None and size < _bytes(root)
                 region = f"{look_of(value)} of {place_of(root.dtype, root.size)}" if part else look_of(value)
-                yield model.Back(place, number, str(output.target), name, region, size)
+                name = output.arg.name
+                yield model.Back(place, self._numbers.get(name), str(output.target), name, region, size)
 
     # Tables
 
-    def _mutations(self, lines: Any) -> Iterator[model.Mutation]:
-        numbers = {(line.path, line.lineno): line.number for line in lines.values()}
+    def _mutations(self) -> Iterator[model.Mutation]:
         for write in self._program.mutations:
             kind = str(write.kind.name).removesuffix("_MUTATION").lower().replace("_", " ")
-            file, lineno = _place_in(write.location)
-            line = numbers.get((file, lineno))
-            shown = write.location if not file else write.location.replace(file, short(file), 1)
-            yield model.Mutation(kind, write.target, write.op, _region(write.region), _bytes(write.region), line, shown)
+            place = _PLACE.match(write.location)
+            line = self._sources.lines.get((place[1], int(place[2]))) if place else None
+            shown = write.location.replace(place[1], short(place[1]), 1) if place else write.location
+            number = None if line is None else line.number
+            region = write.region
+            yield model.Mutation(kind, write.target, write.op, _region(region), _bytes(region), number, shown)
 
     def _amounts(self) -> Iterator[model.Amount]:
-        inputs = [node for node in self._fx if node.op == "placeholder"]
+        inputs = [node for node in self._placeholders if self._kind(node.name) == InputKind.USER_INPUT]
+        again = sum(any(self._kind(one) in _STATE for one in self._sharing.get(node.name, ())) for node in inputs)
+        yield _amount("inputs", map(_value, inputs), f"{again} in memory of the state" if again else "")
+        yield _amount("state", (_value(node) for node in self._placeholders if self._kind(node.name) in _STATE))
         written = [spec for spec in self._outputs if spec.kind in _MUTATIONS]
         returned = [spec for spec in self._outputs if spec.kind not in _MUTATIONS]
-        whole = {spec.target for spec in written}
-        targets = [node for node in inputs if self._names.get(node.name) in whole]
-        for label, kinds in (("inputs", (InputKind.USER_INPUT,)), ("state", _STATE)):
-            chosen = [node for node in inputs if self._kind(node.name) in kinds]
-            again = sum(any(self._kind(one) in _STATE for one in self._sharing.get(node.name, ())) for node in chosen)
-            detail = f"{again} in memory of the state" if again and label == "inputs" else ""
-            yield _amount(label, map(_value, chosen), detail)
-        of = sum(bytes_of(_value(node)) for node in targets)
-        yield _amount("written back", map(self._result, written), f"of {size_text(of)} in the tensors written")
+        targets = {spec.target for spec in written}
+        whole = sum(bytes_of(_value(node)) for node in self._placeholders if self._names.get(node.name) in targets)
+        yield _amount("written back", map(self._result, written), f"of {size_text(whole)} in the tensors written")
         yield _amount("returned", map(self._result, returned))
 
     def _kind(self, name: str) -> Any:
         return self._inputs[name].kind if name in self._inputs else None
+
+    def _kind_text(self, name: str) -> str:
+        return _KINDS.get(self._kind(name), "input")
 
     def _result(self, spec: Any) -> Any:
         number = self._numbers.get(getattr(spec.arg, "name", ""))
@@ -267,8 +227,12 @@ class _Builder:
 
 _PLACE = re.compile(r"(.+?):(\d+) in ")
 _REMOVED = {"mutations": "mutations removed, views kept", "mutations_and_views": "mutations and views removed"}
-_INPUTS = (("inputs", ""),)
-_UNKNOWN = (("elsewhere", ""),)
+
+
+def _modules(node: FxNode) -> tuple[tuple[str, str], ...]:
+    """The modules whose forward made a node, outermost first, each with its class."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return tuple((path or kind.rpartition(".")[2], kind.rpartition(".")[2]) for path, kind in stack.values())
 
 
 def _steps(name: str, separator: str) -> tuple[str, ...]:
@@ -290,25 +254,4 @@ def _region(region: Layout) -> str:
 
 
 def _bytes(region: Layout) -> int:
-    return count(region.size) * int(region.dtype.itemsize)
-
-
-def _frame(location: Location) -> Frame:
-    return Frame(location.file, location.line, location.function)
-
-
-def _place_in(location: str) -> tuple[str, int]:
-    """File and line of a location that was written out as ``file:line in function: text``."""
-    found = _PLACE.match(location)
-    return (found[1], int(found[2])) if found else ("", 0)
-
-
-def size_text(count: int | None) -> str:
-    """``1.5 KiB`` for 1536."""
-    if count is None:
-        return ""
-    amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount /= 1024
-        units.pop(0)
-    return f"{count} B" if units[0] == "B" else f"{amount:.3g} {units[0]}"
+    return elements(region.size) * int(region.dtype.itemsize)

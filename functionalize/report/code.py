@@ -5,6 +5,7 @@ Invariant: each node gives one line. Limits: a list of more than a dozen argumen
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import sys
@@ -17,7 +18,7 @@ from torch.fx import Node
 from functionalize._torch import OpOverload
 from functionalize.aliasing.geometry import hint
 
-_DTYPE = re.compile(r"(b?[fiuc])[a-z]*(\d.*)")
+_DTYPE = re.compile(r"^(b?[fiuc])[a-z]*(\d.*)$")
 _MANY = 12
 
 
@@ -51,18 +52,14 @@ def argument(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}"
     if isinstance(value, torch.dtype):
         return dtype_name(value)
-    if isinstance(value, torch.device):
-        return f"{str(value)!r}"
     if type(value) is int and value == sys.maxsize:
         return "end"  # of a slice that has none
-    return repr(value) if isinstance(value, str) else str(value)
+    return repr(str(value)) if isinstance(value, (str, torch.device)) else str(value)
 
 
 def dtype_name(dtype: Any) -> str:
     """``f32`` for ``torch.float32``."""
-    text = str(dtype).removeprefix("torch.")
-    found = _DTYPE.fullmatch(text)
-    return "".join(found.groups()) if found else text
+    return _DTYPE.sub(r"\1\2", str(dtype).removeprefix("torch."))
 
 
 def look_of(value: Any) -> str:
@@ -94,13 +91,20 @@ def _dense(size: Any, stride: Any) -> bool:
 def bytes_of(value: Any) -> int:
     """How many bytes a value's elements take; of sizes that are symbols, their hints."""
     if isinstance(value, torch.Tensor):
-        return count(value.size()) * value.dtype.itemsize
+        return elements(value.size()) * value.dtype.itemsize
     return sum(map(bytes_of, value)) if isinstance(value, (list, tuple)) else 0
 
 
-def count(size: Any) -> int:
-    """The number of elements."""
-    total = 1
-    for length in size:
-        total *= hint(length)
-    return total
+def elements(size: Any) -> int:
+    """How many there are in a tensor of a size."""
+    return math.prod(map(hint, size))
+
+
+def size_text(count: int | None) -> str:
+    """``1.5 KiB`` for 1536."""
+    if count is None:
+        return ""
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:.3g} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"

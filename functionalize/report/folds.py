@@ -5,8 +5,10 @@ Invariant: folding keeps the order. Limits: modules that run several times in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TypeVar
 
 from functionalize.report.model import Node, Storage
 
@@ -14,6 +16,7 @@ LANES = 24  # in one picture
 ROWS = 150  # in one picture, or in a fold of the graph
 _OPEN = 160  # rows of the graph that are open at first
 _DRAWN = 110  # rows of pictures that are
+Step = TypeVar("Step")
 GROUPS = {
     "written back": ("Written back", "inputs and state that the program changed"),
     "written inside": ("Written inside", "intermediate storages that are changed in place, and forgotten"),
@@ -40,17 +43,17 @@ class Fold:
 def folded(nodes: Sequence[Node]) -> Fold:
     """The graph as a tree of folds; of the outer ones so many are open as a reader can take in."""
     root = Fold("", "", open=True)
-    trail: list[tuple[tuple[str, str], Fold]] = []
+    trail = [root]
+    path: tuple[tuple[str, str], ...] = ()
     for node in nodes:
-        depth = 0
-        while depth < min(len(trail), len(node.path)) and trail[depth][0] == node.path[depth]:
-            depth += 1
-        del trail[depth:]
-        for step in node.path[depth:]:
+        kept = len(_prefix([path, node.path]))
+        path = node.path
+        del trail[kept + 1 :]
+        for step in path[kept:]:
             inner = Fold(*step)
-            (trail[-1][1] if trail else root).parts.append(inner)
-            trail.append((step, inner))
-        (trail[-1][1] if trail else root).parts.append(node)
+            trail[-1].parts.append(inner)
+            trail.append(inner)
+        trail[-1].parts.append(node)
     _settle(root, "")
     _open(root)
     return root
@@ -64,28 +67,24 @@ def _settle(fold: Fold, above: str) -> None:
         if isinstance(part, Fold):
             _settle(part, part.title)
             part.title = part.title.removeprefix(f"{above}.") if above else part.title
-    leaves = sum(isinstance(part, Node) for part in fold.parts)
-    if leaves > ROWS:
-        fold.parts = list(_chunks(fold.parts))
-
-
-def _chunks(parts: list[Fold | Node]) -> Iterator[Fold | Node]:
-    for start in range(0, len(parts), ROWS):
-        chunk = parts[start : start + ROWS]
-        yield Fold(f"{start + 1} to {start + len(chunk)}", f"of {len(parts)}", chunk)
+    if sum(isinstance(part, Node) for part in fold.parts) > ROWS:
+        chunks = ((start, fold.parts[start : start + ROWS]) for start in range(0, len(fold.parts), ROWS))
+        of = f"of {len(fold.parts)}"
+        fold.parts = [Fold(f"{start + 1} to {start + len(chunk)}", of, chunk) for start, chunk in chunks]
 
 
 def _open(root: Fold) -> None:
     """Open folds level by level, until the page is full."""
-    shown, level = len(root.parts), [part for part in root.parts if isinstance(part, Fold)]
-    while level:
-        below: list[Fold] = []
-        for fold in level:
-            if shown + len(fold.parts) <= _OPEN and fold.title != "inputs":
-                fold.open = True
-                shown += len(fold.parts)
-                below += [part for part in fold.parts if isinstance(part, Fold)]
-        level = below
+    shown, queue = len(root.parts), _inner(root)
+    for fold in queue:  # which gets longer
+        if shown + len(fold.parts) <= _OPEN and fold.title != "inputs":
+            fold.open = True
+            shown += len(fold.parts)
+            queue += _inner(fold)
+
+
+def _inner(fold: Fold) -> list[Fold]:
+    return [part for part in fold.parts if isinstance(part, Fold)]
 
 
 @dataclass
@@ -104,69 +103,58 @@ class Cluster:
 
 def clustered(storages: Sequence[Storage]) -> dict[str, list[Cluster]]:
     """The storages by what became of them, each group in pictures of a readable size."""
-    shown, groups = 0, {}
-    for name in GROUPS:
-        chosen = [storage for storage in storages if storage.group == name]
-        groups[name] = list(_clusters(chosen, 0)) if chosen else []
-        for cluster in groups[name]:
-            cluster.open = name.startswith("written") and shown + cluster.rows <= _DRAWN
-            shown += cluster.rows if cluster.open else 0
-    first = next((clusters[0] for clusters in groups.values() if clusters), None)
-    if first is not None and not shown:
-        first.open = True
-    return groups
+    groups = {name: [storage for storage in storages if storage.group == name] for name in GROUPS}
+    clusters = {name: list(_clusters(chosen, 0)) if chosen else [] for name, chosen in groups.items()}
+    shown = 0
+    for cluster in (*clusters["written back"], *clusters["written inside"]):
+        if shown + cluster.rows <= _DRAWN:
+            cluster.open = True
+            shown += cluster.rows
+    if storages and not shown:
+        next(group[0] for group in clusters.values() if group).open = True
+    return clusters
 
 
 def _clusters(storages: list[Storage], depth: int) -> Iterator[Cluster]:
     """Parted by one more step of their paths wherever they are too many."""
     prefix = _prefix([storage.path for storage in storages])
-    if len(storages) <= LANES and sum(storage.events for storage in storages) <= ROWS:
-        ends = [_title(storages[place].path[: max(depth, len(prefix))]) for place in (0, -1)]
-        yield Cluster(" to ".join(dict.fromkeys(ends)) if all(ends) else _title(prefix), storages, "".join(prefix))
+    depth, title, common = max(depth, len(prefix)), _title(prefix), "".join(prefix)
+    if _fits(storages):
+        ends = [_title(storages[place].path[:depth]) for place in (0, -1)]
+        yield Cluster(" to ".join(dict.fromkeys(ends)) if all(ends) else title, storages, common)
         return
-    depth = max(depth, len(prefix))
     parts: dict[tuple[str, ...], list[Storage]] = {}
     for storage in storages:
         parts.setdefault(storage.path[: depth + 1], []).append(storage)
-    if len(parts) == 1:
-        yield from _in_order(storages, prefix)
+    if len(parts) > 1:
+        for part in _gathered(parts.values(), lambda together: len(together) <= LANES // 2):
+            yield from _clusters(part, depth + 1)
         return
-    for part in _gathered(list(parts.values())):
-        yield from _clusters(part, depth + 1)
+    start = 0
+    for part in _gathered([[storage] for storage in storages], _fits):
+        yield Cluster(f"{title} {start + 1} to {start + len(part)}".strip(), part, common)
+        start += len(part)
 
 
-def _gathered(parts: list[list[Storage]]) -> Iterator[list[Storage]]:
-    """Small parts that follow one another are one."""
+def _fits(storages: list[Storage]) -> bool:
+    """Whether one picture takes so many."""
+    return len(storages) <= LANES and sum(storage.events for storage in storages) <= ROWS
+
+
+def _gathered(parts: Iterable[list[Storage]], fits: Callable[[list[Storage]], bool]) -> Iterator[list[Storage]]:
+    """Parts that follow one another are one as long as they fit."""
     pending: list[Storage] = []
     for part in parts:
-        small = len(pending) + len(part) <= LANES // 2
-        if pending and not small:
+        if pending and not fits([*pending, *part]):
             yield pending
             pending = []
         pending = [*pending, *part]
     yield pending
 
 
-def _in_order(storages: list[Storage], prefix: tuple[str, ...]) -> Iterator[Cluster]:
-    """As many at a time as one picture takes."""
-    title, common = _title(prefix), "".join(prefix)
-    chunk: list[Storage] = []
-    start, rows = 0, 0
-    for place, storage in enumerate(storages):
-        if chunk and (len(chunk) == LANES or rows + storage.events > ROWS):
-            yield Cluster(f"{title} {start + 1} to {place}".strip(), chunk, common)
-            chunk, start, rows = [], place, 0
-        chunk.append(storage)
-        rows += storage.events
-    yield Cluster(f"{title} {start + 1} to {len(storages)}".strip(), chunk, common)
-
-
-def _prefix(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    shortest = min(paths, key=len)
-    for place, step in enumerate(shortest):
-        if any(path[place] != step for path in paths):
-            return shortest[:place]
-    return shortest
+def _prefix(paths: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:
+    """The steps that all paths begin with."""
+    return tuple(steps[0] for steps in takewhile(lambda steps: len(set(steps)) == 1, zip(*paths, strict=False)))
 
 
 def _title(path: tuple[str, ...]) -> str:

@@ -7,28 +7,25 @@ Limits: none of its own; how it looks is up to the page.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 INTERMEDIATE = "intermediate"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Line:
     """A line of the user's source. ``nodes``: those that it dispatched itself; ``through``: how many its calls did."""
 
-    number: int  # in the report
+    number: int  # in the report; -1 for what only stands beside a line that did something
     file: str  # as shown
     path: str  # on disk
     lineno: int
     text: str
-    nodes: tuple[int, ...] = ()
+    function: str = ""
+    nodes: list[int] = field(default_factory=list)
     through: int = 0
     views: int = 0
     writes: int = 0
-
-    @property
-    def linked(self) -> bool:
-        return bool(self.nodes or self.through or self.views or self.writes)
 
 
 @dataclass(frozen=True)
@@ -126,6 +123,11 @@ class Storage:
         return "written back" if self.backs or self.writes else "read"
 
     @property
+    def made(self) -> int:
+        """How many views the program made; the first tensor on a storage is none."""
+        return len(self.views) - 1
+
+    @property
     def events(self) -> int:
         return len(self.views) + len(self.writes) + len(self.backs)
 
@@ -174,8 +176,7 @@ class Report:
 
     @property
     def views(self) -> int:
-        """Views that the program made; the first tensor on a storage is none."""
-        return sum(view.parent is not None for storage in self.storages for view in storage.views)
+        return sum(storage.made for storage in self.storages)
 
     @property
     def writes(self) -> int:

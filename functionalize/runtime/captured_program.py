@@ -1,7 +1,7 @@
 """A captured program: its graph, the account of its writes, and a call that does what the original does.
 
-Invariant: a program holds neither its example inputs nor what traced it. Limits: calls with inputs of another look or
-aliasing are refused, or captured anew.
+Invariant: a program holds neither its example inputs nor what traced it. Limits: calls of another kind than the
+guards say are refused, or captured anew.
 """
 
 from __future__ import annotations
@@ -9,36 +9,26 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export.graph_signature import ExportGraphSignature, OutputKind
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
-from functionalize._torch import in_functorch_transform, pytree
+from functionalize._torch import in_functorch_transform
 from functionalize.aliasing.geometry import Layout
-from functionalize.aliasing.history import AliasHistory, Historian
-from functionalize.errors import InputMismatchError, StateMismatchError
-from functionalize.runtime.autograd import ForwardCall
-from functionalize.runtime.copy_epilogue import with_copies
-from functionalize.runtime.execution import (
-    Computed,
-    compute,
-    compute_differentiably,
-    compute_undifferentiably,
-    finish,
-)
-from functionalize.runtime.graph_inputs import walk_arguments
-from functionalize.runtime.guards import Guards
-from functionalize.runtime.metadata import GraphInput, ProgramMetadata
-from functionalize.runtime.partition import JointGraph, PartitionFn, partition
-from functionalize.runtime.reinplace import reinplace
-from functionalize.runtime.state_walk import StateWalk
+from functionalize.aliasing.history import AliasHistory
+from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
+from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.graph_forms import with_copies
+from functionalize.runtime.guards import Guard
+from functionalize.runtime.metadata import GraphInput
+from functionalize.runtime.partition import PartitionFn
+from functionalize.runtime.specialization import CAPTURING, Capture, Specialization
 
-_PARTITIONING = threading.Lock()
 _IN_TRANSFORM = (
     "a captured program is called inside of torch.func.grad, vmap, jvp or the like\n"
     "    why  the program runs on plain tensors: the transform would take its results for constants\n"
@@ -61,30 +51,6 @@ class Mutation:
     location: str
 
 
-@dataclass(frozen=True, eq=False)
-class CaptureAccount:
-    """What a capture tells beside its graph: the signature, and what happened to each storage."""
-
-    signature: Callable[[], ExportGraphSignature]
-    historian: Historian
-    written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
-    shared: list[list[str]]  # names of graph inputs that share a storage
-
-
-@dataclass(frozen=True, eq=False)
-class Capture:
-    """What one capture gives: everything that a :class:`CapturedProgram` is made of."""
-
-    graph: Graph
-    root: torch.nn.Module  # what the graph's attributes are found on
-    metadata: ProgramMetadata
-    guards: Guards
-    state: StateWalk
-    names: Sequence[str]  # of the positional arguments
-    joint: JointGraph | Exception | None  # the backward; why there is none; None where no result requires grad
-    account: CaptureAccount
-
-
 class CapturedProgram:
     """What :func:`functionalize.capture` returns."""
 
@@ -93,46 +59,56 @@ class CapturedProgram:
         capture: Capture,
         *,
         remove: str,
+        recapture: Callable[[Any, Any], Capture],
         partition_fn: PartitionFn | None = None,
-        recapture: Callable[..., CapturedProgram] | None = None,
         on_guard_failure: str = "raise",
+        cache_size: int = 8,
     ) -> None:
         """``recapture``: captures the same program for other inputs."""
         self.remove = remove
-        self.graph = capture.graph
-        self._root, self._account = capture.root, capture.account
-        self._partition_fn, self._recapture, self._on_guard_failure = partition_fn, recapture, on_guard_failure
-        self._forward_call: ForwardCall | None = None
-        self._variants: dict[Any, CapturedProgram] = {}  # by which inputs require gradients
-        self._follow(capture)
-
-    def _follow(self, capture: Capture) -> None:
-        """Do from now on what a capture says whose graph is this one's."""
-        self._capture, self._metadata, self._guards = capture, capture.metadata, capture.guards
+        self._recapture, self._on_guard_failure = recapture, on_guard_failure
+        self._partition_fn, self._cache_size = partition_fn, cache_size
+        self._first = Specialization(capture, partition_fn)
+        self._recorded, self._metadata, self.graph = capture.recorded, capture.recorded.metadata, capture.recorded.graph
+        self._specializations = [self._first]  # the one that was called last comes first
+        self._convention, self._lock = capture.convention, threading.Lock()
 
     @functools.cached_property
     def signature(self) -> ExportGraphSignature:
         """What each input and output of ``graph_module`` is, in the words of ``torch.export``."""
-        return self._account.signature()
+        return self._recorded.signature()
 
     @functools.cached_property
     def mutations(self) -> list[Mutation]:
         """Every write to an input or to state."""
         return [
             Mutation(kind, target, write.view.region, write.op, str(write.location))
-            for kind, target, base in self._account.written
-            for write in self._account.historian.writes_of(base)
+            for kind, target, base in self._recorded.written
+            for write in self._recorded.historian.writes_of(base)
         ]
 
     @property
     def alias_history(self) -> AliasHistory:
         """Every storage that was viewed or written, with its views and writes."""
-        return self._account.historian.history
+        return self._recorded.historian.history
 
-    @functools.cached_property
+    @property
     def graph_module(self) -> GraphModule:
         """The graph, as a module: of state and inputs, in the order of the signature."""
-        return GraphModule(self._root, self.graph, "Captured")
+        return self._first.graph_module
+
+    @property
+    def guards(self) -> list[Guard]:
+        """What the graph takes for granted of a call; print it line by line.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> program = capture(lambda x: x + 1, (torch.zeros(3),))
+            >>> [str(guard) for guard in program.guards if guard.property in ("size", "grad mode")]
+            ['the call: grad mode True', 'the input `x`: size (3,)']
+        """
+        return list(self._first.guards.listed())
 
     @property
     def inputs(self) -> list[GraphInput]:
@@ -148,63 +124,54 @@ class CapturedProgram:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute, write back, and return what the original does.
 
+        Other grad modes, and other inputs that require gradients, are captured anew, and the result is kept; so is
+        Python state that leaves the graph as it is. What else differs is refused, or captured with
+        ``on_guard_failure="recapture"``.
+
         Raises:
-            InputMismatchError: the inputs are not such as the program was captured for.
+            InputMismatchError: the inputs, or the modes of torch, are not such as the program was captured for.
             RuntimeError: inside of ``torch.func.grad``, ``vmap`` or ``jvp``, which would not see through the call.
         """
         if in_functorch_transform():
             raise RuntimeError(_IN_TRANSFORM)
-        arguments = walk_arguments(list(args), dict(kwargs), self._capture.names)
-        try:
-            inputs = self._guards.inputs(arguments)
-        except InputMismatchError as error:
-            other = self._another(error, args, kwargs)
-            if other is None:
-                raise
-            return other(*args, **kwargs)
-        required = self._guards.new_gradients(inputs) if torch.is_grad_enabled() else None
-        if required is not None and self._recapture is not None:
-            if required not in self._variants:
-                self._variants[required] = self._recapture(args, kwargs)
-            return self._variants[required](*args, **kwargs)
-        zeros = self._guards.missing_gradients(inputs)
-        for number, gradient in zeros.items():
-            inputs[number] = gradient
-        computed = self._computed(inputs)
-        for number, gradient in zeros.items():  # nothing is refused from here on
-            inputs[self._metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
-        leaves = finish(self._metadata, inputs, [self._capture.state, arguments], computed)
-        return pytree.tree_unflatten(leaves, self._metadata.spec)
+        arguments = self._convention.arguments(args, kwargs)
+        for place, known in enumerate(self._specializations):
+            inputs = known.passed(arguments)
+            if inputs is not None:
+                if place:
+                    self._use(known)
+                return known.run(inputs, arguments)
+        with CAPTURING:
+            chosen, inputs = self._chosen(arguments)
+        return chosen.run(inputs, arguments)
 
-    def _computed(self, inputs: Sequence[Any]) -> Computed:
-        """What the graph gives, known to autograd where the original's results are."""
-        joint = self._capture.joint
-        if joint is None or not torch.is_grad_enabled():
-            return compute(self._metadata, (self._run_in_place or self.graph_module).forward, inputs)
-        if isinstance(joint, Exception):
-            return compute_undifferentiably(self._metadata, self.graph_module.forward, inputs, joint)
-        with _PARTITIONING:  # which uses the joint graph up: another thread waits for the halves
-            if self._forward_call is None:
-                self._forward_call = partition(joint, self._partition_fn, lambda graph: graph)
-        return compute_differentiably(self._metadata, joint, self._forward_call, inputs)
+    def _chosen(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
+        """The program for a call, captured if there is none yet, and its inputs."""
+        refused: list[InputMismatchError] = []
+        for known in [self._first, *self._specializations]:
+            inputs = known.checked(arguments)
+            if isinstance(inputs, list):
+                self._use(known)
+                return known, inputs
+            refused.append(inputs)
+        kinds = {type(error) for error in refused}
+        follows = GradientMismatchError in kinds or self._on_guard_failure == "recapture"
+        if not (follows or StateMismatchError in kinds):
+            raise refused[0]
+        made = Specialization(self._recapture(arguments.args, arguments.kwargs), self._partition_fn)
+        if not follows and not any(made.is_like(known) for known in self._specializations):
+            raise refused[0]
+        inputs = made.checked(arguments)
+        if not isinstance(inputs, list):  # what was captured just now
+            raise inputs
+        self._use(made)
+        return made, inputs
 
-    @functools.cached_property
-    def _run_in_place(self) -> GraphModule | None:
-        """The graph with writes in the memory of inputs that are written back anyway, where there are such."""
-        return reinplace(self.graph, self._root, self._metadata) if self._guards.inputs_are_disjoint else None
-
-    def _another(self, error: InputMismatchError, args: Any, kwargs: Any) -> CapturedProgram | None:
-        """A program for a call that this one is not for. State that leaves the graph as it is is followed."""
-        if self._recapture is None:
-            return None
-        if self._on_guard_failure == "recapture":
-            return self._recapture(args, kwargs)
-        if isinstance(error, StateMismatchError):
-            other = self._recapture(args, kwargs)
-            if str(other.graph) == str(self.graph) and str(other.signature) == str(self.signature):
-                self._follow(other._capture)
-                return self
-        return None
+    def _use(self, chosen: Specialization) -> None:
+        """Have a program come first, and forget those that were not called for long."""
+        with self._lock:
+            others = [known for known in self._specializations if known is not chosen]
+            self._specializations = [chosen, *others][: self._cache_size]
 
     def flat_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.
@@ -212,14 +179,12 @@ class CapturedProgram:
         Raises:
             InputMismatchError: the inputs are not such as the program was captured for.
         """
-        values = self._guards.inputs(walk_arguments(list(args), dict(kwargs), self._capture.names))
-        for number, zeros in self._guards.missing_gradients(values).items():
-            values[number] = zeros
-        return [values[number] for number in self._metadata.taken]
+        inputs = self._first.guards.check(self._convention.arguments(args, kwargs))
+        return self._first.inputs_of_graph(inputs)
 
     def with_copy_epilogue(self) -> GraphModule:
         """The same graph ending in ``copy_`` onto what it writes; it returns the caller's outputs alone."""
-        return with_copies(self.graph, self._root, self._metadata)
+        return with_copies(self.graph, self._recorded.root, self._metadata)
 
     def print_readable(self) -> str:
         """Print the graph as Python, with shapes and the user's lines; the text is returned as well."""
@@ -247,7 +212,7 @@ class CapturedProgram:
         """
         from functionalize import report  # jinja2 is imported by those who ask for a page
 
-        return report.write(report.build(self, title, self._metadata_writes(), self._account.shared), path)
+        return report.write(report.build(self, title, self._metadata_writes(), self._recorded.shared), path)
 
     def _metadata_writes(self) -> list[tuple[str, str]]:
         """The inputs and state whose size, strides or storage a call changes, each with the op that does it."""

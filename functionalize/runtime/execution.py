@@ -2,24 +2,44 @@
 
 Captured programs and compiled Dynamo graphs run through here alike.
 
-Invariant: a call computes by the graph alone; whatever is refused is refused before anything is written.
+Invariant: a call computes by the graph alone; whatever is refused is refused before anything is written. An output is
+the caller's own tensor, or a view of it, exactly where the original returns that.
+Limits: outputs that share a storage which neither an input nor a single output has are copied into one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from functionalize._torch.dispatch import BelowAutograd
+from functionalize.aliasing.strided_layout import (
+    copy_into,
+    make_room,
+    tensor_at,
+    view_at,
+    with_layout,
+    with_lazy_bits,
+)
+from functionalize.errors import DataDependentError
 from functionalize.runtime.autograd import CapturedFunction, ForwardCall, Undifferentiable, called
-from functionalize.runtime.metadata import BaseResult, OutputAlias, ProgramMetadata
-from functionalize.runtime.output_aliasing import OutputReconstructor, WriteBack, refuse_other_sizes
-from functionalize.runtime.partition import JointGraph
-from functionalize.runtime.side_effects import GraphNumber, reconstruct
-from functionalize.runtime.state_walk import StateWalk
+from functionalize.runtime.metadata import (
+    AliasKind,
+    BaseResult,
+    InputMutation,
+    InputRef,
+    NewStorage,
+    OutputAlias,
+    ProgramMetadata,
+)
+from functionalize.runtime.side_effects import GraphNumber, Walked, reconstruct
 
+aten = torch.ops.aten
 Computed = tuple[Sequence[Any], Sequence[Any]]  # the results of a program's graph, and the values of its bases
+_OF_INPUTS = frozenset({AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE})
 
 
 def compute(
@@ -27,36 +47,33 @@ def compute(
     function: Callable[..., Any],
     inputs: Sequence[Any],
     positions: Sequence[int] | None = None,
+    *,
+    writes: bool = True,
 ) -> Computed:
-    """What a graph gives, unseen by autograd. ``positions``: which of the program's results it gives, if not all."""
+    """What a graph gives, unseen by autograd.
+
+    ``positions``: which of the program's results it gives, if not all; ``writes``: whether it may write in place.
+    """
     taken = [inputs[number] for number in metadata.taken]
+    # The second costs less, also each operator.
+    unseen: AbstractContextManager[Any] = torch.no_grad() if writes else BelowAutograd()
     if metadata.graph.keeps_workspaces:
-        taken = [
-            value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value for value in taken
-        ]
-    with torch.set_grad_enabled(metadata.graph.keeps_workspaces):
+        taken = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in taken]
+        unseen = torch.enable_grad()
+    with unseen:
         results = called(function, taken)
-    if positions is not None:
-        given = dict(zip(positions, results, strict=True))
-        results = [given.get(position) for position in range(metadata.graph.outputs)]
-    refuse_other_sizes(metadata, results)
-    return results, [None if base.result is None else results[base.result] for base in metadata.bases]
+    if positions is None:
+        positions = range(metadata.graph.outputs)
+    return _computed(metadata, dict(zip(positions, results, strict=True)), {})
 
 
-def compute_differentiably(
-    metadata: ProgramMetadata, joint: JointGraph, call: ForwardCall, inputs: Sequence[Any]
-) -> Computed:
+def compute_differentiably(metadata: ProgramMetadata, call: ForwardCall, inputs: Sequence[Any]) -> Computed:
     """What a graph gives, with the captured backward as its derivative."""
     with torch.enable_grad():
         outputs = CapturedFunction.apply(call, *(inputs[number] for number in metadata.taken))  # type: ignore[no-untyped-call]
-    results: dict[int, Any] = dict(zip(joint.results, outputs, strict=False))
-    further = dict(zip(joint.bases, outputs[len(joint.results) :], strict=True))
-    bases = [
-        further[number] if base.result is None else results[base.result] for number, base in enumerate(metadata.bases)
-    ]
-    given = [results.get(position) for position in range(metadata.graph.outputs)]
-    refuse_other_sizes(metadata, given)
-    return given, bases
+    results = dict(zip(call.joint.results, outputs, strict=False))
+    further = dict(zip(call.joint.bases, outputs[len(results) :], strict=True))
+    return _computed(metadata, results, further)
 
 
 def compute_undifferentiably(
@@ -69,35 +86,171 @@ def compute_undifferentiably(
     """
     if any(mutation.differentiable for mutation in metadata.mutations):
         raise reason
-    results, _ = compute(metadata, function, inputs)
+    results = dict(enumerate(compute(metadata, function, inputs)[0]))
     described: list[OutputAlias | BaseResult] = [*metadata.outputs, *metadata.bases]
-    described = [one for one in described if one.requires_grad]
-    positions = sorted({one.result for one in described if one.result is not None})
+    positions = sorted({one.result for one in described if one.requires_grad and one.result is not None})
     required = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
-    given, results = [results[position] for position in positions], list(results)
+    given = [results[position] for position in positions]
     with torch.enable_grad():
         known = Undifferentiable.apply(reason, len(given), *given, *required)  # type: ignore[no-untyped-call]
-    for position, value in zip(positions, known, strict=True):
-        results[position] = value
-    return results, [None if base.result is None else results[base.result] for base in metadata.bases]
+    return _computed(metadata, results | dict(zip(positions, known, strict=True)), {})
 
 
-def finish(
-    metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[StateWalk], computed: Computed
-) -> list[Any]:
-    """Write back, leave gradients and side effects, and give the leaves that the program returns."""
-    results, bases = computed
-    symbols = metadata.symbols.bind(inputs, results)
-    write_back = WriteBack(metadata, inputs, symbols)
-    write_back.run(results)
-    outputs = OutputReconstructor(metadata, inputs, results, bases, symbols, write_back.originals)
+def _computed(metadata: ProgramMetadata, given: dict[int, Any], further: dict[int, Any]) -> Computed:
+    """Results, by position, with the values of bases; ``further``: of bases that are no results.
+
+    Raises where the data gave a result another size than tracing took for granted (a broadcast asks for one).
+    """
+    results = [given.get(position) for position in range(metadata.graph.outputs)]
+    for position, expected in metadata.sized_outputs:
+        value = results[position]
+        if value is None or value.layout is not torch.strided:
+            continue
+        size = value.size()
+        if size != expected:
+            raise DataDependentError(
+                f"the data give a result of size {tuple(size)}, not {expected}",
+                why="a size that only the data tell was met with a number: tracing takes the two for equal, eager may "
+                "broadcast",
+                hint="say what is known of the size before (torch._check), or expand what has one element by itself",
+            )
+    bases = [further.get(n) if base.result is None else results[base.result] for n, base in enumerate(metadata.bases)]
+    return results, bases
+
+
+def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed) -> list[Any]:
+    """Write back, leave gradients and side effects, and give the leaves that the program returns.
+
+    ``states``: the objects of the program's state, and those of the call's arguments.
+    """
+    ending = _Ending(metadata, inputs, computed)
+    for mutation in metadata.mutations:
+        with torch.set_grad_enabled(mutation.differentiable):
+            ending.write_back(mutation)
     for number, gradient in metadata.gradients.items():
-        inputs[number].grad = None if gradient is None else outputs.tensor(gradient)
+        inputs[number].grad = None if gradient is None else ending.tensor(gradient)
     for effect in metadata.side_effects:
-        effect.apply(states, outputs.tensor)
+        effect.apply(states, ending.tensor)
     return [
-        results[reconstruction.position]
+        computed[0][reconstruction.position]
         if isinstance(reconstruction, GraphNumber)
-        else reconstruct(reconstruction, states, outputs.tensor)
+        else reconstruct(reconstruction, states, ending.tensor)
         for reconstruction in metadata.results
     ]
+
+
+class _Ending:
+    """What one call does with the results of its graph."""
+
+    def __init__(self, metadata: ProgramMetadata, inputs: Sequence[Any], computed: Computed) -> None:
+        self._metadata, self._inputs, (self._results, self._bases) = metadata, inputs, computed
+        self._symbols = metadata.symbols.bind(inputs, self._results)
+        # Tensors that keep the storages of inputs which are about to leave them, or have writes beyond themselves.
+        self._originals: dict[int, torch.Tensor] = (
+            {mutation.input: inputs[mutation.input].detach() for mutation in metadata.mutations}
+            if metadata.moves_storages
+            else {}
+        )
+        self._made: dict[int, torch.Tensor] = {}
+        self._based: dict[int, torch.Tensor] = {}  # the bases that were used, laid out
+
+    def write_back(self, mutation: InputMutation) -> None:
+        """Do to the caller's tensor what the program did to its input."""
+        target = self._inputs[mutation.input]
+        if mutation.layout is not None:
+            layout, target = self._symbols.layout(mutation.layout), self._originals[mutation.input]
+            make_room(target, layout)
+            target = view_at(target, self._symbols.layout(self._metadata.layouts_before[mutation.input]), layout)
+        for op, args in mutation.metadata:
+            op(target, *map(self._argument, args))
+        for write in mutation.writes:
+            part = target
+            for op, args in write.path:
+                part = op(part, *map(self._argument, args))
+            if self._results[write.result] is not part:  # else it was written in place
+                aten.copy_.default(part, self._results[write.result])
+        for op, args in mutation.after:
+            op(target, *map(self._argument, args))
+
+    def _argument(self, argument: Any) -> Any:
+        """What a call has for an argument of an op on an input: tensors, sizes, lists of sizes."""
+        if isinstance(argument, (list, tuple)):
+            return [self._argument(item) for item in argument]
+        if isinstance(argument, InputRef):
+            return (self._originals if argument.old else self._inputs)[argument.number]
+        if isinstance(argument, NewStorage):
+            size = [self._symbols.number(number) for number in argument.size]
+            return torch.empty(size, dtype=argument.dtype, device=argument.device)
+        return self._symbols.number(argument)
+
+    def tensor(self, number: int) -> torch.Tensor:
+        """The tensor of a number that the caller gets: one object, however often it is asked for."""
+        if number not in self._made:
+            alias = self._metadata.outputs[number]
+            unbased = alias.base is not None and self._bases[alias.base] is None
+            if alias.kind is AliasKind.SHARED or unbased:
+                self._make_shared(alias.group)
+            else:
+                self._made[number] = self._tensor(alias)
+        return self._made[number]
+
+    def _tensor(self, alias: OutputAlias) -> torch.Tensor:
+        if alias.kind is AliasKind.INPUT:
+            return self._inputs[alias.input]  # type: ignore[index,no-any-return]
+        if alias.kind in _OF_INPUTS:
+            return self._of_input(alias)
+        if alias.kind is AliasKind.VIEW_OF_BASE:
+            return self._of_base(alias)
+        return with_layout(self._result(alias), self._symbols.layout(alias.layout))
+
+    def _result(self, alias: OutputAlias) -> torch.Tensor:
+        assert alias.result is not None
+        result: torch.Tensor = self._results[alias.result]
+        return result
+
+    def _of_base(self, alias: OutputAlias) -> torch.Tensor:
+        assert alias.base is not None
+        described = self._metadata.bases[alias.base]
+        layout, base_layout = (self._symbols.layout(one.layout) for one in (alias, described))
+        if not (layout.static and base_layout.static):
+            return self._result(alias)
+        if alias.base not in self._based:
+            self._based[alias.base] = with_layout(self._bases[alias.base], base_layout)
+        base = self._based[alias.base]
+        if alias.result is not None and alias.result == described.result:
+            return base
+        return view_at(_seen_by_autograd(base, alias), base_layout, layout)
+
+    def _of_input(self, alias: OutputAlias) -> torch.Tensor:
+        assert alias.input is not None
+        tensor, base = self._inputs[alias.input], self._metadata.layouts_after[alias.input]
+        if alias.kind is AliasKind.VIEW_OF_OLD_STORAGE:
+            tensor, base = self._originals[alias.input], self._metadata.layouts_before[alias.input]
+        layout, base = self._symbols.layout(alias.layout), self._symbols.layout(base)
+        if not (layout.static and base.static):
+            return self._result(alias)
+        if alias.kind is AliasKind.VIEW_OF_NEW_STORAGE:
+            make_room(tensor, layout)
+            with torch.no_grad():
+                copy_into(view_at(tensor, base, layout), self._result(alias))
+        return view_at(_seen_by_autograd(tensor, alias), base, layout)
+
+    def _make_shared(self, group: int | None) -> None:
+        """Outputs that share a storage: copied to their places in one."""
+        members = [(number, alias) for number, alias in enumerate(self._metadata.outputs) if alias.group == group]
+        layouts = [self._symbols.layout(alias.layout) for _, alias in members]
+        values = [self._result(alias) for _, alias in members]
+        if not all(layout.static for layout in layouts):
+            self._made |= {number: value for (number, _), value in zip(members, values, strict=True)}
+            return
+        capacity = self._symbols.number(members[0][1].capacity)
+        room = capacity if type(capacity) is int else max(layout.span[1] for layout in layouts)
+        whole = torch.empty(room, dtype=torch.uint8, device=values[0].device).untyped_storage()
+        for (number, _), layout, value in zip(members, layouts, values, strict=True):
+            made = tensor_at(whole, (layout.size, layout.stride, layout.offset), layout.dtype)
+            self._made[number] = copy_into(with_lazy_bits(made, layout), value)
+
+
+def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:
+    """What an output is a view of: detached where the original's output has no gradient."""
+    return tensor if alias.requires_grad or not tensor.requires_grad else tensor.detach()

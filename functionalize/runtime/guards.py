@@ -1,182 +1,284 @@
-"""Whether the inputs of a call are such as the program was captured for.
+"""What a program takes for granted of its calls, as data, and whether a call is such.
 
-Invariant: what passes here is computed as the original would. Limits: strides count only where tensors share memory.
+What is compared stands in tables: the modes of torch (:data:`~functionalize.runtime.modes.MODES`), the properties of a
+tensor (:data:`TENSOR_PROPERTIES`), Python values (:mod:`~functionalize.runtime.settings`).
+
+Invariant: what passes here is computed as the original would. Limits: a storage offset counts where the program asked
+for one, or where inputs share memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import storage_key
+from functionalize._torch import FakeTensor, storage_key
 from functionalize.aliasing.geometry import hint
-from functionalize.errors import InputMismatchError, StateMismatchError
-from functionalize.runtime.metadata import GraphInput, OutputAlias, ProgramMetadata
-from functionalize.runtime.side_effects import ABSENT, TensorRef
+from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
+from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
+from functionalize.runtime.modes import GRAD_MODE, modes_now
+from functionalize.runtime.settings import ABSENT, Settings, frozen, same
+from functionalize.runtime.side_effects import TensorRef
 from functionalize.runtime.size_guards import SizeGuards
-from functionalize.runtime.state_walk import StateWalk, joined
+from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
 
-_COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 Pattern = tuple[Any, ...]
+_HINT = "pass inputs like those of the capture, capture again, or capture with on_guard_failure='recapture'"
+
+
+class Guard(NamedTuple):
+    """One thing that a program takes for granted: a property of a mode, an input, an argument or a Python value."""
+
+    subject: str
+    property: str
+    expected: Any
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.property} {_words(self.expected)}"
+
+
+def _class_of(tensor: torch.Tensor) -> type:
+    """The class of a tensor, where a program could tell it from a plain one."""
+    plain = type(tensor) in TENSOR_TYPES or isinstance(tensor, FakeTensor)
+    return torch.Tensor if plain else type(tensor)
+
+
+def _strides(tensor: torch.Tensor) -> Any:
+    return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
+
+
+REQUIRES_GRAD = "requires_grad"
+TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "class": _class_of,
+    "layout": attrgetter("layout"),
+    "dtype": attrgetter("dtype"),
+    "device": attrgetter("device"),
+    "size": lambda tensor: tuple(tensor.size()),
+    "strides": _strides,
+    "conjugate bit": torch.is_conj,
+    "negative bit": torch.is_neg,
+    REQUIRES_GRAD: attrgetter("requires_grad"),
+}
+_PROPERTIES = tuple(TENSOR_PROPERTIES)
+_READ = tuple(TENSOR_PROPERTIES.values())
+_SIZE, _STRIDES = _PROPERTIES.index("size"), _PROPERTIES.index("strides")
+
+
+@dataclass(frozen=True, eq=False)
+class Assumptions:
+    """What a capture found, which a call must find again."""
+
+    modes: Mapping[str, Any]
+    settings: Settings
+    state: StateWalk
+    arguments: CallArguments
+    values: Sequence[Any]  # of the inputs
+    sizes: SizeGuards | None
+    gradients_matter: bool  # whether it matters which of the inputs have a gradient
+    offsets_matter: bool  # whether the program asked where in their storages tensors lie
 
 
 class Guards:
-    """What a program expects of its inputs, and where it finds them."""
+    """What one program takes for granted, and where it finds its inputs."""
 
-    def __init__(
-        self,
-        metadata: ProgramMetadata,
-        state: StateWalk,
-        arguments: StateWalk,
-        values: Sequence[Any],
-        *,
-        sizes: SizeGuards | None,
-        gradients_matter: bool,
-    ) -> None:
-        """``values``: the inputs of the capture; ``gradients_matter``: whether it matters which of them have one."""
-        self._metadata, self._inputs, self._state, self._sizes = metadata, metadata.inputs, state, sizes
-        self._structure = arguments.shape
-        changed = {(effect.state, effect.container) for effect in metadata.side_effects}
-        numbers = {identity: number for number, identity in enumerate(state.containers)}
-        self._settings = [
-            (slot, slot.get())
-            for slot in state.constants
-            if isinstance(slot.get(), _COMPARED) and (0, numbers[id(slot.container)]) not in changed
-        ]
-        self._constants = [(slot.path, slot.get()) for slot in arguments.constants]
-        self._dynamic = frozenset() if sizes is None else sizes.inputs
-        self._expected = [self._look(number, value) for number, value in enumerate(values)]
-        self._had_gradient = {
+    def __init__(self, metadata: ProgramMetadata, found: Assumptions) -> None:
+        self.metadata, self.inputs, self.state = metadata, metadata.inputs, found.state
+        self.modes, self.sizes = dict(found.modes), found.sizes
+        self.structure, values = found.arguments.structure, found.values
+        self.settings = found.settings.without(_changed(metadata, found.state))
+        self._constants = [(slot.path, frozen(slot.get(), {})) for slot in found.arguments.walk.constants]
+        self.dynamic = frozenset() if found.sizes is None else found.sizes.inputs
+        self._looks = [self._look(number, value) for number, value in enumerate(values)]
+        self.had_gradient = {
             number: value.grad is not None
             for number, value in enumerate(values)
-            if gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+            if found.gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
         }
-        differentiable = torch.is_grad_enabled()
-        self._without_gradient = [
-            number
+        written = {mutation.input for mutation in metadata.mutations} | set(metadata.gradients)
+        self.leaves = {n: v.is_leaf for n, v in enumerate(values) if n in written and isinstance(v, torch.Tensor)}
+        self.offsets = {
+            number: value.storage_offset()
             for number, value in enumerate(values)
-            if isinstance(value, torch.Tensor)
-            and not (value.requires_grad and differentiable)
-            and self._inputs[number].gradient_of is None
-        ]
-        self._aliasing = alias_pattern([None if i.gradient_of is not None else values[n] for n, i in self._numbered()])
-
-    def _numbered(self) -> Sequence[tuple[int, GraphInput]]:
-        return list(enumerate(self._inputs))
+            if found.offsets_matter and isinstance(value, torch.Tensor) and value.layout is torch.strided
+        }
+        self.aliasing = self.pattern(values)
+        entries = list(enumerate(self.inputs))
+        self._constant_inputs = [entry.constant for entry in self.inputs]
+        self._argument_inputs = [(n, entry.argument) for n, entry in entries if entry.argument is not None]
+        self._state_inputs = [(n, e.slot) for n, e in entries if e.slot is not None and not e.slot.steps]
+        self._nested_inputs = [(n, e.slot) for n, e in entries if e.slot is not None and e.slot.steps]
+        self._gradient_inputs = [(n, e.gradient_of) for n, e in entries if e.gradient_of is not None]
 
     @property
     def inputs_are_disjoint(self) -> bool:
         """Whether no two inputs share memory."""
-        return not any(isinstance(entry, tuple) for entry in self._aliasing)
+        return not any(isinstance(entry, tuple) for entry in self.aliasing)
 
-    def inputs(self, arguments: StateWalk) -> list[Any]:
+    def pattern(self, values: Sequence[Any]) -> Pattern:
+        """How inputs share memory, but for gradients."""
+        pairs = zip(self.inputs, values, strict=True)
+        return alias_pattern([None if entry.gradient_of is not None else value for entry, value in pairs])
+
+    def listed(self) -> Iterator[Guard]:
+        """The guards as data."""
+        yield from (Guard("the call", name, value) for name, value in self.modes.items())
+        yield from (Guard(f"the argument `{path}`", "value", value) for path, value in self._constants)
+        yield from (Guard(f"`{setting.path}`", "value", setting.content) for setting in self.settings.found)
+        for entry, look in zip(self.inputs, self._looks, strict=True):
+            if look is not None and entry.gradient_of is None:
+                yield from (Guard(entry.label, *pair) for pair in zip(_PROPERTIES, look, strict=True))
+        labels = [entry.label for entry in self.inputs]
+        yield from (Guard(labels[number], "storage offset", offset) for number, offset in self.offsets.items())
+        yield from (Guard(labels[number], "is_leaf", leaf) for number, leaf in self.leaves.items())
+        yield from (Guard(labels[number], "has a gradient", had) for number, had in self.had_gradient.items())
+        shared = [(number, entry) for number, entry in enumerate(self.aliasing) if isinstance(entry, tuple)]
+        yield from (Guard(labels[n], f"shares memory with {labels[entry[0]]}", entry[1:]) for n, entry in shared)
+        yield from (Guard("the sizes", "satisfy", one) for one in (self.sizes.listed() if self.sizes else ()))
+
+    def values(self, arguments: CallArguments) -> list[Any]:
+        """The program's inputs in a call."""
+        leaves, values = arguments.leaves, self._constant_inputs.copy()
+        for number, leaf in self._argument_inputs:
+            values[number] = leaves[leaf]
+        for number, slot in self._state_inputs:
+            values[number] = slot.container[slot.key]
+        for number, nested in self._nested_inputs:
+            values[number] = nested.get()
+        for number, source in self._gradient_inputs:
+            values[number] = values[source].grad
+        return values
+
+    def check(self, arguments: CallArguments) -> list[Any]:
         """The program's inputs for a call, once they have been checked.
 
         Raises:
             InputMismatchError: the call's inputs differ from those that the program was captured for.
         """
-        if arguments.shape != self._structure:
+        if arguments.structure != self.structure:
             raise InputMismatchError(
                 "the arguments are nested otherwise than those that the program was captured with",
                 hint="pass containers of the same types and lengths, or capture again",
             )
+        modes = modes_now()
+        for name, before in self.modes.items():
+            if name != GRAD_MODE and modes[name] != before:
+                _refuse(name, modes[name], before)
         self._check_constants(arguments)
-        values = [self._value(entry, arguments) for entry in self._inputs]
-        self._find_gradients(values)
-        for number, (entry, value, expected) in enumerate(zip(self._inputs, values, self._expected, strict=True)):
-            if self._look(number, value) != expected and (entry.gradient_of is None or value is not None):
-                raise InputMismatchError(
-                    f"{entry.label} is {_words(_look(value))}, and was {_words(expected)} when the program was "
-                    "captured",
-                    hint="pass inputs of the same shapes, dtypes and devices, or capture again",
-                )
-        self._check_side_effects([self._state, arguments], values)
-        if self._sizes is not None:
-            self._sizes.check(values)
-        pattern = alias_pattern([None if i.gradient_of is not None else values[n] for n, i in self._numbered()])
-        if pattern != self._aliasing:
-            self._refuse_aliasing(pattern)
+        self._check_settings()
+        values = self.values(arguments)
+        self._check_tensors(values)
+        self._check_presence(values)
+        self.check_side_effects(arguments, values)
+        if self.sizes is not None:
+            self.sizes.check(values)
+        self._check_aliasing(self.pattern(values))
+        if modes[GRAD_MODE] != self.modes[GRAD_MODE]:  # what can be followed comes last: all else is as it was
+            _refuse(GRAD_MODE, modes[GRAD_MODE], self.modes[GRAD_MODE], GradientMismatchError)
+        self._check_gradients(values)
         return values
 
     def _look(self, number: int, value: Any) -> Any:
         """What an input looks like, its sizes left out where they may differ."""
-        look = _look(value)
-        return (*look[:2], len(look[2])) if number in self._dynamic and look is not None else look
+        if not isinstance(value, torch.Tensor):
+            return None
+        look = [read(value) for read in _READ]
+        if number in self.dynamic:
+            look[_SIZE], look[_STRIDES] = f"of {value.dim()} dimensions", None
+        return look
 
-    def _find_gradients(self, values: list[Any]) -> None:
-        """Look the gradients up, and whether there are as many as there were."""
-        for number, entry in enumerate(self._inputs):
-            if entry.gradient_of is not None:
-                values[number] = values[entry.gradient_of].grad
-        for number, had in self._had_gradient.items():
+    def _check_constants(self, arguments: CallArguments) -> None:
+        for slot, (path, before) in zip(arguments.walk.constants, self._constants, strict=True):
+            if not same(frozen(slot.get(), {}), before):
+                _refuse(f"the argument `{path}`", slot.get(), before)
+
+    def _check_settings(self) -> None:
+        found = self.settings.differing()
+        if found is not None:
+            setting, now = found
+            _refuse(f"`{setting.path}`", now, setting.content, StateMismatchError)
+
+    def _check_tensors(self, values: Sequence[Any]) -> None:
+        for number, (entry, value, before) in enumerate(zip(self.inputs, values, self._looks, strict=True)):
+            now = self._look(number, value)
+            if now == before or (entry.gradient_of is not None and value is None):
+                continue
+            if now is None or before is None:
+                _refuse(entry.label, now and "a tensor", before and "a tensor")
+            for name, one, other in zip(_PROPERTIES, now, before, strict=True):
+                if one != other and name != REQUIRES_GRAD and (entry.gradient_of is None or name != "strides"):
+                    _refuse(f"the {name} of {entry.label}", one, other)
+        for number, before in self.offsets.items():
+            if values[number].storage_offset() != before:
+                _refuse(f"the storage offset of {self.inputs[number].label}", values[number].storage_offset(), before)
+
+    def agree(self, numbers: Sequence[int], values: Sequence[Any]) -> bool:
+        """Whether some inputs look as they did."""
+        return all(values[n] is None or self._look(n, values[n]) == self._looks[n] for n in numbers)
+
+    def _check_presence(self, values: Sequence[Any]) -> None:
+        for number, had in self.had_gradient.items():
             if (values[number].grad is not None) != had:
                 raise InputMismatchError(
-                    f"the gradient of {self._inputs[number].label} is {'not ' if had else ''}there, and was "
+                    f"the gradient of {self.inputs[number].label} is {'not ' if had else ''}there, and was "
                     f"{'' if had else 'not '}when the program was captured",
                     hint="set gradients to None first, as optimizer.zero_grad() does, or capture again",
                 )
 
+    def _check_gradients(self, values: Sequence[Any]) -> None:
+        """What autograd tells of the inputs: which require gradients, and which of those that change are leaves."""
+        for entry, value, look in zip(self.inputs, values, self._looks, strict=True):
+            if look is not None and value is not None and value.requires_grad != look[-1]:
+                _refuse(f"{REQUIRES_GRAD} of {entry.label}", value.requires_grad, look[-1], GradientMismatchError)
+        for number, before in self.leaves.items():
+            if values[number] is not None and values[number].is_leaf != before:
+                label = f"`is_leaf` of {self.inputs[number].label}"
+                _refuse(label, values[number].is_leaf, before, GradientMismatchError)
+
     def missing_gradients(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Zeros for the gradients that will be added to and are not there, by input."""
+        if not self._gradient_inputs:
+            return {}
         return {
             number: torch.zeros_like(values[entry.gradient_of])
-            for number, entry in enumerate(self._inputs)
-            if entry.gradient_of is not None and values[number] is None and number not in self._metadata.unused
+            for number, entry in enumerate(self.inputs)
+            if entry.gradient_of is not None and values[number] is None and number not in self.metadata.unused
         }
 
-    def new_gradients(self, values: Sequence[Any]) -> tuple[bool, ...] | None:
-        """Which inputs require gradients, if one does that did not when the program was captured."""
-        if not any(values[number].requires_grad for number in self._without_gradient):
-            return None
-        return tuple(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+    def check_side_effects(self, arguments: CallArguments, values: Sequence[Any]) -> None:
+        """What the program changes must be found as the capture found it.
 
-    def _value(self, entry: GraphInput, arguments: StateWalk) -> Any:
-        if entry.argument is not None:
-            return arguments.leaves[entry.argument].get()
-        return entry.constant if entry.slot is None else entry.slot.get()
-
-    def _check_constants(self, arguments: StateWalk) -> None:
-        for slot, wanted in self._settings:
-            if slot.get() != wanted:
-                raise StateMismatchError(
-                    f"`{slot.path}` is {_short(slot.get())}, and was {_short(wanted)} when the program was captured",
-                    hint="what is no tensor is part of the program: make it a tensor, or capture again",
-                )
-        for slot, (path, wanted) in zip(arguments.constants, self._constants, strict=True):
-            value = slot.get()
-            if isinstance(wanted, _COMPARED) and not (value == wanted or (value != value and wanted != wanted)):
-                raise InputMismatchError(
-                    f"the argument `{path}` is {value!r}, and was {wanted!r} when the program was captured",
-                    hint="what is no tensor is part of the program: pass the same, pass a tensor, or capture again",
-                )
-
-    def _check_side_effects(self, states: Sequence[StateWalk], values: Sequence[Any]) -> None:
-        """What the program changes must be found as the capture found it."""
-        for effect in self._metadata.side_effects:
-            container = list(states[effect.state].containers.values())[effect.container][0]
+        Raises:
+            StateMismatchError: it is not.
+        """
+        for effect in self.metadata.side_effects:
+            walk = arguments.walk if effect.state else self.state
+            container = list(walk.containers.values())[effect.container][0]
             for name, before in effect.before.items():
-                key = values[self._input_of(name)] if isinstance(name, TensorRef) else name
-                now = _entry(container, key)
-                if now is not before and (not isinstance(before, _COMPARED) or now != before):
-                    label = self._inputs[self._input_of(name)].target if isinstance(name, TensorRef) else name
+                number = self._input_of(name) if isinstance(name, TensorRef) else None
+                now = _entry(container, name if number is None else values[number])
+                if now is not before and not same(frozen(now, {}), frozen(before, {})):
+                    label = name if number is None else self.inputs[number].target
                     raise StateMismatchError(
-                        f"`{joined(effect.path, label)}` is {_short(now)}, and was {_short(before)} when captured",
+                        f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(before)} when captured",
                         hint="the program changes it, and is right for that value only: set it back, or capture again",
                     )
 
     def _input_of(self, name: TensorRef) -> int:
-        alias: OutputAlias = self._metadata.outputs[name.number]
+        alias: OutputAlias = self.metadata.outputs[name.number]
         assert alias.input is not None
         return alias.input
 
-    def _refuse_aliasing(self, pattern: Pattern) -> None:
-        for number, (now, before) in enumerate(zip(pattern, self._aliasing, strict=True)):
+    def _check_aliasing(self, pattern: Pattern) -> None:
+        for number, (now, before) in enumerate(zip(pattern, self.aliasing, strict=True)):
             if now != before:
-                other = self._inputs[(now if isinstance(now, tuple) else before)[0]]
+                other = self.inputs[(now if isinstance(now, tuple) else before)[0]]
                 raise InputMismatchError(
-                    f"{self._inputs[number].label} and {other.label} {_relation(now)}, and {_relation(before)} "
+                    f"{self.inputs[number].label} and {other.label} {_relation(now)}, and {_relation(before)} "
                     "when the program was captured",
                     hint="pass tensors that share memory in the same way, or capture with on_guard_failure='recapture'",
                 )
@@ -201,28 +303,32 @@ def alias_pattern(values: Sequence[Any]) -> Pattern:
     return tuple(pattern)
 
 
+def _changed(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int, Any]]:
+    """The entries of containers that a program changes itself: containers by identity, and keys."""
+    containers = [container for container, _ in state.containers.values()]
+    return {
+        (id(containers[effect.container]), key)
+        for effect in metadata.side_effects
+        if effect.state == 0
+        for key in effect.before
+    }
+
+
 def _entry(container: Any, key: Any) -> Any:
     if isinstance(container, dict):
         return container.get(key, ABSENT)
     return container[key] if key < len(container) else ABSENT
 
 
-def _look(value: Any) -> Any:
-    return (value.dtype, value.device, tuple(value.size())) if isinstance(value, torch.Tensor) else None
+def _refuse(what: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError) -> None:
+    raise kind(f"{what} is {_words(now)}, and was {_words(before)} when the program was captured", hint=_HINT)
 
 
-def _words(look: Any) -> str:
-    if look is None:
-        return "no tensor"
-    size = f"of {look[2]} dimensions" if isinstance(look[2], int) else f"of size {list(look[2])}"
-    return f"a tensor of {look[0]} on {look[1]} {size}"
+def _words(value: Any) -> str:
+    return "not there" if value is ABSENT else repr(value)[:80]
 
 
 def _relation(entry: Any) -> str:
     if not isinstance(entry, tuple):
         return "share no memory"
     return f"share memory ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])})"
-
-
-def _short(value: Any) -> str:
-    return "not there" if value is ABSENT else repr(value)[:60]

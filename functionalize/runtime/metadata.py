@@ -1,15 +1,17 @@
-"""What a call needs to know of a captured program: plain data, frozen when the capture ends.
+"""What a call needs to know of a captured program: plain data, frozen when the capture ends; symbols as expressions.
 
 Invariant: nothing here holds a tracer, a fake tensor or an example input; tensors are named by number, inputs by their
 position, results by their position among the graph's outputs, tensors that the caller gets by their position in
-``outputs``. Limits: constants that the program itself holds are tensors.
+``outputs``. Limits: constants that the program itself holds are tensors; a symbol is read off a size that is linear
+in it.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,9 +21,114 @@ from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.runtime.side_effects import GraphNumber, SideEffect
 from functionalize.runtime.state_walk import Slot
-from functionalize.runtime.symbol_bindings import SymbolSources
 
 OpCall = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
+
+
+def frozen_number(number: Any) -> Any:
+    """A size as an integer, or as the expression of symbols that it is."""
+    return number.node.expr if isinstance(number, torch.SymInt) else number
+
+
+def frozen_layout(layout: Layout) -> Layout:
+    """A layout whose sizes are integers and expressions."""
+    return _with_numbers(layout, frozen_number)
+
+
+def _with_numbers(layout: Layout, number: Callable[[Any], Any]) -> Layout:
+    if layout.static:
+        return layout
+    size, stride = tuple(map(number, layout.size)), tuple(map(number, layout.stride))
+    return replace(layout, size=size, stride=stride, offset=number(layout.offset))
+
+
+@dataclass(frozen=True)
+class SymbolSources:
+    """Where a call reads the symbols: sizes of inputs and of the graph's outputs, inputs and outputs that are sizes."""
+
+    inputs: tuple[tuple[int, Layout], ...] = ()
+    numbers: tuple[tuple[int, Any], ...] = ()
+    outputs: tuple[tuple[int, Layout], ...] = ()
+    computed: tuple[tuple[int, Any], ...] = ()  # outputs of the graph that are symbols, which no size tells
+
+    def bind(self, inputs: Sequence[Any], results: Sequence[Any]) -> SymbolBindings:
+        """The bindings of one call, from its inputs and the results of its graph."""
+        if not (self.inputs or self.numbers or self.outputs or self.computed):
+            return _NONE
+        bindings = SymbolBindings()
+        for number, expression in self.numbers:
+            bindings.bind_size(expression, inputs[number])
+        for number, layout in self.inputs:
+            bindings.bind_layout(layout, inputs[number])
+        for output, layout in self.outputs if results else ():
+            if results[output] is not None:
+                bindings.bind_layout(layout, results[output])
+        for output, expression in self.computed if results else ():
+            bindings.bind_size(expression, results[output])
+        return bindings
+
+    @property
+    def told(self) -> set[Any]:
+        """The symbols that a call learns."""
+        known: set[Any] = set()
+        sizes = [size for _, layout in (*self.inputs, *self.outputs) for size in layout.size if type(size) is not int]
+        for expression in [*(number for _, number in self.numbers), *sizes]:
+            unknown = expression.free_symbols - known
+            if len(unknown) == 1 and _slope(expression, *unknown):
+                known |= unknown
+        return known
+
+    def untold(self, layouts: Iterable[Layout], numbers: Iterable[Any]) -> list[Any]:
+        """The symbols of layouts and numbers that a call does not learn, by name."""
+        needed = [n for layout in layouts for n in (*layout.size, *layout.stride, layout.offset)]
+        free = {s for number in (*needed, *numbers) if hasattr(number, "free_symbols") for s in number.free_symbols}
+        return sorted(free - self.told if free else free, key=str)
+
+
+class SymbolBindings:
+    """The integers that symbols stand for."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+
+    def bind_layout(self, layout: Layout, tensor: torch.Tensor) -> None:
+        """Read symbols off a tensor of a known layout."""
+        for expression, number in zip(layout.size, tensor.size(), strict=True):
+            if type(expression) is not int:
+                self.bind_size(expression, number)
+
+    def bind_size(self, expression: Any, number: int) -> None:
+        """Learn a symbol from what an expression that is linear in it comes to."""
+        unknown = expression.free_symbols.difference(self._known)
+        if len(unknown) != 1:
+            return
+        (symbol,) = unknown
+        known = expression.xreplace(self._known)
+        start, slope = known.xreplace({symbol: 0}), _slope(known, symbol)
+        if slope and (number - start) % slope == 0:
+            value = int((number - start) / slope)
+            if known.xreplace({symbol: value}) == number:
+                self._known[symbol] = value
+
+    def number(self, size: Any) -> Any:
+        """A size in this call; the expression itself where no tensor tells some symbol of it."""
+        if type(size) is int or not hasattr(size, "xreplace"):
+            return size
+        value = size.xreplace(self._known)
+        return int(value) if type(value) is int or value.is_number else size
+
+    def layout(self, layout: Layout) -> Layout:
+        """A layout in this call."""
+        return _with_numbers(layout, self.number)
+
+
+def _slope(expression: Any, symbol: Any) -> Any:
+    """By how much an expression that is linear in a symbol grows with it; zero where it is not linear."""
+    at_zero, at_one, at_two = (expression.xreplace({symbol: value}) for value in (0, 1, 2))
+    return at_one - at_zero if at_one - at_zero == at_two - at_one else 0  # the smaller of two sizes is not
+
+
+_NONE = SymbolBindings()
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,21 +184,14 @@ class BaseResult:
     layout: Layout
     requires_grad: bool
     result: int | None  # the graph's output that has its value; None: only the joint graph gives it
-    extra: int | None = None  # the position among the joint graph's further outputs
 
 
 @dataclass(frozen=True)
 class InputRef:
-    """An input, as the argument of an op on another one."""
+    """An input, as the argument of an op on another one; ``old``: as it was, with the storage that it has left."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class OldStorageRef:
-    """An input as it was before the call: it shows the storage that the input has left."""
-
-    number: int
+    old: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,7 +290,17 @@ class ProgramMetadata:
     layouts_after: Mapping[int, Layout]
     symbols: SymbolSources = field(default_factory=SymbolSources)
 
-    @property
+    @cached_property
     def taken(self) -> list[int]:
         """The inputs that the graph takes, in order."""
         return [number for number in range(len(self.inputs)) if number not in self.unused]
+
+    @cached_property
+    def moves_storages(self) -> bool:
+        """Whether inputs leave their storages, or memory of these is written that they do not show."""
+        return any(mutation.metadata or mutation.layout is not None for mutation in self.mutations)
+
+    @cached_property
+    def sized_outputs(self) -> list[tuple[int, tuple[Any, ...]]]:
+        """Outputs of the graph whose sizes were known at the capture, with these."""
+        return [(a.result, a.layout.size) for a in self.outputs if a.result is not None and a.layout.static]

@@ -7,7 +7,6 @@ AOTAutograd's calling convention.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
@@ -15,66 +14,35 @@ from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.autograd import default_partition_fn, partitioning
-from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables
-from functionalize.runtime.autograd import ForwardCall, SavedInput, SavedResult
-from functionalize.runtime.symbol_bindings import SymbolSources
+from functionalize.runtime.autograd import ForwardCall, JointGraph
 
 PartitionFn = Callable[..., tuple[GraphModule, GraphModule]]
 Compile = Callable[[GraphModule], Callable[..., Any]]  # a graph as a function of its inputs
 
 
-@dataclass(frozen=True, eq=False)
-class JointGraph:
-    """A program's forward and backward in one graph: of ``primals_N`` and ``tangents_N``.
-
-    Its outputs are results of the forward, and then gradients of inputs.
-    """
-
-    module: GraphModule
-    numbers: tuple[int, ...]  # of the program's inputs that it takes: `primals_N` is the N-th of all
-    names: tuple[str, ...]  # of these
-    results: tuple[int, ...]  # which of the program's results it gives, before the values of bases
-    bases: tuple[int, ...]  # of which bases it gives the values, after the results
-    layouts: tuple[Layout | None, ...]  # of both; None: as they come
-    tangents: tuple[int, ...]  # which of both have one
-    gradients: tuple[int | None, ...]  # for each input its position among the gradients
-    at_risk: frozenset[int]  # inputs in whose storages a call writes
-    symbols: SymbolSources  # in positions of these inputs and results
-
-    @property
-    def forward_outputs(self) -> int:
-        """How many outputs are no gradients."""
-        return len(self.layouts)
-
-
 def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: Compile) -> ForwardCall:
     """The two halves of a joint graph, each as ``compile_fn`` makes it. The joint graph is used up."""
+    own = len(joint.layouts)  # the others of the forward's outputs are saved
     copies = _views_for_copies(joint.module.graph)
     with partitioning(joint.module):
         cut = partition_fn or default_partition_fn()
-        forward, backward = cut(joint.module, (), num_fwd_outputs=joint.forward_outputs)
-    _save_bases(forward, backward, copies, joint.forward_outputs)
-    primals = {f"primals_{number}": position for position, number in enumerate(joint.numbers)}
+        forward, backward = cut(joint.module, (), num_fwd_outputs=own)
+    _save_bases(forward, backward, copies, own)
+    names = {f"primals_{number}": name for number, name in zip(joint.numbers, joint.names, strict=True)}
     outputs, gradients = _outputs(forward), _outputs(backward)
-    results = outputs[: joint.forward_outputs]
-    saved = _saved(_placeholders(backward), outputs, joint, primals)
-    results += [outputs[s.position] for s in saved if isinstance(s, SavedResult) and s.position >= len(results)]
+    saved = _saved(backward, outputs, own, {name: position for position, name in enumerate(names)})
+    results = outputs[:own]
+    results += [source for source in saved if isinstance(source, Node) and source not in results]
     order = {node: position for position, node in reversed(list(enumerate(results))) if isinstance(node, Node)}
-    saved = [SavedResult(order[outputs[s.position]]) if isinstance(s, SavedResult) else s for s in saved]
     computed = [node for node in gradients if node is not None]
-    names = {name: joint.names[position] for name, position in primals.items()}
-    own = enumerate(results[: joint.forward_outputs])
     return ForwardCall(
+        joint,
         compile_fn(_rebuilt(forward, names, results, copies)),
         compile_fn(_rebuilt(backward, names, computed, copies)) if computed else None,
-        joint.layouts,
-        joint.tangents,
-        saved,
+        [len(names) + order[source] if isinstance(source, Node) else source for source in saved],
         [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
-        [n for n, node in own if isinstance(node, Node) and (node.op == "placeholder" or order[node] < n)],
-        joint.at_risk,
-        joint.symbols,
+        [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
     )
 
 
@@ -129,41 +97,25 @@ def _outputs(module: GraphModule) -> list[Any]:
     return list(pytree.arg_tree_leaves(module.graph.output_node().args[0]))
 
 
-def _saved(
-    taken: Sequence[Node], outputs: Sequence[Any], joint: JointGraph, primals: Mapping[str, int]
-) -> list[SavedInput | SavedResult]:
-    """Where each input of the backward comes from, but for the tangents, which are its last ones."""
-    positions: dict[str, int] = {}
-    for position, node in enumerate(outputs):
-        if isinstance(node, Node):
-            positions.setdefault(node.name, position)
-    taken = [node for node in taken if not node.name.startswith("tangents_")]
-    named = {node.name for node in taken if node.name in positions or node.name in primals}
-    unnamed = [n for n in range(joint.forward_outputs, len(outputs)) if outputs[n].name not in named]
-    rest = iter(unnamed)  # states of random numbers, in order
-
-    def source(node: Node) -> SavedInput | SavedResult:
-        if node.name in primals:
-            return SavedInput(primals[node.name])
-        return SavedResult(positions[node.name] if node.name in positions else next(rest))
-
-    return [source(node) for node in taken]
+def _saved(backward: GraphModule, outputs: Sequence[Any], own: int, inputs: Mapping[str, int]) -> list[int | Node]:
+    """What the backward takes, but for the tangents, which are last: inputs of the graph, by position, and outputs."""
+    known: dict[str, int | Node] = {node.name: node for node in outputs if isinstance(node, Node)} | {**inputs}
+    taken = [node.name for node in _placeholders(backward) if not node.name.startswith("tangents_")]
+    rest = iter([node for node in outputs[own:] if node.name not in taken])  # states of random numbers, in order
+    return [known[name] if name in known else next(rest) for name in taken]
 
 
 def _rebuilt(
     module: GraphModule, names: Mapping[str, str], outputs: Sequence[Any], copies: Mapping[Any, Any]
 ) -> GraphModule:
     """A graph with the program's names for its inputs, other outputs, and copies where views stand for them."""
-    graph, made = Graph(), {}
-    for node in module.graph.nodes:
-        if node.op == "output":
-            continue
-        if node.op == "placeholder":
-            made[node] = graph.placeholder(names.get(node.name, node.name))
-            made[node].meta = dict(node.meta)
-        else:
-            made[node] = graph.node_copy(node, made.__getitem__)
-            made[node].target = copies.get(node.target, node.target)
+    graph, made = Graph(), dict[Node, Node]()
+    for node in _placeholders(module):
+        made[node] = graph.placeholder(names.get(node.name, node.name))
+        made[node].meta = dict(node.meta)
+    graph.graph_copy(module.graph, made)
+    for node in graph.nodes:
+        node.target = copies.get(node.target, node.target)
     graph.output(map_arg(tuple(outputs), made.__getitem__))
     graph.eliminate_dead_code()
     return GraphModule(module, graph)

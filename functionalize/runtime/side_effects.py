@@ -6,16 +6,28 @@ that the program made is copied attribute by attribute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from functionalize.runtime.state_walk import OPAQUE, Container, StateWalk
+from functionalize.runtime.settings import ABSENT
+from functionalize.runtime.state_walk import OPAQUE, StateWalk
 
-ABSENT = object()  # an entry that was not there
 Number = Callable[[torch.Tensor], Any]  # what stands for a tensor in a reconstruction
+
+
+class Walked(Protocol):
+    """Objects that were walked, in order."""
+
+    @property
+    def containers(self) -> Mapping[int, tuple[Any, str]]:
+        """What their values sit in."""
+
+    @property
+    def seen(self) -> Sequence[Any]:
+        """The objects."""
 
 
 @dataclass(frozen=True)
@@ -56,27 +68,22 @@ class SideEffect:
     container: int  # its number on the walk
     path: str
     before: Mapping[Any, Any]  # entries that were no tensors: a call must find the same
-    entries: Mapping[Any, Any] | None  # reconstructions, of a dict those that changed
+    entries: Mapping[Any, Any]  # reconstructions: of a dict those that changed, of a list all
     removed: tuple[Any, ...] = ()
-    items: tuple[Any, ...] | None = None  # of a list all
 
-    def apply(self, states: Sequence[StateWalk], tensor: Callable[[Any], Any]) -> None:
+    def apply(self, states: Sequence[Walked], tensor: Callable[[Any], Any]) -> None:
         """Follow the reconstructions on a call's own objects."""
         container = list(states[self.state].containers.values())[self.container][0]
-        if self.items is not None:
-            container[:] = [reconstruct(item, states, tensor) for item in self.items]
+        if not isinstance(container, dict):
+            container[:] = [reconstruct(item, states, tensor) for item in self.entries.values()]
             return
         for key in self.removed:
             dict.__delitem__(container, key)
-        for key, reconstruction in (self.entries or {}).items():
-            dict.__setitem__(container, _key(key, tensor), reconstruct(reconstruction, states, tensor))
+        for key, item in self.entries.items():
+            dict.__setitem__(container, reconstruct(key, states, tensor), reconstruct(item, states, tensor))
 
 
-def _key(key: Any, tensor: Callable[[Any], Any]) -> Any:
-    return tensor(key.number) if isinstance(key, TensorRef) else key
-
-
-def reconstruct(reconstruction: Any, states: Sequence[StateWalk], tensor: Callable[[Any], Any]) -> Any:
+def reconstruct(reconstruction: Any, states: Sequence[Walked], tensor: Callable[[Any], Any]) -> Any:
     """The value that a reconstruction describes."""
     if isinstance(reconstruction, TensorRef):
         return tensor(reconstruction.number)
@@ -105,30 +112,19 @@ class SideEffectRecorder:
         found: list[SideEffect] = []
         for index, state in enumerate(self._states):
             for position, container, path, before in state.changed:
+                new, touched = dict[Any, Any](enumerate(container)), dict[Any, Any](enumerate(before))
+                removed: tuple[Any, ...] = ()
                 if isinstance(container, dict):
-                    found += self._of_dict(before, container, index, position, path)
-                else:
-                    items = tuple(map(self._reconstruction, container))
-                    constants = {i: item for i, item in enumerate(before) if not isinstance(item, torch.Tensor)}
-                    found.append(SideEffect(index, position, path, constants, None, items=items))
+                    new = {key: item for key, item in container.items() if _differ(before.get(key, ABSENT), item)}
+                    removed = tuple(key for key in before if key not in container)
+                    touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
+                if new or touched:
+                    constants = {self._key(k): v for k, v in touched.items() if not isinstance(v, torch.Tensor)}
+                    entries = {self._key(key): self._reconstruction(item) for key, item in new.items()}
+                    found.append(SideEffect(index, position, path, constants, entries, removed))
         return found
 
-    def _of_dict(self, before: Any, container: Container, index: int, position: int, path: str) -> Iterator[SideEffect]:
-        missing = object()
-        new = {key: item for key, item in container.items() if _differ(before.get(key, missing), item)}
-        removed = tuple(key for key in before if key not in container)
-        if new or removed:
-            touched = [*new, *removed]
-            constants = {key: before.get(key, ABSENT) for key in touched}
-            constants = {
-                self._key_reconstruction(key): item
-                for key, item in constants.items()
-                if not isinstance(item, torch.Tensor)
-            }
-            entries = {self._key_reconstruction(key): self._reconstruction(item) for key, item in new.items()}
-            yield SideEffect(index, position, path, constants, entries, removed)
-
-    def _key_reconstruction(self, key: Any) -> Any:
+    def _key(self, key: Any) -> Any:
         return TensorRef(self._number(key)) if isinstance(key, torch.Tensor) else key
 
     def _reconstruction(self, value: Any) -> Any:
@@ -140,21 +136,19 @@ class SideEffectRecorder:
         if isinstance(value, OPAQUE) or callable(value):
             return value
         if isinstance(value, tuple):
-            make = type(value)._make if hasattr(value, "_make") else type(value)
-            return Reconstruction(make, tuple(map(self._reconstruction, value)))
+            return self._made(type(value)._make if hasattr(value, "_make") else type(value), value)
         if isinstance(value, list):
-            return Reconstruction(list, tuple(map(self._reconstruction, value)))
+            return self._made(list, value)
         if isinstance(value, dict):
             keys = tuple(value)
-            return Reconstruction(
-                lambda items: dict(zip(keys, items, strict=True)), tuple(map(self._reconstruction, value.values()))
-            )
+            return self._made(lambda items: dict(zip(keys, items, strict=True)), value.values())
         if hasattr(value, "__dict__"):
             kind, names = type(value), tuple(vars(value))
-            return Reconstruction(
-                lambda items: _object(kind, names, items), tuple(map(self._reconstruction, vars(value).values()))
-            )
+            return self._made(lambda items: _object(kind, names, items), vars(value).values())
         return value
+
+    def _made(self, make: Callable[[Sequence[Any]], Any], parts: Iterable[Any]) -> Reconstruction:
+        return Reconstruction(make, tuple(map(self._reconstruction, parts)))
 
 
 def _differ(before: Any, after: Any) -> bool:

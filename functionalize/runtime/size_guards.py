@@ -5,7 +5,7 @@ Invariant: a call is computed only for sizes for which each decision that the ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from functionalize.errors import InputMismatchError
@@ -30,6 +30,11 @@ class SizeGuards:
         """The inputs whose sizes may differ."""
         return frozenset(self._layouts)
 
+    def listed(self) -> Iterator[Any]:
+        """Ranges and conditions, as data."""
+        yield from (f"{bounds.lower} <= {symbol} <= {bounds.upper}" for symbol, bounds in self._ranges.items())
+        yield from map(str, self._conditions)
+
     def check(self, values: Sequence[Any]) -> None:
         """Raise where the sizes of a call are not such.
 
@@ -40,6 +45,9 @@ class SizeGuards:
         for number, layout in self._layouts.items():
             for dim, (size, actual) in enumerate(zip(layout.size, values[number].size(), strict=True)):
                 self._meet(known, size, actual, f"dimension {dim} of {self._labels[number]}")
+        for number, layout in self._layouts.items():
+            for dim, (stride, actual) in enumerate(zip(layout.stride, values[number].stride(), strict=True)):
+                self._meet(known, stride, actual, f"stride {dim} of {self._labels[number]}")
         for condition in self._conditions:
             holds = condition.xreplace(known)
             if holds in (False,) or str(holds) == "False":

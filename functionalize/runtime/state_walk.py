@@ -15,13 +15,12 @@ import logging
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import is_
 from typing import Any
 
 import torch
 
-from functionalize._torch.module_state import buffers_of, modules_of, parameters_of
+from functionalize._torch import buffers_of, modules_of, parameters_of
 
 Container = Any  # a dict or a list: what values sit in
 
@@ -33,8 +32,9 @@ OPAQUE = (
 )
 
 # By type, what isinstance would say: most values are one of these.
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
+LEAF_TYPES = TENSOR_TYPES | _PLAIN
 _STRINGS = frozenset({str})
 
 
@@ -89,11 +89,11 @@ class StateWalk:
 
     def _enter(self, value: Any, slot: Slot) -> None:
         kind = type(value)
-        if kind in _TENSORS or isinstance(value, torch.Tensor):
+        if kind in TENSOR_TYPES or isinstance(value, torch.Tensor):
             self.shape.append(torch.Tensor)
             self.tensors.append(slot)
             self.leaves.append(slot)
-        elif kind in _PLAIN or not (kind is dict or kind is list or is_module(value) or _is_entered(value)):
+        elif kind in _PLAIN or ((isinstance(value, OPAQUE) or callable(value)) and not is_module(value)):
             self.shape.append(kind)
             self.constants.append(slot)
             self.leaves.append(slot)
@@ -117,21 +117,14 @@ class StateWalk:
                     self.shape.append((kind, ()))
 
     def _open(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
-        if not _STRINGS.issuperset(map(type, keys)):
-            self._open_by_index(value, container, keys, path)
-            return
-        self.shape.append((type(value), tuple(keys)))
-        prefix = f"{path}." if path else ""
-        for key in keys:
-            self._enter(container[key], Slot(container, key, prefix + key, value))
-
-    def _open_by_index(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
-        """Enter what has no names, or keys of other kinds."""
-        self.shape.append((type(value), len(keys)))
-        if any(isinstance(key, torch.Tensor) for key in keys):
+        named = _STRINGS.issuperset(map(type, keys))
+        self.shape.append((type(value), tuple(keys) if named else len(keys)))
+        if not named and any(isinstance(key, torch.Tensor) for key in keys):
             self.keyed_by_tensor.append(container)
+        prefix = f"{path}." if path else ""
         for index, key in enumerate(keys):
-            self.walk(container, key, joined(path, key if isinstance(key, (str, int)) else index), value)
+            step = key if named or isinstance(key, (str, int)) else index
+            self._enter(container[key], Slot(container, key, f"{prefix}{step}", value))
 
     @contextlib.contextmanager
     def substituted(self, stand_ins: Mapping[int, Any]) -> Iterator[None]:
@@ -146,7 +139,6 @@ class StateWalk:
             self._before = [copy_of(container) for container, _ in self.containers.values()]
             yield
         finally:
-            self.__dict__.pop("changed", None)  # a backward that was traced since may have changed more
             for _, container, _, content in self.changed:
                 assign(container, content)
             for container, content in keyed_by_tensor:
@@ -154,23 +146,16 @@ class StateWalk:
             for container, key, value in entries:
                 container[key] = value
             self._before = []
-            self.__dict__.pop("changed", None)
 
-    @cached_property
+    @property
     def changed(self) -> list[tuple[int, Container, str, Any]]:
-        """The containers whose content the program changed: number, container, path, content before."""
+        """The containers whose content the program has changed so far: number, container, path, content before."""
+        pairs = zip(self.containers.values(), self._before, strict=False)
         return [
             (number, container, path, content)
-            for number, ((container, path), content) in enumerate(
-                zip(self.containers.values(), self._before, strict=False)
-            )
+            for number, ((container, path), content) in enumerate(pairs)
             if (container or content) and not unchanged(container, content)
         ]
-
-
-def _is_entered(value: Any) -> bool:
-    """Whether a value that is no module may hold state."""
-    return not isinstance(value, OPAQUE) and not callable(value)
 
 
 def is_module(value: Any) -> bool:
@@ -235,7 +220,7 @@ def holds_tensors(value: Any, known: dict[int, bool], depth: int = _STEPS) -> bo
     kind = type(value)
     if kind in _PLAIN:
         return False
-    if kind in _TENSORS or isinstance(value, torch.Tensor):
+    if kind in TENSOR_TYPES or isinstance(value, torch.Tensor):
         return True
     if depth == 0 or isinstance(value, _NOT_ENTERED):
         return False

@@ -37,11 +37,13 @@ def fakes_of(
     for group in groups.values():
         originals += group.values()
         if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
-            with below_dispatch():
+            with below_dispatch(), torch.inference_mode(False):  # a fake made there is an inference tensor
                 for key, fake in _of_group(factory, group):
-                    fakes[key] = _marked(fake, group[key])
+                    mark_as(fake, group[key])
+                    fakes[key] = fake
         else:
-            with warnings.catch_warnings():
+            inference = any(tensor.is_inference() for tensor in group.values())
+            with warnings.catch_warnings(), torch.inference_mode(inference and torch.is_inference_mode_enabled()):
                 warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
                 fakes |= {key: (convert if dynamic else factory.mode.from_tensor)(t) for key, t in group.items()}
     counted = [tensor for tensor in originals if not tensor.is_inference()]
@@ -73,13 +75,4 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
             return
     storage = torch.UntypedStorage(size, device="meta")
     for key, tensor in group.items():
-        layout = tensor.size(), tensor.stride(), int(tensor.storage_offset())
-        yield key, factory.at(storage, *layout, tensor.dtype, tensor.device)
-
-
-def _marked(fake: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor, told what torch says of the original besides its layout."""
-    mark_as(fake, tensor)
-    if tensor.requires_grad:
-        fake.requires_grad_(True)
-    return fake  # type: ignore[no-any-return]
+        yield key, factory.at(storage, tensor)

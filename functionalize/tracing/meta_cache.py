@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
-from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
+from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent
 from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
@@ -53,17 +53,13 @@ class CacheEntry:
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
         """The results, as tensors of the factory's mode; ``MISS`` for views of a storage whose size data decide."""
         try:
-            if self.container is not None:
-                return self.container([None if meta is None else meta.make(factory, args) for meta in self.results])
-            meta = self.results[0]
-            return None if meta is None else meta.make(factory, args)
-        except Exception as error:
-            if is_data_dependent(error):
-                return MISS
-            raise
+            made = [None if meta is None else meta.make(factory, args) for meta in self.results]
+            return made[0] if self.container is None else self.container(made)
+        except data_dependent():
+            return MISS
 
 
-MISS: Any = object()  # what a lookup gives for a call that was not seen before
+MISS: Any = object()  # stands for the entry of a call that was not seen before
 _cache: dict[Any, CacheEntry | None] = {}
 _usable: dict[int, tuple[Any, bool]] = {}  # by identity, as in the keys: the hash of an op is a method in Python
 
@@ -73,32 +69,26 @@ def clear() -> None:
     _cache.clear()
 
 
-def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory) -> Any:
-    """The cache key of a call; None for calls that are not cached."""
+def find(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory) -> tuple[Any, CacheEntry | None]:
+    """The cache key of a call, and its entry: ``MISS`` if it was not seen, None if its results are never cached."""
     usable = _usable.get(id(func))
     if usable is None:
         usable = _usable[id(func)] = func, _is_usable(func)
-    if not usable[1]:
-        return None
     parts: list[Any] = [id(func), torch.get_default_dtype()]
-    if not _describe(args, parts, factory.mode):
-        return None
+    if not (usable[1] and _describe(args, parts, factory.mode)):
+        return None, None
     if kwargs:
         parts += kwargs
         if not _describe(kwargs.values(), parts, factory.mode):
-            return None
-    return tuple(parts)
-
-
-def lookup(key: Any) -> CacheEntry | None:
-    """The entry of a call: ``MISS`` if it was not seen, None if its results cannot be made without running it."""
-    return _cache.get(key, MISS)
+            return None, None
+    key = tuple(parts)
+    return key, _cache.get(key, MISS)
 
 
 def insert(key: Any, func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
     """Add a call with its results; returns its entry, None if they cannot be made from metadata."""
     if len(_cache) >= _ENTRIES:
-        _cache.clear()
+        clear()
     entry = _cache[key] = _entry(func, args, out)
     return entry
 
@@ -136,8 +126,8 @@ def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> 
 
 
 def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
-    several = type(out) in (list, tuple)
-    results = tuple(out) if several else (out,)
+    container = type(out) if type(out) in (list, tuple) else None
+    results = (out,) if container is None else tuple(out)
     if not all(leaf is None or type(leaf) is FakeTensor for leaf in results):
         return None
     storages = {storage_id(arg.untyped_storage()): index for index, arg in enumerate(args) if type(arg) is FakeTensor}
@@ -149,7 +139,7 @@ def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
     if any(key in storages for key in own) != views or (not views and len(set(own)) < len(own)):
         return None  # a result that is an argument, or shares its memory with another
     layouts = tuple(meta.layout for meta in metas if meta is not None)
-    return CacheEntry(tuple(metas), type(out) if several else None, layouts)
+    return CacheEntry(tuple(metas), container, layouts)
 
 
 def _meta_of(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> ResultMeta | None:

@@ -16,17 +16,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from functionalize._torch import FakeTensor, HigherOrderOperator, is_symbolic, on_handles, record_view
-from functionalize._torch.fakes import FakeFactory, below_dispatch, is_data_dependent
-from functionalize._torch.tracing import (
-    ProxyTorchDispatchMode,
-    name_for,
-    new_node,
-    new_tracer,
-    node_of_constant_free,
-    track,
-    track_later,
-)
+from functionalize._torch import HigherOrderOperator, is_symbolic, last_node, on_handles, record_view
+from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent
+from functionalize._torch.tracing import ProxyTorchDispatchMode, name_for, new_node, new_tracer, track, tracked_node
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
 from functionalize.tracing import meta_cache
@@ -58,11 +50,10 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results of an op, recorded; ``MISS`` if it has to take torch's path."""
-        key = meta_cache.key_of(func, args, kwargs, self.factory)
-        given = None if key is None else self._given(args, kwargs)
-        entry = None if given is None else meta_cache.lookup(key)
+        key, entry = meta_cache.find(func, args, kwargs, self.factory)
+        given = None if entry is None else self._given(args, kwargs)
         out = meta_cache.MISS
-        if entry is out:
+        if entry is out and given is not None:
             out = on_handles(func, args, kwargs)
             entry = meta_cache.insert(key, func, args, out)
         if given is None or entry is None:
@@ -76,15 +67,15 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CacheEntry | None]:
         """An op's results, seen by no tracer, and their cache entry: None where sizes may be symbols."""
-        key = meta_cache.key_of(func, args, kwargs, self.factory)
-        entry = None if key is None else meta_cache.lookup(key)
-        if entry is None or entry is meta_cache.MISS:
-            out = meta_cache.MISS if entry is None else self._viewed(func, args, kwargs)
-            if out is meta_cache.MISS:
-                out = on_handles(func, args, kwargs)
-            return out, None if entry is None else meta_cache.insert(key, func, args, out)
-        with below_dispatch():
-            out = entry.make(self.factory, args)
+        key, entry = meta_cache.find(func, args, kwargs, self.factory)
+        out = meta_cache.MISS
+        if entry is out:
+            out = self._viewed(func, args, kwargs)
+            out = on_handles(func, args, kwargs) if out is meta_cache.MISS else out
+            return out, meta_cache.insert(key, func, args, out)
+        if entry is not None:
+            with below_dispatch():
+                out = entry.make(self.factory, args)
         return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, entry)
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -97,14 +88,13 @@ class RecordingMode(ProxyTorchDispatchMode):
                 out = func(*args, **kwargs)
                 if out.dtype == source.dtype and not (out.is_conj() or out.is_neg()):
                     return self.factory.around(out, source.fake_device)
-        except Exception as error:
-            if not is_data_dependent(error):
-                raise
+        except data_dependent():
+            pass
         return meta_cache.MISS
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
         """Add the node ``op(value, *args)`` for a result that exists. False if sizes or data prevent it."""
-        source = node_of_constant_free(self.tracer.tensor_tracker, value)
+        source = tracked_node(self.tracer, value, constants=False)
         if source is None or is_symbolic(result) or is_symbolic(value):
             return record_view(self, op, value, args, result)
         with below_dispatch():
@@ -121,7 +111,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         node.meta["val"] = entry.container(shown)
         for index, leaf in enumerate(out):
             if leaf is not None:
-                track_later(self.tracer, leaf, partial(self._item, node, index, shown[index]))
+                track(self.tracer, leaf, partial(self._item, node, index, shown[index]))
 
     def _item(self, node: Node, index: int, shown: FakeTensor | None) -> Node:
         """One result of several, made when it is used: most programs use one."""
@@ -146,13 +136,13 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _given(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The arguments in nodes; None where some tensor is none, or a constant."""
-        tracked, whole = self.tracer.tensor_tracker, True
+        whole = True
 
         def given(arg: Any) -> Any:
             nonlocal whole
             kind = type(arg)
             if kind is FakeTensor:
-                node = node_of_constant_free(tracked, arg)
+                node = tracked_node(self.tracer, arg, constants=False)
                 whole = whole and node is not None
                 return node
             return [given(item) for item in arg] if kind is list or kind is tuple else arg
@@ -163,14 +153,13 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """As ``make_fx`` does it."""
-        nodes = self.tracer.graph.nodes
-        last = next(iter(reversed(nodes)), None)
+        last = last_node(self)
         if isinstance(func, HigherOrderOperator):
             with self._torchs_mode:
                 out = func(*args, **kwargs)
         else:
             out = super().__torch_dispatch__(func, (), tuple(args), kwargs)
-        for node in reversed(nodes):
+        for node in reversed(self.tracer.graph.nodes):
             if node is last:
                 break
             if node.meta.keys().isdisjoint(ORIGIN):  # a result of an earlier op may be among the new ones

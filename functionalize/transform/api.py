@@ -21,9 +21,8 @@ from functionalize._torch import (
 from functionalize.errors import check_remove
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input
-from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.handlers.higher_order import Frame
-from functionalize.transform.mode import FunctionalizeMode
+from functionalize.transform.mode import FunctionalizeFunctionMode, FunctionalizeMode
 
 End = Callable[[FunctionalizationContext, list[Input], Any], Any]
 
@@ -125,7 +124,9 @@ def run_call(
     """
     context = mode.context
     with DisableTorchFunction():  # what we ask tensors is not for modes to hear
-        inputs = _inputs(context, (args, kwargs) if reached is None else reached) if context.executor.observed else []
+        tree = (args, kwargs) if reached is None else reached
+        inputs = [Input.of(handle) for handle in handles_in(tree)] if context.executor.observed else []
+        context.graph.expect_inputs([entry.handle for entry in inputs])
     try:
         with FunctionalizeFunctionMode(context), mode:
             outputs = func(*args, **kwargs)
@@ -139,12 +140,6 @@ def tracing_disabled() -> Iterator[None]:
     """Hides what runs inside from torch function modes and autograd."""
     with DisableTorchFunction(), below_autograd():
         yield
-
-
-def _inputs(context: FunctionalizationContext, tree: Any) -> list[Input]:
-    inputs = [Input.of(handle) for handle in handles_in(tree)]
-    context.graph.expect_inputs([entry.handle for entry in inputs])
-    return inputs
 
 
 def handles_in(tree: Any) -> list[torch.Tensor]:

@@ -33,8 +33,7 @@ from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.ops import tables
 from functionalize.transform import dry_run
-from functionalize.transform.decompositions import DECOMPOSITIONS
-from functionalize.transform.values import ValueExecutor
+from functionalize.transform.values import ADDRESSING, ValueExecutor
 
 aten = torch.ops.aten
 
@@ -42,13 +41,20 @@ aten = torch.ops.aten
 class FunctionalizationContext:
     """The state of one call: ops read and write the values of handles through it."""
 
-    def __init__(self, executor: ValueExecutor, enter: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self,
+        executor: ValueExecutor,
+        enter: Callable[[], contextlib.AbstractContextManager[Any]],
+        functionalize_body: Callable[..., Callable[..., Any]],
+    ) -> None:
         self.executor = executor
         self.enter = enter  # has the ops inside dispatched to this program again
+        self.functionalize_body = functionalize_body  # of a higher-order op: a program of its own, with a `Frame`
         self.graph = AliasGraph(held=executor.predates_call)
         self.op: Any = None  # the op that the program called last
         self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
+        self.asks_offsets = False  # whether the program asked where in their storages tensors lie
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
@@ -71,12 +77,10 @@ class FunctionalizationContext:
         return regenerate(self, view)
 
     def call(self, op: Any, *args: Any) -> Value:
-        """Execute one op on values."""
         return self.executor.call(op, *args)
 
     @property
     def views_alias(self) -> bool:
-        """Whether the value of a view shares memory with its source's value."""
         return not self.executor.remove_views
 
     def recorded_view(self, view: View, source_value: Value) -> Value | None:
@@ -87,14 +91,13 @@ class FunctionalizationContext:
         layout, (op, args) = view.parent.layout, view.rule.path[0]
         if layout.static and view.layout.static and not is_symbolic(source_value):
             as_expected = source_value.stride() == layout.stride and source_value.storage_offset() == layout.offset
-            return handle if as_expected and self.executor.record(op, source_value, args, handle) else None
-        if unbacked(view.layout.size) or (
-            unbacked(layout.size) and self.executor.remove_views and not view.rule.addresses_storage
-        ):
-            return self.executor.record_unbacked(op, source_value, args, handle)
-        if not same(source_value.stride(), layout.stride) or not same([source_value.storage_offset()], [layout.offset]):
-            return None
-        return handle if self.executor.record(op, source_value, args, handle) else None
+        else:
+            part_of_unbacked = unbacked(layout.size) and self.executor.remove_views and not view.rule.addresses_storage
+            if unbacked(view.layout.size) or part_of_unbacked:
+                return self.executor.record_unbacked(op, source_value, args, handle)
+            geometry = (*source_value.stride(), source_value.storage_offset())
+            as_expected = same(geometry, (*layout.stride, layout.offset))
+        return handle if as_expected and self.executor.record(op, source_value, args, handle) else None
 
     def view_made(self, handle: torch.Tensor, view: View) -> None:
         """Note that the program got a handle from a view op."""
@@ -127,11 +130,10 @@ class FunctionalizationContext:
 
     def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:
         """Commit a write of ``value``, of the handle's shape and dtype; ``aliased``: another tensor has it too."""
-        protected = self._protected.get(storage_key(handle)) if self._protected else None
-        if protected is not None:
+        if self._protected and storage_key(handle) in self._protected:
             raise UnsupportedMutationError(
                 f"a write to a tensor of shape {tuple(handle.size())}",
-                why=protected[0],
+                why=self._protected[storage_key(handle)][0],
                 hint="build a new tensor from the changed parts, or write to a `.to_dense()` or `.dequantize()` copy",
             )
         if not self.executor.observed:
@@ -139,9 +141,9 @@ class FunctionalizationContext:
             return
         view = self.graph.ensure(handle)
         base = view.base
-        root_handle = base.original() if base.original else None
-        if not base.log and root_handle is not None:
-            self.graph.track(root_handle, base.root)
+        original = base.original() if base.original and not base.log else None
+        if original is not None:
+            self.graph.track(original, base.root)
         self.graph.track(handle, view)
         self.graph.prepare_write(view)
         if self.historian is not None:
@@ -165,13 +167,12 @@ class FunctionalizationContext:
         with DisableTorchFunction():
             handle.data = source
 
-    def prepare_resize(self, handle: torch.Tensor) -> View:
-        """The view of a handle that the program is about to resize. What its storage gains holds nothing yet."""
+    def prepare_resize(self, handle: torch.Tensor) -> None:
+        """Note that the program is about to resize a handle. What its storage gains holds nothing yet."""
         view = self.graph.ensure(handle)
         if view.base.capacity is None and view.base.key > 0:
             self.executor.extend_fake_storage(handle)
             view.base.note_resize()
-        return view
 
     def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run autograd's engine; in direct use below the mode, since the engine asks for modes."""
@@ -224,16 +225,12 @@ class FunctionalizationContext:
 
     def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results, as values, of a functional op on handles."""
-        return self.compute_comparing_strides(op, args, kwargs)[0]
-
-    def compute_comparing_strides(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-        """The results, as values, and whether the value of some handle has other strides than the handle."""
-        if tables.row(op).composite or op in DECOMPOSITIONS:  # decomposed above the modes below us
+        if tables.row(op).composite or op in ADDRESSING:  # decomposed above the modes below us
             with self.enter():
                 out = op(*args, **kwargs)
-            return pytree.tree_map_only(torch.Tensor, self.value, out), self.values_of(args, kwargs)[2]
-        call_args, call_kwargs, strides_differ = self.values_of(args, kwargs)
-        return self.executor.call(op, *call_args, **call_kwargs), strides_differ
+            return pytree.tree_map_only(torch.Tensor, self.value, out)
+        call_args, call_kwargs, _ = self.values_of(args, kwargs)
+        return self.executor.call(op, *call_args, **call_kwargs)
 
     def values_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
         """Arguments with handles replaced by values, and whether some value has other strides than its handle."""
@@ -243,7 +240,8 @@ class FunctionalizationContext:
             nonlocal strides_differ
             if isinstance(arg, torch.Tensor):
                 value = self.value(arg)
-                strides_differ = strides_differ or (value is not arg and not _has_strides_of(value, arg))
+                if value is not arg and arg.layout is torch.strided and not strides_differ:
+                    strides_differ = not same_strides(value, arg)
                 return value
             if isinstance(arg, (list, tuple)):
                 return [to_value(item) for item in arg]
@@ -254,6 +252,8 @@ class FunctionalizationContext:
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """The results of an op on values as handles: with eager's strides, where the values' strides differ."""
+        if not self.values_of(args, kwargs)[2]:
+            return out
         handles = dry_run.with_eager_strides(self.executor, func, args, kwargs, out)
         for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):
             if handle is value:
@@ -263,7 +263,3 @@ class FunctionalizationContext:
             if tables.row(func).random or not self.executor.observed:
                 self.executor.sync_memory(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
-
-
-def _has_strides_of(value: Value, handle: torch.Tensor) -> bool:
-    return handle.layout is not torch.strided or same_strides(value, handle)

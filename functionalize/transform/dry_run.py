@@ -25,39 +25,32 @@ _MAX_BYTES = 2**26  # of copies: beyond this a trace should not compute for the 
 
 def on_twins(
     executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: Kwargs, written: Sequence[Any]
-) -> list[torch.Tensor]:
-    """Run a mutating op on twins of the handles that it writes; returns the twins, flat, as the op left them.
+) -> dict[int, torch.Tensor]:
+    """Run a mutating op on twins of the handles that it writes; returns them, by identity, as the op left them.
 
     ``written`` holds tensors and lists of tensors. Raises what eager raises.
     """
     originals = list(tensor_leaves(written, {}))
+
+    def run(size: Callable[[Any], Any]) -> dict[int, torch.Tensor]:
+        twins = {id(handle): on_handles(_uninitialized_like, (handle, size), {}) for handle in originals}
+        call_args, call_kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda handle: twins.get(id(handle), handle), (tuple(args), kwargs)
+        )
+        with _same_random_numbers(func), uncached_fakes(originals):
+            executor.on_handles(func, call_args, call_kwargs)
+        for twin in twins.values() if executor.symbolic else ():
+            executor.track_sizes(twin)
+        return twins
+
     try:
-        return _on_twins(executor, func, args, kwargs, originals, lambda number: number)
+        return run(lambda number: number)
     except RuntimeError as error:
         if not (executor.symbolic and "tried to directly modify sizes" in str(error)):
             raise
-        # Fake tensors of symbolic sizes cannot be resized: the sizes are those of this trace, from here on.
-        return _on_twins(executor, func, args, kwargs, originals, int)
-
-
-def _on_twins(
-    executor: ValueExecutor,
-    func: Any,
-    args: Sequence[Any],
-    kwargs: Kwargs,
-    originals: list[torch.Tensor],
-    size: Callable[[Any], Any],
-) -> list[torch.Tensor]:
-    twins = [on_handles(_uninitialized_like, (handle, size), {}) for handle in originals]
-    by_id = {id(handle): twin for handle, twin in zip(originals, twins, strict=True)}
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor, lambda handle: by_id.get(id(handle), handle), (tuple(args), kwargs)
-    )
-    with _same_random_numbers(func), uncached_fakes(originals):
-        executor.on_handles(func, args, kwargs)
-    for twin in twins if executor.symbolic else ():
-        executor.track_sizes(twin)
-    return [by_id[id(handle)] for handle in originals]
+        return run(
+            int
+        )  # fake tensors of symbolic sizes cannot be resized: the sizes are those of this trace from here on
 
 
 def _uninitialized_like(tensor: torch.Tensor, size: Callable[[Any], Any]) -> torch.Tensor:
@@ -122,12 +115,10 @@ def with_eager_strides(executor: ValueExecutor, func: Any, args: Sequence[Any], 
     flat, spec = pytree.tree_flatten(out)
     with _same_random_numbers(func):
         wanted = pytree.tree_leaves(executor.on_handles(func, args, kwargs))
-    handles = [want if _strides_differ(leaf, want) else leaf for leaf, want in zip(flat, wanted, strict=True)]
-    return pytree.tree_unflatten(handles, spec)
-
-
-def _strides_differ(result: Any, want: Any) -> bool:
-    return isinstance(result, torch.Tensor) and result.layout is torch.strided and not same_strides(result, want)
+    for index, (leaf, want) in enumerate(zip(flat, wanted, strict=True)):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not same_strides(leaf, want):
+            flat[index] = want
+    return pytree.tree_unflatten(flat, spec)
 
 
 def result_dtype(func: Any, args: Sequence[Any], kwargs: Kwargs) -> torch.dtype | None:

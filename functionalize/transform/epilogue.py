@@ -25,6 +25,7 @@ from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.values import ValueExecutor
 
 aten = torch.ops.aten
+Part = tuple[Value, tuple[OpCall, ...]]  # of an input that was written: what to copy, the view ops that lead there
 
 
 @dataclass(slots=True, eq=False)
@@ -42,15 +43,6 @@ class Input:
         key, layout = storage_key(handle), Layout.of(handle)
         capacity = plain(handle.untyped_storage().nbytes()) if key > 0 else 0
         return cls(handle, layout, key, capacity, handle.requires_grad)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A part of an input that was written: the view ops that lead to it, and what to copy there."""
-
-    path: tuple[OpCall, ...]
-    layout: Layout
-    value: Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +67,7 @@ class Epilogue:
         whole: Collection[int] = (),
     ) -> None:
         """``whole``: handles, by identity, of inputs that are written back whole where parts would do."""
-        self.context, self.outputs, self._whole = context, outputs, whole
+        self.context, self.outputs, self._kept_whole = context, outputs, whole
         self.inputs = [*inputs, *_outside(context, inputs)]
         self._returned = {id(handle) for handle in outputs}
         self.moved = [entry for entry in self.inputs if moved(entry)]
@@ -91,16 +83,15 @@ class Epilogue:
         """Let all handles that escape stand for current values; returns the write-backs to the inputs."""
         own = {id(entry.handle) for entry in self.inputs}
         for handle in self.outputs:
-            view = self.context.graph.find(handle)
-            if view is not None and id(handle) not in own:
-                self.context.executor.retarget_proxy(handle, self._presentable(handle, view))
+            if id(handle) not in own:
+                self.return_value(handle)
         backs = self._plan()
         self.context.drop_unread_handles()
         self._surface_others(own | self._returned)
         return backs
 
     def return_value(self, handle: torch.Tensor) -> None:
-        """Let an input that was written stand for its value where it is returned, as nobody writes back to it."""
+        """Let a handle stand for its value if it is returned: one that is no input, or that nobody writes back to."""
         view = self.context.graph.find(handle)
         if view is not None and id(handle) in self._returned:
             self.context.executor.retarget_proxy(handle, self._presentable(handle, view))
@@ -140,53 +131,40 @@ class Epilogue:
             if view is not None and (written or entry in self.moved):
                 changed.append((entry, view, written))
         metadata = _Metadata(self.inputs, self.moved, self.context.executor)
-        return [self._write_back(*change, metadata, {entry.storage for entry, _, _ in changed}) for change in changed]
+        storages = {entry.storage for entry, _, _ in changed}
+        return [
+            self._in_parts(entry, view, storages) or self._whole(entry, view, written, metadata, storages)
+            for entry, view, written in changed
+        ]
 
-    def _write_back(
-        self, entry: Input, view: View, written: bool, metadata: _Metadata, storages: set[int]
-    ) -> WriteBack:
-        context = self.context
-        parts = self._parts(entry, view, storages)
-        if parts:
-            return WriteBack(entry, (), None, (), parts)
+    def _whole(self, entry: Input, view: View, written: bool, metadata: _Metadata, storages: set[int]) -> WriteBack:
         fresh = entry in self.moved and metadata.takes_fresh_storage(entry)
-        data = context.read(view) if written or fresh else None
-        data = None if data is None else self._apart(data, storages)
+        data = self._apart(self.context.read(view), storages) if written or fresh else None
         steps = tuple(metadata.steps(entry)) if entry in self.moved else ()
         after: tuple[OpCall, ...] = ()
         if data is not None and repeated(entry.handle):
             data, before, after = self._once(entry.handle, data)
             steps += before
-        context.executor.record_sizes([args for _, args in steps])
+        self.context.executor.record_sizes([args for _, args in steps])
         return WriteBack(entry, steps, data, after)
 
     def _apart(self, data: Value, storages: set[int]) -> Value:
         """The data; a clone where they are in a storage that the write-backs write, maybe before they are read."""
-        if self.context.executor.storage_of(data) not in storages:
-            return data
-        copy: Value = self.context.executor.call(aten.clone.default, data)
-        return copy
+        shared = self.context.executor.storage_of(data) in storages
+        return self.context.call(aten.clone.default, data) if shared else data
 
-    def _parts(self, entry: Input, view: View, storages: set[int]) -> tuple[Part, ...]:
-        """The parts of an input that were written, where that is less than all of it; else ()."""
-        base = view.base
+    def _in_parts(self, entry: Input, view: View, storages: set[int]) -> WriteBack | None:
+        """The write-back of the parts that were written, where plain views lead to them and they are less than all."""
+        kept = view.base.kept
         alone = sum(other.storage == entry.storage for other in self.inputs) == 1
-        if (
-            not base.kept
-            or not alone
-            or entry in self.moved
-            or view is not base.root
-            or id(entry.handle) in self._whole
-        ):
-            return ()
-        if not all(_is_part(written, view) for written in base.kept):
-            return ()
-        if sum(written.layout.numel for written in base.kept) >= view.layout.numel:
-            return ()
-        return tuple(
-            Part(_path(written, view), written.layout, self._apart(value, storages))
-            for written, value in base.kept.items()
-        )
+        if not kept or not alone or entry in self.moved or view is not view.base.root:
+            return None
+        paths = [path for written in kept if (path := _path(written, view)) is not None]
+        whole = id(entry.handle) in self._kept_whole or len(paths) < len(kept)
+        if whole or sum(written.layout.numel for written in kept) >= view.layout.numel:
+            return None
+        values = [self._apart(value, storages) for value in kept.values()]
+        return WriteBack(entry, (), None, (), tuple(zip(values, paths, strict=True)))
 
     def _once(self, handle: torch.Tensor, data: Value) -> tuple[Value, tuple[OpCall, ...], tuple[OpCall, ...]]:
         """Data without the repeated positions of an expanded input, and the ops before and after the copy.
@@ -224,20 +202,13 @@ class Epilogue:
             self.context.executor.retarget_proxy(handle, node)
 
 
-def _is_part(view: View, root: View) -> bool:
-    """Whether plain view ops lead from a root to a view without internal overlap."""
+def _path(view: View, root: View) -> tuple[OpCall, ...] | None:
+    """The plain view ops that lead from a root to a view without internal overlap; None where there are none."""
     steps = list(itertools.takewhile(lambda step: step is not root, view.lineage()))
-    return (
-        view.layout.static
-        and root.layout.static
-        and not view.layout.has_internal_overlap
-        and root in view.lineage()
-        and not any(step.rule is None or step.rule.addresses_storage for step in steps)
-    )
-
-
-def _path(view: View, root: View) -> tuple[OpCall, ...]:
-    steps = list(itertools.takewhile(lambda step: step is not root, view.lineage()))
+    if not (view.layout.static and root.layout.static and root in view.lineage()) or view.layout.has_internal_overlap:
+        return None
+    if any(step.rule is None or step.rule.addresses_storage for step in steps):
+        return None
     return tuple(action for step in reversed(steps) if step.rule is not None for action in step.rule.path)
 
 
@@ -246,7 +217,7 @@ def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iter
     passed = {id(entry.handle) for entry in inputs}
     whole = not context.graph.keeps_writes  # nothing beside the inputs is written back
     lying: dict[int, list[torch.Tensor]] = defaultdict(list)
-    for entry in () if whole else inputs:
+    for entry in inputs:
         lying[storage_key(entry.handle)].append(entry.handle)
     for base in list(context.graph.bases.values()):
         root = base.held
@@ -257,7 +228,7 @@ def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iter
             yield Input(root, base.root.layout, base.key, capacity, root.requires_grad)
         else:
             top = base.top.layout
-            yield Input.of(memory_view(root, base.storage, (top.size, top.stride, top.offset), top.dtype))
+            yield Input.of(memory_view(base.storage, (top.size, top.stride, top.offset), top.dtype))
 
 
 def _beyond(base: Base, inputs: Sequence[torch.Tensor]) -> bool:

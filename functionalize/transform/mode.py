@@ -1,4 +1,4 @@
-"""The mode: each op of the program arrives here, below autograd and functorch, and leaves as ops on values.
+"""The modes: each op of the program arrives here, below autograd and functorch, and leaves as ops on values.
 
 Invariant: what the program gets back are handles: plain tensors with eager's metadata. What runs in the modes below is
 free of mutation, and of views where these are to be removed. Limits: one mode serves one call, in one thread.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import (
     PLAIN_TYPES,
@@ -21,11 +22,16 @@ from functionalize._torch import (
     below_all_modes,
     counts_versions,
     current_proxy_mode,
+    enable_python_dispatcher,
+    has_symbol,
     mode_stack,
     on_handles,
+    pytree,
     storage_key,
+    symbols_in_making,
     unbacked,
     uncompiled,
+    unwrap_functorch,
 )
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout
@@ -34,9 +40,9 @@ from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.decompositions import DECOMPOSITIONS, Decomposition
 from functionalize.transform.handlers import higher_order, random_ops
-from functionalize.transform.values import ValueExecutor
+from functionalize.transform.values import ADDRESSING, ValueExecutor
+from functionalize.transform.writing_call import WritingCall
 
 aten = torch.ops.aten
 Kwargs = dict[str, Any]
@@ -47,13 +53,12 @@ class FunctionalizeMode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, *, remove_views: bool, functionalize_body: higher_order.FunctionalizeBody) -> None:
+    def __init__(self, *, remove_views: bool, functionalize_body: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._functionalize_body = (
-            functionalize_body  # functionalizes the bodies of higher-order ops, programs of their own
-        )
         # Made outside of the mode: the executor looks at the modes that will run below it.
-        self.context = FunctionalizationContext(ValueExecutor(remove_views=remove_views), enter=lambda: self)
+        self.context = FunctionalizationContext(
+            ValueExecutor(remove_views=remove_views), lambda: self, functionalize_body
+        )
         self._tracer = self.context.executor.proxies
         self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
         self._bases, self._run = self.context.graph.bases, self.context.executor.run
@@ -95,8 +100,7 @@ class FunctionalizeMode(TorchDispatchMode):
         call_args, call_kwargs, strides_differ = context.values_of(args, kwargs)
         if not strides_differ:
             return self._run(func, call_args, call_kwargs)
-        draws = random_ops.draws(func, args, kwargs)
-        ordered = random_ops.compute(context, func, args, kwargs, writes=False) if draws else None
+        ordered = random_ops.compute(context, func, args, kwargs, writes=False)
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
         return context.rehandle(func, args, kwargs, out)
 
@@ -111,6 +115,18 @@ class FunctionalizeMode(TorchDispatchMode):
     def _composite(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         with self:
             return func.decompose(*args, **kwargs)
+
+    def _addressing(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if self.context.graph.find(args[0]) is None:  # its storage was neither viewed nor written
+            return self._functional(func, args, kwargs)
+        with self:
+            return ADDRESSING[func](*args, **kwargs)
+
+    def _filling(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if not self.context.executor.observed:
+            return self._mutation(func, args, kwargs)
+        with self:
+            return random_ops.AS_FILLS[func](*args, **kwargs)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if not self.context.executor.observed:
@@ -132,7 +148,7 @@ class FunctionalizeMode(TorchDispatchMode):
             self.context.view_made(out, graph.derive(parent, func, tuple(args[1:]), layout))
         else:
             layouts = layouts or [Layout.of(piece) for piece in out]
-            steps = view_rules.lower(func, parent.layout, layouts, tuple(args[1:]))
+            steps = view_rules.lower(func, layouts, tuple(args[1:]))
             for piece, layout, (op, op_args) in zip(out, layouts, steps, strict=True):
                 self.context.view_made(piece, graph.derive(parent, op, op_args, layout))
         return out
@@ -170,7 +186,8 @@ class FunctionalizeMode(TorchDispatchMode):
         handle, context = args[0], self.context
         if not context.executor.observed:
             return on_handles(func, args, kwargs)
-        if func in _RESIZES and _keeps_size(handle, _size(args[1]), kwargs):
+        size = tuple(args[1].size() if isinstance(args[1], torch.Tensor) else args[1]) if func in _RESIZES else None
+        if size is not None and _keeps_size(handle, size, kwargs):
             return handle
         context.refuse_constant(handle)
         for arg in args:
@@ -179,9 +196,9 @@ class FunctionalizeMode(TorchDispatchMode):
             elif isinstance(arg, torch.UntypedStorage):
                 context.find_storage(arg)
         view = context.graph.ensure(handle)
-        if func in _RESIZES:
+        if size is not None:
             context.prepare_resize(handle)
-            context.executor.resize_handle(handle, _size(args[1]), kwargs)
+            context.executor.resize_handle(handle, size, kwargs)
         else:
             context.executor.on_handles(func, args, kwargs)
         context.executor.track_sizes(handle)
@@ -200,46 +217,23 @@ class FunctionalizeMode(TorchDispatchMode):
         return handle
 
     def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        row = tables.row(func)
+        call = WritingCall(self.context, func, tables.row(func), args, kwargs)
         if counts_versions(func):
-            return mutation.mutate(self.context, func, row, args, kwargs)
+            return mutation.mutate(call)
         # Eager's kernel makes its writes by other ops, each of which grows a version.
-        written = tensor_leaves([w.given(args, kwargs) for w in row.written], {})
-        versions = [(handle, handle._version) for handle in written if not handle.is_inference()]
-        out = mutation.mutate(self.context, func, row, args, kwargs)
+        versions = [(leaf, leaf._version) for leaf in tensor_leaves(call.targets, {}) if not leaf.is_inference()]
+        out = mutation.mutate(call)
         for handle, version in versions:
             if handle._version == version:
                 torch.autograd.graph.increment_version(handle)
         return out
 
     def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        return higher_order.run(self.context, self._functionalize_body, func, args, kwargs)
+        return higher_order.run(self.context, func, args, kwargs)
 
 
-# Tensors made of others, whose memory they keep.
-_OF_PARTS = frozenset(
-    {
-        aten._sparse_coo_tensor_with_dims_and_tensors.default,
-        aten._sparse_compressed_tensor_with_dims.default,
-        aten.sparse_compressed_tensor.comp_plain_value_size,
-        aten._sparse_coo_tensor_unsafe.default,
-        aten._sparse_compressed_tensor_unsafe.default,
-        aten._nested_view_from_buffer.default,
-    }
-)
-_QUANTIZES = frozenset(
-    getattr(packet, name)
-    for packet in (aten.quantize_per_tensor, aten.quantize_per_channel, aten.quantize_per_tensor_dynamic)
-    for name in packet.overloads()
-    if "out" not in name
-)
 _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as a number counts
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
-
-
-def _size(like: Any) -> tuple[Any, ...]:
-    """The size that a call of `resize_` or `resize_as_` asks for."""
-    return tuple(like.size() if isinstance(like, torch.Tensor) else like)
 
 
 def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> bool:
@@ -249,47 +243,55 @@ def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> 
     return tuple(handle.size()) == size
 
 
-# Questions that a handle answers, whatever its value.
 _DEVICE = torch.ops.prim.device.default
-_METADATA = frozenset(
-    {
-        _DEVICE,
-        *(getattr(aten, name).default for name in ("size", "stride", "storage_offset", "numel", "dim")),
-        *(getattr(aten, name).default for name in ("sym_size", "sym_stride", "sym_storage_offset", "sym_numel")),
-        aten.is_contiguous.default,
-        aten.is_contiguous.memory_format,
-        aten.is_non_overlapping_and_dense.default,
-        aten.is_strides_like_format.default,
-        aten.is_same_size.default,
-        aten.is_set_to.default,
-        aten._has_same_storage_numel.default,
-    }
-)
-
 
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
 _FUNCTIONAL = FunctionalizeMode._functional
+_BY_OP: dict[Any, Handler] = {
+    # Questions that a handle answers, whatever its value.
+    **dict.fromkeys(
+        [
+            _DEVICE,
+            *(getattr(aten, name).default for name in ("size", "stride", "storage_offset", "numel", "dim")),
+            *(getattr(aten, name).default for name in ("sym_size", "sym_stride", "sym_storage_offset", "sym_numel")),
+            *(getattr(aten, name).default for name in ("is_contiguous", "is_strides_like_format", "is_same_size")),
+            *(getattr(aten, name).default for name in ("is_non_overlapping_and_dense", "is_set_to")),
+            aten.is_contiguous.memory_format,
+            aten._has_same_storage_numel.default,
+        ],
+        FunctionalizeMode._metadata,
+    ),
+    # Tensors made of others, whose memory they keep.
+    **dict.fromkeys(
+        [
+            aten._sparse_coo_tensor_with_dims_and_tensors.default,
+            aten._sparse_compressed_tensor_with_dims.default,
+            aten.sparse_compressed_tensor.comp_plain_value_size,
+            aten._sparse_coo_tensor_unsafe.default,
+            aten._sparse_compressed_tensor_unsafe.default,
+            aten._nested_view_from_buffer.default,
+        ],
+        FunctionalizeMode._of_parts,
+    ),
+    **{
+        getattr(packet, name): FunctionalizeMode._quantized
+        for packet in (aten.quantize_per_tensor, aten.quantize_per_channel, aten.quantize_per_tensor_dynamic)
+        for name in packet.overloads()
+        if "out" not in name
+    },
+    **dict.fromkeys(ADDRESSING, FunctionalizeMode._addressing),
+    **dict.fromkeys(random_ops.AS_FILLS, FunctionalizeMode._filling),
+}
 
 
 def _choose(func: Any) -> Handler:
     """The handler of an op, by its kind and its row."""
     if isinstance(func, HigherOrderOperator):
         return FunctionalizeMode._higher_order
-    if func in _METADATA:
-        return FunctionalizeMode._metadata
-    if func in _OF_PARTS:
-        return FunctionalizeMode._of_parts
-    if func in _QUANTIZES:
-        return FunctionalizeMode._quantized
+    if func in _BY_OP:
+        return _BY_OP[func]
     row: OpRow = tables.row(func)
-    if func in DECOMPOSITIONS:
-        own = FunctionalizeMode._functional if row.kind is Kind.FUNCTIONAL else FunctionalizeMode._mutation
-        return _decomposed(DECOMPOSITIONS[func], otherwise=own)
-    return _by_row(row)
-
-
-def _by_row(row: OpRow) -> Handler:
     if row.composite:
         return FunctionalizeMode._composite
     if row.view is ViewKind.INPLACE_VIEW:
@@ -301,13 +303,69 @@ def _by_row(row: OpRow) -> Handler:
     return FunctionalizeMode._replaced if row.functional else FunctionalizeMode._functional
 
 
-def _decomposed(decomposition: Decomposition, otherwise: Handler) -> Handler:
-    """A handler that runs an op's decomposition where that applies."""
+# Above the dispatcher
 
-    def handler(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        if not decomposition.applies(mode.context, args):
-            return otherwise(mode, func, args, kwargs)
-        with mode:
-            return decomposition.run(*args, **kwargs)
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
+_LOSE_OUT = frozenset({torch.linalg.matrix_rank})
+_DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
+_BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+_ASK_OFFSETS: frozenset[Any] = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
+) | {torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter}
+_UNDISPATCHED = _ASK_OFFSETS | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
 
-    return handler
+
+class FunctionalizeFunctionMode(TorchFunctionMode):
+    """What happens above the dispatcher, where no dispatch mode is told of it. Entered around that of the same context.
+
+    ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active, compute a
+    new tensor in place of writing the one that was passed as ``out=``. `dropout` that drops nothing returns its input,
+    but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine asks whether a mode is active:
+    it adds gradients up in place where none is, and some formulas choose other ops, so that gradients have other
+    strides. Besides, calls on sizes that the data decide go to torch's kernels in Python: some of those in C++ take
+    integers alone. Limits: calls by the public name, on plain tensors.
+    """
+
+    def __init__(self, context: FunctionalizationContext) -> None:
+        super().__init__()
+        self._context = context
+        self._symbols = symbols_in_making(mode_stack())
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))):
+            with enable_python_dispatcher():
+                return self._call(func, args, kwargs)
+        return self._call(func, args, kwargs)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _UNDISPATCHED:
+            return self._spell_out(func, args, kwargs or {})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _ASK_OFFSETS:
+            self._context.asks_offsets = True
+        if func in _BACKWARD:
+            return self._context.differentiate(func, args, kwargs)
+        if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
+            return args[0] if args else kwargs["input"]
+        if func == _SET_DATA and all(map(_is_plain, args)):
+            return self._context.set_data(*args)
+        if func in _LOSE_OUT and kwargs.get("out") is not None:
+            others = {name: value for name, value in kwargs.items() if name != "out"}
+            result = func(*args, **others)
+            return kwargs["out"].resize_(result.size()).copy_(result)
+        return func(*args, **kwargs)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a dispatch mode sees this very tensor: no subclass, no wrapper of a functorch transform."""
+    return type(tensor) in PLAIN_TYPES and unwrap_functorch(tensor) is tensor
+
+
+def _drops_nothing(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
+) -> bool:
+    """Whether a call of `dropout` is legal, and returns its input."""
+    return 0 <= p <= 1 and (p == 0 or not (training and train))

@@ -6,106 +6,90 @@ Limits: an op whose row names no functional variant is the matter of :mod:`funct
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 
 from functionalize._torch import FakeTensor, sized_by_data, storage_key, unbacked
-from functionalize.aliasing.geometry import Layout, differ, same
+from functionalize.aliasing.geometry import Layout, differ, same, supposed
 from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import counts_elements, is_plain_strided, repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
-from functionalize.ops.tables import OpRow, Written
 from functionalize.transform import dry_run
-from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.handlers import custom_ops, overlapping_writes, random_ops
-from functionalize.transform.write_legality import WriteLegalizer
+from functionalize.transform.handlers import custom_ops, random_ops
+from functionalize.transform.writing_call import Call, Kwargs, WritingCall, declared
 
 aten = torch.ops.aten
-Kwargs = dict[str, Any]
 _Entry = tuple[int, torch.Tensor, bool]  # of a list: its index, the tensor, whether it is written
 
 
-def mutate(context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """Run a mutating op: returns what ``func(*args, **kwargs)`` returns, and commits its writes."""
-    written = [w for w in row.written if _writes(func, w, args, kwargs)]
+def mutate(call: WritingCall) -> Any:
+    """Run a mutating op: returns what it returns, and commits its writes."""
+    context, row, written = call.context, call.row, call.written
     if not written:
-        return _without_write(context, func, row, args, kwargs)
+        return _without_write(call)
     if row.functional is None or (row.random and not context.executor.observed):
-        return custom_ops.run(context, func, row, args, kwargs)
-    meet = any(w.is_list for w in written) and _entries_meet(written, func, args, kwargs)
-    if not context.executor.observed and (meet or not all(map(is_plain_strided, tensor_leaves(args, kwargs)))):
-        return custom_ops.on_memory(context, func, args, kwargs)
-    done = overlapping_writes.run(context, func, row, written, args, kwargs)
+        return custom_ops.run(call)
+    meet = any(w.is_list for w in written) and _entries_meet(call)
+    if not context.executor.observed and (meet or not all(map(is_plain_strided, call.tensors))):
+        return call.on_memory()
+    done = _overlapping(call)
     if done is not NotImplemented:
         return done
-    special = _SPECIAL.get(func)
-    if special is not None and special(context, func, args, kwargs):
-        return args[0]
+    special = _SPECIAL.get(call.func)
+    if special is not None and special(call):
+        return call.args[0]
     if meet:
-        return _entry_by_entry(context, func, row, args, kwargs)
+        return _entry_by_entry(call)
     hidden = any(w.when for w in written) or row.non_mutating_op is None
-    variant = tables.overload(row.functional if hidden else row.non_mutating_op or row.functional)
-    handles = _variant_arguments(context, func, row, variant, args, kwargs)
-    results = _computed(context, func, row, args, kwargs, variant, handles)
+    op = tables.overload(row.functional if hidden else row.non_mutating_op or row.functional)
+    variant = (op, *_variant_arguments(call, op))
+    results = _computed(call, variant)
     if results is None:
-        # Eager's kernel raises as well, once it has written what comes before.
-        return custom_ops.on_memory(context, func, args, kwargs)
-    if len(variant._schema.returns) == 1:
+        return call.on_memory()  # eager's kernel raises as well, once it has written what comes before
+    if len(op._schema.returns) == 1:
         results = (results,)
-    fresh = results
-    if any(i >= 0 for i in row.returns) and context.values_of(*handles)[2]:
-        fresh = context.rehandle(variant, *handles, results)
-    WriteLegalizer(context, func, args, kwargs).commit_all(written, results, (variant, *handles))
-    returns = [fresh[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
-    return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
+    fresh = context.rehandle(*variant, results) if any(i >= 0 for i in row.returns) else results
+    call.commit(results, variant)
+    return call.returned(fresh)
 
 
-def _computed(
-    context: FunctionalizationContext,
-    func: Any,
-    row: OpRow,
-    args: Sequence[Any],
-    kwargs: Kwargs,
-    variant: Any,
-    handles: tuple[list[Any], Kwargs],
-) -> Any:
+def _computed(call: WritingCall, variant: Call) -> Any:
     """The functional variant's results, or None where it raises in direct use.
 
     Some variants know no sizes that only the data tell, where the op does.
     """
     try:
-        ordered = random_ops.compute(context, variant, *handles, writes=True) if row.random else None
-        return context.compute(variant, *handles) if ordered is None else ordered
+        ordered = random_ops.compute(call.context, *variant, writes=True) if call.row.random else None
+        return call.context.compute(*variant) if ordered is None else ordered
     except Exception as error:
-        if not context.executor.observed:
+        if not call.context.executor.observed:
             return None
-        sized = any(isinstance(leaf, FakeTensor) and sized_by_data(leaf) for leaf in tensor_leaves(args, kwargs))
+        sized = any(isinstance(leaf, FakeTensor) and sized_by_data(leaf) for leaf in call.tensors)
         if not (sized and isinstance(error, RuntimeError)):
             raise
-        written = [w.given(args, kwargs) for w in row.written if _writes(func, w, args, kwargs)]
-        dry_run.on_twins(context.executor, func, args, kwargs, written)
+        call.on_twins()
         raise UnsupportedMutationError(
-            f"{func} on tensors whose sizes only the data tell",
-            why=f"{variant}, which computes what it writes, cannot be traced with such sizes",
+            f"{call.func} on tensors whose sizes only the data tell",
+            why=f"{variant[0]}, which computes what it writes, cannot be traced with such sizes",
             hint="spell it out by other operators, or check the sizes first (torch._check)",
         ) from error
 
 
-def _entries_meet(written: Sequence[Written], func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
+def _entries_meet(call: WritingCall) -> bool:
     """Whether an entry that a foreach op writes overlaps another entry.
 
     What one entry reads may overlap what that entry writes, as `x` in `_foreach_mul_([x], [x])`: it is read before.
     """
-    targets = [w.given(args, kwargs) for w in written]
-    of_all = 0 if len(targets[0]) == 1 else -1  # the index of a tensor that each entry reads
+    of_all = 0 if len(call.targets[0]) == 1 else -1  # the index of a tensor that each entry reads
     by_key: dict[int, list[_Entry]] = {}
-    for arg in (*args, *kwargs.values()):
-        writes = any(arg is target for target in targets)
+    for arg in (*call.args, *call.kwargs.values()):
+        writes = any(arg is target for target in call.targets)
         for index, leaf in enumerate(arg) if isinstance(arg, (list, tuple)) else [(of_all, arg)]:
             if isinstance(leaf, torch.Tensor):
                 by_key.setdefault(storage_key(leaf), []).append((index, leaf, writes))
@@ -121,14 +105,12 @@ def _pair_meets(one: _Entry, other: _Entry) -> bool:
     return (writes or other_writes) and not spans_disjoint(Layout.of(tensor), Layout.of(other_tensor))
 
 
-def _entry_by_entry(
-    context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs
-) -> None:
+def _entry_by_entry(call: WritingCall) -> None:
     """Run a foreach op one entry at a time, in eager's order: an entry sees what those before it wrote."""
-    count = len(args[0])
+    count = len(call.args[0])
     if count == 1:
         raise UnsupportedMutationError(
-            f"{func} on lists that hold one tensor, or parts of one, in the same place",
+            f"{call.func} on lists that hold one tensor, or parts of one, in the same place",
             why="eager writes both, in an order that depends on the kernel",
             hint="pass a copy (`.clone()`) in one of the lists",
         )
@@ -137,101 +119,176 @@ def _entry_by_entry(
         return arg[index : index + 1] if isinstance(arg, (list, tuple)) and len(arg) == count else arg
 
     for index in range(count):
-        named = {name: entry(arg, index) for name, arg in kwargs.items()}
-        mutate(context, func, row, [entry(arg, index) for arg in args], named)
+        named = {name: entry(arg, index) for name, arg in call.kwargs.items()}
+        mutate(dataclasses.replace(call, args=[entry(arg, index) for arg in call.args], kwargs=named))
 
 
-def _argument(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """An argument of a call by name, the schema's default where the call leaves it out."""
-    position, kwarg_only, default = _declared(func)[name]
-    if not kwarg_only and position < len(args):
-        return args[position]
-    return kwargs.get(name, default)
-
-
-@cache
-def _declared(func: Any) -> dict[str, tuple[int, bool, Any]]:
-    """The arguments of an op: position, whether by name only, default. To ask the schema costs as much as an op."""
-    return {
-        declared.name: (position, declared.kwarg_only, declared.default_value)
-        for position, declared in enumerate(func._schema.arguments)
-    }
-
-
-def _writes(func: Any, written: Written, args: Sequence[Any], kwargs: Kwargs) -> bool:
-    if written.given(args, kwargs) is None:
-        return False
-    return written.when is None or bool(_argument(func, written.when, args, kwargs))
-
-
-def _without_write(
-    context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs
-) -> Any:
+def _without_write(call: WritingCall) -> Any:
     """Run a call that writes nothing (evaluation-mode batch norm) by its non-mutating op, if there is one."""
-    op = tables.overload(row.non_mutating_op) if row.non_mutating_op else func
-    results, strides_differ = context.compute_comparing_strides(op, args, kwargs)
-    return context.rehandle(op, args, kwargs, results) if strides_differ else results
+    op = tables.overload(call.row.non_mutating_op) if call.row.non_mutating_op else call.func
+    return call.context.rehandle(op, call.args, call.kwargs, call.context.compute(op, call.args, call.kwargs))
 
 
-def _variant_arguments(
-    context: FunctionalizationContext, func: Any, row: OpRow, variant: Any, args: Sequence[Any], kwargs: Kwargs
-) -> tuple[list[Any], Kwargs]:
+def _variant_arguments(call: WritingCall, variant: Any) -> tuple[list[Any], Kwargs]:
     """The functional variant's arguments, in handles."""
+    row = call.row
     outputs = {w.name for w in row.written} if row.kind is tables.Kind.OUT else set()
-    call_kwargs: Kwargs = {name: arg for name, arg in kwargs.items() if name not in outputs}
-    call_args = list(args)
+    args, kwargs = list(call.args), {name: arg for name, arg in call.kwargs.items() if name not in outputs}
     if row.functional_args is not None:
-        by_name = {name: _argument(func, name, args, kwargs) for name in row.functional_args}
-        call_args, call_kwargs = [], {}
-        for (declared, (_, kwarg_only, _)), (name, arg) in zip(
-            _declared(variant).items(), by_name.items(), strict=False
-        ):
-            if kwarg_only or (declared != name and declared in by_name):
-                call_kwargs[declared] = arg
+        by_name = {name: call.argument(name) for name in row.functional_args}
+        args, kwargs = [], {}
+        for (own, (_, kwarg_only, _)), (name, arg) in zip(declared(variant).items(), by_name.items(), strict=False):
+            if kwarg_only or (own != name and own in by_name):
+                kwargs[own] = arg
             else:
-                call_args.append(arg)
-    first = row.written[0].given(args, kwargs)
-    for option in row.options:
-        call_kwargs[option] = getattr(first, option)
-    call_kwargs.update(row.constants)
-    if _names_no_dtype(variant, call_args, call_kwargs) and isinstance(first, torch.Tensor):
-        with_dtype = {**call_kwargs, "dtype": first.dtype}
-        # Sums and products compute in the dtype of what they write, where the caller names none: `sum.out`, `cumsum_`.
-        if dry_run.result_dtype(variant, call_args, call_kwargs) != first.dtype:
-            call_kwargs = with_dtype
-    return call_args, call_kwargs
+                args.append(arg)
+    first = row.written[0].given(call.args, call.kwargs)
+    kwargs |= {option: getattr(first, option) for option in row.options} | dict(row.constants)
+    _, takes_dtype, _ = declared(variant).get("dtype", (0, False, None))
+    # Sums and products compute in the dtype of what they write, where the caller names none: `sum.out`, `cumsum_`.
+    inherits = takes_dtype and kwargs.get("dtype") is None and isinstance(first, torch.Tensor)
+    if inherits and dry_run.result_dtype(variant, args, kwargs) != first.dtype:
+        kwargs["dtype"] = first.dtype
+    return args, kwargs
 
 
-def _names_no_dtype(variant: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
-    """Whether an op takes a dtype for its result, and the call leaves it out."""
-    _, kwarg_only, _ = _declared(variant).get("dtype", (0, False, None))
-    return kwarg_only and kwargs.get("dtype") is None
+# Writes to a tensor in which several positions share an element (overlapping `unfold`, `as_strided`)
+#
+# Eager goes through the positions in the order of their strides, outermost first, and writes an element once for each
+# of its positions, reading what it wrote before. So in a graph such a write becomes one for each slice along the
+# outermost dimension, until the positions of a slice are apart. Limits: ops that are elementwise by their tag, whose
+# number of slices is fixed for the sizes of the trace; strides of zero are refused by eager itself.
+
+# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
+_IDEMPOTENT = frozenset(
+    {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
+    | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
+)
+# Of the writes to an expanded tensor that eager lets through, these leave the same at all positions of an element.
+_ALIKE_EVERYWHERE = _IDEMPOTENT | {aten.masked_fill_}
+
+
+def _overlapping(call: WritingCall) -> Any:
+    """Run a write whose targets overlap, or raise what eager raises; NotImplemented if it can run like any other."""
+    targets = [target for target in tensor_leaves(call.targets, {}) if target.layout is torch.strided]
+    in_order = any(_order_matters(call, target) for target in targets)
+    if not (in_order or any(map(repeats, targets)) or _arguments_meet(call, targets)):
+        return NotImplemented
+    if not call.context.executor.observed:
+        return call.on_memory()
+    dry_run.on_copies(call.context.executor, call.func, call.args, call.kwargs)
+    if in_order:
+        return _by_slices(call)
+    expanded = next(filter(repeats, targets), None)
+    if expanded is not None and call.func.overloadpacket not in _ALIKE_EVERYWHERE:
+        raise _shared_elements(call.func, expanded)
+    return NotImplemented
+
+
+def _shared_elements(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
+    size, stride = tuple(target.size()), tuple(target.stride())
+    return UnsupportedMutationError(
+        f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
+        why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
+        hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
+    )
+
+
+def _order_matters(call: WritingCall, target: torch.Tensor) -> bool:
+    """Whether it matters that eager writes an element once for each position that shares it."""
+    layout = Layout.of(target)
+    if layout.contiguous or not layout.overlaps_beyond_expand:
+        return False
+    if call.func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
+        return _ambiguous(layout)
+    return call.func.overloadpacket not in _IDEMPOTENT or len(call.tensors) != 1
+
+
+def _ambiguous(layout: Layout) -> bool:
+    strides = [supposed(stride) for size, stride in zip(layout.size, layout.stride, strict=True) if supposed(size) > 1]
+    return len(set(strides)) < len(strides)
+
+
+def _arguments_meet(call: WritingCall, targets: Sequence[torch.Tensor]) -> bool:
+    """Whether a written tensor shares elements with another argument: many an op of eager refuses that."""
+    leaves = [leaf for leaf in call.tensors if leaf.layout is torch.strided]
+    if len(set(map(storage_key, leaves))) == len(leaves):
+        return False
+    written = set(map(id, targets))
+    return any(
+        storage_key(one) == storage_key(other) and not spans_disjoint(Layout.of(one), Layout.of(other))
+        for one, other in itertools.permutations(leaves, 2)
+        if id(one) in written
+    )
+
+
+def _by_slices(call: WritingCall) -> torch.Tensor:
+    """Run an op on a target whose positions share elements, slice by slice; returns the target."""
+    func, row, target = call.func, call.row, call.row.written[0].given(call.args, call.kwargs)
+    variant = tables.overload(row.functional) if row.functional else func
+    elementwise = torch.Tag.pointwise in variant.tags or func is aten.copy_.default
+    if not elementwise or len(row.written) > 1:
+        raise _shared_elements(func, target)
+    others = [leaf for leaf in call.tensors if leaf is not target and not differ(leaf.size(), target.size())]
+    dim = _outermost(target, others)
+    if unbacked([target.size(dim)]):
+        raise _shared_elements(func, target)
+    with call.context.enter():  # the slices are views of the program like any other
+        for index in range(int(target.size(dim))):
+            sliced = [_slice(arg, target, dim, index) for arg in call.args]
+            func(*sliced, **{name: _slice(arg, target, dim, index) for name, arg in call.kwargs.items()})
+    return target  # type: ignore[no-any-return]
+
+
+def _outermost(target: torch.Tensor, others: Sequence[torch.Tensor]) -> int:
+    """The dimension that eager's loop over the elements walks along last: TensorIterator's order."""
+    dims = [dim for dim in range(target.dim()) if supposed(target.size(dim)) > 1]
+
+    def order(one: int, two: int) -> int:
+        for operand in (target, *others):
+            a, b = supposed(operand.stride(one)), supposed(operand.stride(two))
+            if a and b and a != b:
+                return b - a
+            if a and b and supposed(target.size(one)) != supposed(target.size(two)):
+                return supposed(target.size(two)) - supposed(target.size(one))
+        return one - two
+
+    return min(dims, key=functools.cmp_to_key(order))
+
+
+def _slice(arg: Any, target: torch.Tensor, dim: int, index: int) -> Any:
+    """The slice of an argument that belongs to one slice of the target."""
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    whole = arg if arg is target else aten.expand.default(arg, list(target.size()))
+    return aten.select.int(whole, dim, index)
 
 
 # Special writes: the value does not depend on what was there, or depends on more than one position
 
 
-def _copy(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
-    target, source = args[0], args[1]
+def _copy(call: WritingCall) -> bool:
+    context, (target, source) = call.context, call.args[:2]
     if not (is_plain_strided(target) and is_plain_strided(source)):
-        return _copy_sparse(context, target, source)
+        return _copy_sparse(call)
     if unbacked((*target.size(), *source.size())) and not same(source.size(), target.size()):
         return False  # the functional variant knows how to broadcast to sizes that only the data tell
-    call, value = context.executor.call, context.value(source)
+    execute, value = context.executor.call, context.value(source)
     other = differ(source.size(), target.size())
     if other:
-        dry_run.on_twins(context.executor, func, args, kwargs, [target])
+        call.on_twins()
     elif context.graph.find(target) is not None and context.graph.find(source) is context.graph.find(target):
         return True
     options = {o: getattr(target, o) for o in ("dtype", "device") if getattr(target, o) != getattr(source, o)}
-    converted = call(aten._to_copy.default, value, **options) if options else value
+    converted = execute(aten._to_copy.default, value, **options) if options else value
     if other:
-        converted = call(aten.expand.default, converted, list(target.size()))
+        converted = execute(aten.expand.default, converted, list(target.size()))
     context.write(target, converted, aliased=not options)
     return True
 
 
-def _copy_sparse(context: FunctionalizationContext, target: torch.Tensor, source: torch.Tensor) -> bool:
+def _copy_sparse(call: WritingCall) -> bool:
+    context, (target, source) = call.context, call.args[:2]
     kinds = [(tensor.layout, tensor.dtype, tensor.device, tensor.size()) for tensor in (target, source)]
     if kinds[0] != kinds[1] or not (target.is_sparse or counts_elements(target)):
         return False
@@ -239,29 +296,30 @@ def _copy_sparse(context: FunctionalizationContext, target: torch.Tensor, source
     return True
 
 
-def _fill(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
-    target, number = args[0], args[1] if len(args) > 1 else 0
+def _fill(call: WritingCall) -> bool:
+    target, number = call.args[0], call.args[1] if len(call.args) > 1 else 0
     if not is_plain_strided(target):
         return False
     options = {"dtype": target.dtype, "layout": target.layout, "device": target.device, "pin_memory": False}
-    context.write(target, context.executor.call(aten.full.default, list(target.size()), number, **options))
+    value = call.context.executor.call(aten.full.default, list(target.size()), number, **options)
+    call.context.write(target, value)
     return True
 
 
-def _masked_fill(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
+def _masked_fill(call: WritingCall) -> bool:
     """Eager fills an element of an expanded tensor where the mask holds at any of its positions."""
-    target, mask, number = args
+    context, (target, mask, number) = call.context, call.args
     if not repeats(target):
         return False
     shared = [dim for dim, stride in enumerate(target.stride()) if type(stride) is int and stride == 0]
     with context.enter():
         mask = mask.expand(target.size()).any(shared, keepdim=True)
     op = aten.masked_fill.Tensor if isinstance(number, torch.Tensor) else aten.masked_fill.Scalar
-    context.write(target, context.compute(op, (target, mask, number), kwargs))
+    context.write(target, context.compute(op, (target, mask, number), call.kwargs))
     return True
 
 
-_SPECIAL: dict[Any, Callable[[FunctionalizationContext, Any, Sequence[Any], Kwargs], bool]] = {
+_SPECIAL: dict[Any, Callable[[WritingCall], bool]] = {
     aten.copy_.default: _copy,
     aten.fill_.Scalar: _fill,
     aten.masked_fill_.Scalar: _masked_fill,

@@ -17,6 +17,7 @@ from functionalize._torch import (
     FakeTensor,
     FakeTensorMode,
     ProxyTorchDispatchMode,
+    below_all_modes,
     bytes_of_original,
     copy_of_memory,
     current_proxy_mode,
@@ -25,7 +26,6 @@ from functionalize._torch import (
     last_node,
     memory_write,
     mode_stack,
-    node_of,
     on_handles,
     point_proxy,
     pytree,
@@ -38,19 +38,17 @@ from functionalize._torch import (
     storage_key,
     tensors_with_storage,
     track_symbols,
+    tracked_node,
     unbacked,
     uncached_fakes,
 )
 from functionalize.aliasing.geometry import Layout, hint, plain
-from functionalize.aliasing.tensor_queries import counts_elements, is_fake, repeated, tensor_leaves
+from functionalize.aliasing.tensor_queries import counts_elements, is_contiguous, is_fake, repeated, tensor_leaves
 from functionalize.ops import tables
 from functionalize.tracing.recording_mode import RecordingMode
-from functionalize.transform import stride_legalization
 
 aten = torch.ops.aten
 Value = torch.Tensor
-
-
 Run = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 
@@ -82,23 +80,19 @@ class ValueExecutor:
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Execute one op on values; of a view op its ``*_copy`` where views are to be removed."""
-        args = stride_legalization.prepared(op, args, copies=self.remove_views)
+        args = _prepared(op, args, copies=self.remove_views)
         if self.remove_views:
-            copied = self._copy_of_unbacked(op, args)
-            if copied is not None:
-                return copied
-            op = _copy_op(op)
-        if op in stride_legalization.KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
+            view, op = op, _copy_op(op)
+            fake = op is not view and isinstance(args[0], FakeTensor)
+            if fake and sized_by_data(args[0], pytree.tree_leaves(args[1:])):
+                # torch's copy ops ask a size that only the data tell, their views do not
+                copied = self.record_unbacked(view, args[0], args[1:], on_handles(view, args, {}))
+                if copied is not None:
+                    return copied
+        if op in _KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
             with uncached_fakes(args[:1]):  # from the cache they come with offset zero
                 return op(*args, **kwargs)
         return self.run(op, args, kwargs)
-
-    def _copy_of_unbacked(self, op: Any, args: tuple[Any, ...]) -> Value | None:
-        """Copy a view of a tensor whose size only the data tell: torch's copy ops ask that size, their views do not."""
-        fake = _copy_op(op) is not op and isinstance(args[0], FakeTensor)
-        if not (fake and sized_by_data(args[0], pytree.tree_leaves(args[1:]))):
-            return None
-        return self.record_unbacked(op, args[0], args[1:], on_handles(op, args, {}))
 
     def snapshot(self, value: Value) -> Value:
         """A copy of a value, for the same graph node, which no later write to a handle can change."""
@@ -128,7 +122,7 @@ class ValueExecutor:
 
     def record(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> bool:
         """Add the node ``op(value, *args)`` with the handle as its result; False where that is not possible."""
-        if self.proxies is None or self.remove_views or not isinstance(handle, FakeTensor):
+        if self.proxies is None or not self.records or not isinstance(handle, FakeTensor):
             return False
         if self._recorder is not None and op is not aten.as_strided.default and isinstance(value, FakeTensor):
             return self._recorder.record_view(op, value, args, handle)
@@ -149,15 +143,16 @@ class ValueExecutor:
 
     def sync_memory(self, handle: torch.Tensor, value: Value) -> None:
         """Copy a value to a real handle's memory, for whatever reads memory directly."""
-        if not is_fake(handle) and not is_fake(value):
-            if counts_elements(handle):
-                on_handles(aten.resize_as_sparse_.default, (handle, value), {})
-            for dim in repeated(handle):  # written once: `copy_` refuses positions that share an element
-                handle, value = (on_handles(aten.slice.Tensor, (side, dim, 0, 1), {}) for side in (handle, value))
-            if type(handle) not in PLAIN_TYPES:  # a wrapper: its parts have the memory
-                on_handles(aten.copy_.default, (handle, value), {})
-                return
+        if is_fake(handle) or is_fake(value):
+            return
+        if counts_elements(handle):
+            on_handles(aten.resize_as_sparse_.default, (handle, value), {})
+        for dim in repeated(handle):  # written once: `copy_` refuses positions that share an element
+            handle, value = (on_handles(aten.slice.Tensor, (side, dim, 0, 1), {}) for side in (handle, value))
+        if type(handle) in PLAIN_TYPES:
             memory_write(handle, value)
+        else:  # a wrapper: its parts have the memory
+            on_handles(aten.copy_.default, (handle, value), {})
 
     def physical(self, handle: torch.Tensor) -> Value:
         """A handle without conjugate and negative bits, which kernels do not take."""
@@ -233,13 +228,13 @@ class ValueExecutor:
 
     def is_constant(self, handle: torch.Tensor) -> bool:
         """Whether a tracer below takes a handle for a constant: neither an input nor an op gave it to the program."""
-        return self.proxies is not None and node_of(self.proxies, handle) is None
+        return self.proxies is not None and tracked_node(self.proxies.tracer, handle) is None
 
     def predates_call(self, handle: torch.Tensor) -> bool:
         """Whether a handle of the graph that is traced was there before the function was called."""
         if self.proxies is None:
             return False
-        node = node_of(self.proxies, handle)
+        node = tracked_node(self.proxies.tracer, handle)
         return node is None or (self._start is not None and not self._start < node)
 
     def same_node(self, one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -251,6 +246,82 @@ class ValueExecutor:
         return None if self.proxies is None else next(tensors_with_storage(self.proxies, storage_id(storage)), None)
 
 
+# Note [Values may have other strides than their handles]: a `*_copy` is contiguous, a functional variant keeps what
+# strides it likes. So an op whose legality or meaning rests on strides runs on values only as prepared here.
+
+_LEGAL_BY_STRIDES = frozenset({aten.view.default, aten.view.dtype, aten.view_as_complex.default})
+_CHECKED_AS_COPY = _LEGAL_BY_STRIDES - {aten.view.default}  # view_copy takes any strides
+# They copy their source and what lies before it in its storage, so that the copy has the source's offset.
+_KEEP_OFFSET = frozenset({aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default})
+_BY_STORAGE = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
+
+
+def _prepared(op: Any, args: tuple[Any, ...], *, copies: bool) -> tuple[Any, ...]:
+    """Arguments for an op on values; ``copies`` says that the op's ``*_copy`` will run."""
+    if op in _BY_STORAGE:
+        return _by_storage(op, args)
+    if op in (_CHECKED_AS_COPY if copies else _LEGAL_BY_STRIDES):
+        return (_with_legal_strides(op, args), *args[1:])
+    return args
+
+
+def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``as_strided`` counts from the start of the value's storage, a rule from the value's first element."""
+    base, *rest, offset = args
+    # A scatter copies its base, and its meta kernel forgets that the copy starts where the base did.
+    shifted = op is aten.as_strided_scatter.default and not _starts_storage(base)
+    if shifted or not is_contiguous(base):
+        base = aten.clone.default(base, memory_format=torch.contiguous_format)
+    return (base, *rest, offset + base.storage_offset())
+
+
 def _starts_storage(value: Value) -> bool:
     offset = value.storage_offset()
     return type(offset) is int and offset == 0
+
+
+def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
+    base: torch.Tensor = args[0]
+    if op is aten.view.default and is_contiguous(base):
+        return base
+    try:
+        on_handles(op, args, {})
+        if op is aten.view.default and is_fake(base):
+            below_all_modes(_view_of_nothing, (base, args[1]), {})
+    except (RuntimeError, ValueError):
+        if op is aten.view.dtype and 0 in base.size():  # contiguous strides of nothing may be as illegal
+            strides = [args[1].itemsize] * (base.dim() - 1) + [1]
+            return aten.new_empty_strided.default(base, list(base.size()), strides)  # type: ignore[no-any-return]
+        return aten.clone.default(base, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
+    return base
+
+
+def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
+    """Raises what the kernel of `view` raises, for the sizes of this trace: that of fake tensors lets more pass."""
+    if not unbacked((*base.size(), *size)):
+        layout = list(map(hint, base.size())), list(map(hint, base.stride()))
+        torch.empty_strided(*layout, device="meta").view(list(map(hint, size)))
+
+
+# Functional ops of the program that address the storage of their argument: where that was viewed or written, they run
+# as views and writes, which know where a handle lies.
+
+
+def _as_strided_copy(x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Any:
+    part = aten.as_strided.default(x, size, stride, storage_offset)
+    return aten.clone.default(part, memory_format=torch.contiguous_format)
+
+
+def _as_strided_scatter(
+    x: torch.Tensor, source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
+) -> Any:
+    whole = aten.as_strided.default(x, [x.untyped_storage().nbytes() // x.dtype.itemsize], [1], 0)
+    copy = aten.as_strided.default(aten.clone.default(whole), x.size(), x.stride(), x.storage_offset())
+    aten.copy_.default(aten.as_strided.default(copy, size, stride, storage_offset), source)
+    return copy
+
+
+ADDRESSING: dict[Any, Callable[..., Any]] = {
+    aten.as_strided_copy.default: _as_strided_copy,
+    aten.as_strided_scatter.default: _as_strided_scatter,
+}

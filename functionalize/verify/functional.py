@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,40 +19,20 @@ from functionalize.errors import NotFunctionalError, check_remove
 from functionalize.ops import tables
 from functionalize.ops.tables import Kind, ViewKind
 
-_aten = torch.ops.aten
-
 # Modules whose functions handle sizes and tuples, never tensor memory.
 _SCALAR_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch.fx.experimental.sym_node"})
 _WRITING_BUILTINS = frozenset({operator.setitem, operator.delitem, setattr, delattr})
-_IN_PLACE_OPERATORS = frozenset({"iconcat", "imatmul", "ipow"}) | frozenset(
-    f"i{name}" for name in ("add", "and", "floordiv", "lshift", "mod", "mul", "or", "rshift", "sub", "truediv", "xor")
-)
+_IN_PLACE_OPERATORS = {name for name in dir(operator) if name[0] == "i" and hasattr(operator, f"__{name[1:]}__")}
 _NO_LINE = "not recorded (make_fx records the lines of a `forward`, with record_stack_traces=True)"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)\n\s*(?P<code>[^\n]*)')
 
 
-@dataclass(frozen=True)
-class Offence:
-    """One node that should not be there: where it stands, and the rule that it breaks."""
-
-    graph: str
-    node: Node
-    reason: str
-
-    def __str__(self) -> str:
-        place = f" [in {self.graph}]" if self.graph else ""
-        line = source_line(self.node) or _NO_LINE
-        return f"{self.node.format_node()}{place}\n    why  {self.reason}\n    at   {line}"
-
-
 def source_line(node: Node) -> str | None:
     """The user's innermost source line of a node, `file:line in function: code`, if tracing recorded it."""
-    trace = node.meta.get("stack_trace") or ""
-    frames = list(_FRAME.finditer(trace))
-    users = [frame for frame in frames if "/torch/" not in frame["file"]] or frames
-    if not users:
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    if not frames:
         return None
-    frame = users[-1]
+    frame = next((frame for frame in reversed(frames) if "/torch/" not in frame["file"]), frames[-1])
     return f"{frame['file']}:{frame['line']} in {frame['where']}: {frame['code'].strip()}"
 
 
@@ -85,36 +64,35 @@ def assert_functional(gm: GraphModule, remove: str = "mutations") -> None:
         raise NotFunctionalError(f"{len(offences)} node(s) of the graph are not free of {aim}:\n{listed}")
 
 
-def _offences(gm: GraphModule, name: str, remove: str, *, may_write_back: bool) -> Iterator[Offence]:
+def _offences(gm: GraphModule, name: str, remove: str, *, may_write_back: bool) -> Iterator[str]:
+    """The nodes that should not be there: where each stands, and the rule that it breaks."""
     tail = _epilogue(gm, remove) if may_write_back else []
-    yield from (Offence(name, node, reason) for node, reason in _late_reads(tail))
     in_tail = {node for node in tail if _is_write_back(node)}
+    yield from (_offence(node, name, reason) for node, reason in _late_reads(tail))
     for node in gm.graph.nodes:
         if node in in_tail:
             continue
         reason = _judge(node, remove)
         if reason:
-            yield Offence(name, node, reason)
-        yield from _offences_below(gm, node, name, remove)
+            yield _offence(node, name, reason)
+        if node.op == "get_attr":  # a graph that a higher-order operator will run, or a plain attribute
+            child: Any = gm
+            for part in str(node.target).split("."):
+                child = getattr(child, part, None)
+            if isinstance(child, GraphModule):
+                yield from _offences(child, f"{name}.{node.target}".lstrip("."), remove, may_write_back=False)
 
 
-def _offences_below(gm: GraphModule, node: Node, name: str, remove: str) -> Iterator[Offence]:
-    """Offences in a graph that a higher-order operator will run; plain attributes have none."""
-    if node.op != "get_attr":
-        return
-    child: Any = gm
-    for part in str(node.target).split("."):
-        child = getattr(child, part, None)
-    if isinstance(child, GraphModule):
-        path = f"{name}.{node.target}" if name else str(node.target)
-        yield from _offences(child, path, remove, may_write_back=False)
+def _offence(node: Node, graph: str, reason: str) -> str:
+    place = f" [in {graph}]" if graph else ""
+    return f"{node.format_node()}{place}\n    why  {reason}\n    at   {source_line(node) or _NO_LINE}"
 
 
 def _epilogue(gm: GraphModule, remove: str) -> list[Node]:
     """The trailing nodes that are write-backs; between them sizes, and views (re-aliased outputs) if they may stay."""
     tail: list[Node] = []
     for node in reversed(list(gm.graph.nodes)[:-1]):
-        re_aliases = remove == "mutations" and node.op == "call_function" and _is_view(node)
+        re_aliases = remove == "mutations" and node.op == "call_function" and _views(node.target)
         is_size = isinstance(node.meta.get("val"), (torch.SymInt, int))
         if not (_is_write_back(node) or re_aliases or is_size or node.op == "get_attr"):
             break
@@ -135,8 +113,7 @@ def _is_write_back(node: Node) -> bool:
     return isinstance(target, Node) and target.op in ("placeholder", "get_attr")
 
 
-def _is_view(node: Node) -> bool:
-    op = node.target
+def _views(op: Any) -> bool:
     return isinstance(op, OpOverload) and tables.row(op).view is not ViewKind.NONE
 
 
@@ -147,8 +124,8 @@ def _late_reads(tail: Sequence[Node]) -> Iterator[tuple[Node, str]]:
     """
     written: set[Node] = set()
     for node in filter(_is_write_back, tail):
-        for source in () if _packet(node) is _aten.set_ else node.args[1:]:
-            while isinstance(source, Node) and _is_view(source) and source.args:
+        for source in () if _packet(node) is torch.ops.aten.set_ else node.args[1:]:
+            while isinstance(source, Node) and _views(source.target) and source.args:
                 source = source.args[0]
             if isinstance(source, Node) and source in written and source is not node.args[0]:
                 yield node, f"reads `{source.name}` after its write-back"
@@ -169,12 +146,11 @@ def _judge(node: Node, remove: str) -> str | None:
 
 
 def _judge_operator(node: Node, op: OpOverload, remove: str) -> str | None:
-    row = tables.row(op)
     written = _written_by(node, op)
     if written:
         return f"{op.name()} writes into {', '.join(f'`{name}`' for name in written)}"
-    if remove == "mutations_and_views" and row.view is not ViewKind.NONE:
-        return f"{op.name()} is a view ({row.view.value.replace('_', ' ')})"
+    if remove == "mutations_and_views" and _views(op):
+        return f"{op.name()} is a view ({tables.row(op).view.value.replace('_', ' ')})"
     return None
 
 
@@ -204,11 +180,11 @@ def _judge_higher_order(node: Node, op: HigherOrderOperator, remove: str) -> str
     if op.name() == "triton_kernel_wrapper_mutation":
         return "triton_kernel_wrapper_mutation writes into the kernel's arguments"
     wrapped = [arg for arg in node.args if isinstance(arg, OpOverload)]
-    kinds = [tables.row(inner) for inner in wrapped]
-    if any(row.kind is not Kind.FUNCTIONAL for row in kinds):
-        return f"{op.name()} runs a mutating operator: {', '.join(inner.name() for inner in wrapped)}"
-    if remove == "mutations_and_views" and any(row.view is not ViewKind.NONE for row in kinds):
-        return f"{op.name()} runs a view operator: {', '.join(inner.name() for inner in wrapped)}"
+    names = ", ".join(inner.name() for inner in wrapped)
+    if any(tables.row(inner).kind is not Kind.FUNCTIONAL for inner in wrapped):
+        return f"{op.name()} runs a mutating operator: {names}"
+    if remove == "mutations_and_views" and any(map(_views, wrapped)):
+        return f"{op.name()} runs a view operator: {names}"
     return None
 
 

@@ -1,19 +1,89 @@
-"""What a caller can see of one call, copies of inputs to call on, and the differences of two such calls.
+"""Does a transformed function do for its caller what the eager one does: what can be seen of calls, how two differ.
 
-Invariant: a copy of inputs shares storage exactly where the inputs do.
-Limits: aliasing is compared by storage, so tensors without a strided storage (sparse, MKL-DNN) are compared
-by value alone; storages of no bytes count as unshared.
+Invariant: both run on copies of the inputs, which share storage exactly where the inputs do, under the same seed.
+Limits: what the caller can see of one call; aliasing is compared by storage, so tensors without a strided storage
+(sparse, MKL-DNN) are compared by value alone; storages of no bytes count as unshared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch.fx import GraphModule
 
-from functionalize._torch import FakeTensor, is_zero_tensor, pytree
+from functionalize._torch import FakeTensor, copy_of_memory, is_zero_tensor, pytree
+from functionalize.errors import NotEquivalentError
+from functionalize.transform.api import functionalize
+from functionalize.verify.functional import assert_functional
+
+
+def assert_equivalent(
+    func: Callable[..., Any],
+    *inputs: Any,
+    transform: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    remove: str = "mutations",
+    tracing_mode: Literal["real", "fake", "symbolic"] | None = None,
+    strides: bool = False,
+    aliasing: bool | None = None,
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> GraphModule | None:
+    """Raise unless a transformed function does for the caller what the eager one does.
+
+    Both run on copies of the inputs that share storage as the inputs do, under the same random seed. Compared
+    are values, dtypes and shapes of outputs; values, shapes, strides and gradients of the inputs after the
+    call; which outputs and inputs share storage or are one object; and the type of an exception.
+
+    Args:
+        func: the eager function; its arguments and results are any pytree.
+        *inputs: its arguments.
+        transform: what to hold against eager; `functionalize(func, remove=remove)` unless given.
+        remove: for the default transform, and for `assert_functional` on the graph.
+        tracing_mode: None to call the transformed function directly; "real", "fake" or "symbolic" to trace
+            it with `make_fx` on one copy, judge the graph with `assert_functional`, and run it on another.
+        strides: compare strides of outputs as well.
+        aliasing: compare aliasing; by default only in direct use: a graph without views returns no aliases.
+        seed: the random seed of every run.
+        rtol: as in `torch.testing.assert_close`.
+        atol: as in `torch.testing.assert_close`.
+
+    Returns:
+        The graph, where one was traced.
+
+    Raises:
+        NotEquivalentError: says what differs.
+        NotFunctionalError: the traced graph is not pure.
+
+    Example:
+        >>> import torch
+        >>> from functionalize.verify import assert_equivalent
+        >>> def bump(x):
+        ...     x[0].add_(1)
+        ...     return x.sum()
+        >>> graph = assert_equivalent(bump, torch.zeros(3), tracing_mode="fake")
+    """
+    transformed = transform(func) if transform is not None else functionalize(func, remove=remove)
+    expected = observe(func, clone_inputs(inputs), seed)
+    graph: GraphModule | None = None
+    if tracing_mode is not None and expected.error is None:
+        torch.manual_seed(seed)
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        graph = make_fx(transformed, tracing_mode=tracing_mode)(*clone_inputs(inputs))
+        assert_functional(graph, remove)
+        transformed = torch.no_grad()(graph)  # gradients are nodes of it; it writes back to leaves
+    actual = observe(transformed, clone_inputs(inputs), seed)
+    aliasing = graph is None if aliasing is None else aliasing
+    found = list(differences(expected, actual, strides=strides, aliasing=aliasing, rtol=rtol, atol=atol))
+    if found:
+        name = getattr(func, "__name__", repr(func))
+        listed = "\n".join(f"  {line}" for line in found)
+        raise NotEquivalentError(f"`{name}` and its transform differ:\n{listed}") from actual.error
+    return graph
 
 
 @dataclass(frozen=True)
@@ -49,7 +119,8 @@ def differences(
 ) -> Iterator[str]:
     """In what two observations differ, in words; nothing when a caller could not tell them apart."""
     if expected.error is not None or actual.error is not None:
-        yield from _error_difference(expected.error, actual.error)
+        if not isinstance(actual.error, type(expected.error)):
+            yield f"exception: {_error_text(actual.error)}, eager gives {_error_text(expected.error)}"
         return
     if expected.spec != actual.spec:
         yield f"outputs: structure {actual.spec}, eager gives {expected.spec}"
@@ -63,11 +134,6 @@ def differences(
                 yield f"{label} {index}: {line}"
     if aliasing:
         yield from _aliasing_differences(expected, actual)
-
-
-def _error_difference(want: Exception | None, got: Exception | None) -> Iterator[str]:
-    if want is None or got is None or not isinstance(got, type(want)):
-        yield f"exception: {_error_text(got)}, eager gives {_error_text(want)}"
 
 
 def _error_text(error: Exception | None) -> str:
@@ -123,23 +189,21 @@ def _real_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _aliasing_differences(expected: Observation, actual: Observation) -> Iterator[str]:
-    pairs = (("share storage", _storage_key), ("are one object", id))
-    for words, key in pairs:
-        want = _groups(expected, key)
-        got = _groups(actual, key)
-        for group in sorted(want - got):
-            yield f"aliasing: in eager {', '.join(group)} {words}; the transform gives {sorted(got - want)}"
-        if not want - got and got - want:
-            yield f"aliasing: {sorted(got - want)} {words}, but not in eager"
+    for words, key in (("share storage", _storage_key), ("are one object", id)):
+        want, got = _groups(expected, key), _groups(actual, key)
+        lost, added = sorted(want - got), sorted(got - want)
+        for group in lost:
+            yield f"aliasing: in eager {', '.join(group)} {words}; the transform gives {added}"
+        if added and not lost:
+            yield f"aliasing: {added} {words}, but not in eager"
 
 
 def _groups(seen: Observation, key: Callable[[torch.Tensor], int]) -> set[tuple[str, ...]]:
     groups: dict[int, list[str]] = {}
-    named = [(f"input {i}", leaf) for i, leaf in enumerate(seen.inputs)]
-    named += [(f"output {i}", leaf) for i, leaf in enumerate(seen.outputs)]
-    for name, leaf in named:
-        if isinstance(leaf, torch.Tensor):
-            groups.setdefault(key(leaf), []).append(name)
+    for kind, leaves in (("input", seen.inputs), ("output", seen.outputs)):
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                groups.setdefault(key(leaf), []).append(f"{kind} {number}")
     return {tuple(group) for group in groups.values() if len(group) > 1}
 
 
@@ -185,11 +249,8 @@ def _clone_leaf(leaf: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
 def _clone_tensor(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
     if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor or tensor.is_neg():
         return tensor.clone()
-    if tensor.is_conj():
-        return _clone_tensor(tensor.conj(), storages).conj()
     key = _storage_key(tensor)
-    storage = storages[key] if key in storages else tensor.untyped_storage().clone()
+    copy = copy_of_memory(tensor, storages.get(key))
     if key >= 0:  # else it is the number of a tensor object that may be gone when the next is looked at
-        storages[key] = storage
-    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        storages[key] = copy.untyped_storage()
+    return copy

@@ -6,7 +6,6 @@ import ast
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -107,7 +106,7 @@ def test_explain_of_an_unknown_op_names_those_near(capsys: pytest.CaptureFixture
     assert "there is no op aten::ad_.Tensor; near it are aten::add_.Tensor" in capsys.readouterr().err
 
 
-def test_emit_is_quick_and_never_imports_torch(tmp_path: Path) -> None:
+def test_emit_never_imports_torch(tmp_path: Path) -> None:
     program = (
         "import runpy, sys\n"
         f"sys.argv = ['codegen', 'emit', '--out', {str(tmp_path)!r}]\n"
@@ -115,7 +114,5 @@ def test_emit_is_quick_and_never_imports_torch(tmp_path: Path) -> None:
         "except SystemExit as done:\n    assert not done.code, done.code\n"
         "print([name for name in sys.modules if name.partition('.')[0] == 'torch'])\n"
     )
-    begin = time.perf_counter()
     output = run(sys.executable, "-c", program).stdout
     assert output.splitlines()[-1] == "[]"
-    assert time.perf_counter() - begin < 3

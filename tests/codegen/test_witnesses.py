@@ -14,7 +14,7 @@ from torchgen.model import NativeFunction, SchemaKind  # type: ignore[import-unt
 
 from functionalize.codegen import classify, rules
 from functionalize.codegen.tables import Tables
-from functionalize.ops import live_schema, tables
+from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 
 
@@ -87,7 +87,7 @@ def test_the_dispatcher_has_nearly_every_op(installed: Tables) -> None:
 
 def test_the_dispatcher_holds_the_same_rows(installed: Tables) -> None:
     for op, row in live_rows():
-        live = live_schema.row(op)
+        live = tables.live_row(op)
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(row.name, "CompositeImplicitAutograd")
         assert (row.name, row.composite) == (live.name, composite), row.name
         assert live.composite >= composite, row.name  # Python decompositions count as well
@@ -145,7 +145,7 @@ def test_functional_variants_write_nothing() -> None:
     for _, row in live_rows():
         for name in (row.functional, row.copy, row.non_mutating_op):
             if name is not None and name != row.non_mutating_op:
-                assert live_schema.row(tables.overload(name)).kind is Kind.FUNCTIONAL, row.name
+                assert tables.live_row(tables.overload(name)).kind is Kind.FUNCTIONAL, row.name
 
 
 def test_a_mutating_op_pairs_or_decomposes_or_has_a_reason() -> None:

@@ -1,7 +1,7 @@
 """Ops that write and have no functional variant: custom ops above all.
 
-Where no mode below observes us, such an op runs on the program's own tensors. In a graph it becomes
-``auto_functionalized``; arguments that it writes and that share elements are views of one base there.
+Unobserved, such an op runs on the program's own tensors. In a graph it becomes ``auto_functionalized``; arguments that
+it writes and that share elements are views of one base there.
 
 Invariant: arguments that share elements do so while the op runs. Limits: a graph has no form for an op that returns
 what it writes, for a written element that an argument which is only read shows too, and for two dtypes of one storage.
@@ -9,9 +9,7 @@ what it writes, for a written element that an argument which is only read shows 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,8 +18,6 @@ from functionalize._torch import (
     auto_functionalized,
     auto_functionalized_v2,
     can_auto_functionalize,
-    counting_versions,
-    counts_versions,
     storage_key,
 )
 from functionalize.aliasing.geometry import Layout
@@ -32,57 +28,42 @@ from functionalize.ops import tables
 from functionalize.ops.tables import OpRow
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.random_ops import laid_out
+from functionalize.transform.writing_call import Kwargs, WritingCall
 
 aten = torch.ops.aten
-Kwargs = dict[str, Any]
 
 
-def run(context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
+def run(call: WritingCall) -> Any:
     """Run an op without functional variant: returns what it returns, and commits its writes."""
-    if not context.executor.observed:
-        return on_memory(context, func, args, kwargs)
-    if not can_auto_functionalize(func):
-        raise _without_form(func, row)
-    return _in_graph(context, func, row, args, kwargs)
+    if not call.context.executor.observed:
+        return call.on_memory()
+    if not can_auto_functionalize(call.func):
+        raise _without_form(call.func, call.row)
+    return _in_graph(call)
 
 
-def on_memory(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """Run an op on the program's own tensors in direct use: eager's own kernel, with what it does before it raises."""
-    with contextlib.nullcontext() if counts_versions(func) else counting_versions():
-        return context.executor.on_handles(func, args, kwargs)
-
-
-@dataclass(frozen=True, eq=False)
-class _Target:
-    """One tensor that the op writes: ``auto_functionalized_v2`` knows it by this name."""
-
-    name: str
-    handle: torch.Tensor
-
-
-def _in_graph(context: FunctionalizationContext, func: Any, row: OpRow, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    declared = func._schema.arguments
-    named: Kwargs = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
-    named |= {argument.name: arg for argument, arg in zip(declared, args, strict=False)} | dict(kwargs)
-    targets = [target for w in row.written for target in _targets(w.name, named.get(w.name))]
+def _in_graph(call: WritingCall) -> Any:
+    context, func, own = call.context, call.func, call.func._schema.arguments
+    named: Kwargs = {argument.name: argument.default_value for argument in own if argument.has_default_value()}
+    named |= {argument.name: arg for argument, arg in zip(own, call.args, strict=False)} | dict(call.kwargs)
+    # What the op writes, by the names that `auto_functionalized_v2` has for it.
+    targets = {name: handle for w in call.row.written for name, handle in _targets(w.name, named.get(w.name))}
     shared = _shared(context, func, targets, named)
-    own = len(func._schema.returns) or 1  # a None stands for no return at all
     if shared:
-        results = _with_bases(context, func, row, named, targets, shared)
-    else:
-        results = auto_functionalized(func, **{name: _values(context, arg) for name, arg in named.items()})
-        written = [value for result in results[own:] for value in (result if isinstance(result, list) else [result])]
-        for target, value in zip(targets, filter(lambda value: value is not None, written), strict=True):
-            context.write(target.handle, value)
-    returns = [results[i] if i >= 0 else row.written[-i - 1].given(args, kwargs) for i in row.returns]
-    return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
+        return call.returned(_with_bases(call, named, targets, shared))
+    results = auto_functionalized(func, **{name: _values(context, arg) for name, arg in named.items()})
+    count = len(func._schema.returns) or 1  # a None stands for no return at all
+    written = [value for result in results[count:] for value in (result if isinstance(result, list) else [result])]
+    for handle, value in zip(targets.values(), filter(lambda value: value is not None, written), strict=True):
+        context.write(handle, value)
+    return call.returned(results)
 
 
-def _targets(name: str, given: Any) -> Iterator[_Target]:
+def _targets(name: str, given: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(given, (list, tuple)):
-        yield from (_Target(f"{name}_{i}", item) for i, item in enumerate(given) if item is not None)
+        yield from ((f"{name}_{i}", item) for i, item in enumerate(given) if item is not None)
     elif given is not None:
-        yield _Target(name, given)
+        yield name, given
 
 
 def _values(context: FunctionalizationContext, arg: Any) -> Any:
@@ -98,23 +79,22 @@ def _values(context: FunctionalizationContext, arg: Any) -> Any:
 
 
 def _shared(
-    context: FunctionalizationContext, func: Any, targets: Sequence[_Target], named: Kwargs
+    context: FunctionalizationContext, func: Any, targets: dict[str, torch.Tensor], named: Kwargs
 ) -> dict[int, Layout]:
     """By storage in which written arguments overlap: the flat layout around all that are written there."""
-    keys = [storage_key(leaf) for leaf in tensor_leaves((), named)]
-    if len(set(keys)) == len(keys):
+    tensors = list(tensor_leaves((), named))
+    if len(set(map(storage_key, tensors))) == len(tensors):
         return {}
-    written = {id(target.handle) for target in targets}
-    for target in targets:
-        for other in tensor_leaves((), named):
-            if id(other) not in written and _may_overlap(context, target.handle, other):
-                raise _read_too(func, target)
+    written = list(targets.values())
+    ids = set(map(id, written))
+    for name, handle in targets.items():
+        for other in tensors:
+            if id(other) not in ids and _may_overlap(context, handle, other):
+                raise _read_too(func, name)
     groups: dict[int, list[torch.Tensor]] = {}
-    for index, target in enumerate(targets):
-        if any(
-            _may_overlap(context, target.handle, other.handle) for other in [*targets[:index], *targets[index + 1 :]]
-        ):
-            groups.setdefault(storage_key(target.handle), []).append(target.handle)
+    for index, handle in enumerate(written):
+        if any(_may_overlap(context, handle, other) for other in [*written[:index], *written[index + 1 :]]):
+            groups.setdefault(storage_key(handle), []).append(handle)
     return {key: _hull(func, [Layout.of(handle) for handle in group]) for key, group in groups.items()}
 
 
@@ -128,7 +108,7 @@ def _may_overlap(context: FunctionalizationContext, one: torch.Tensor, two: torc
 def _hull(func: Any, layouts: Sequence[Layout]) -> Layout:
     whole: Layout | None = layouts[0]
     for layout in layouts:
-        whole = _around(whole, layout)
+        whole = None if whole is None else flat_base_layout(whole, layout)
     if whole is None or any(
         (layout.dtype, layout.conj, layout.neg) != (whole.dtype, False, False) for layout in layouts
     ):
@@ -140,46 +120,35 @@ def _hull(func: Any, layouts: Sequence[Layout]) -> Layout:
     return whole
 
 
-def _around(whole: Layout | None, layout: Layout) -> Layout | None:
-    return None if whole is None else flat_base_layout(whole, layout)
-
-
-def _with_bases(
-    context: FunctionalizationContext,
-    func: Any,
-    row: OpRow,
-    named: Kwargs,
-    targets: Sequence[_Target],
-    shared: dict[int, Layout],
-) -> Any:
+def _with_bases(call: WritingCall, named: Kwargs, targets: dict[str, torch.Tensor], shared: dict[int, Layout]) -> Any:
     """The op's own results; what it writes is committed, to arguments that share elements through their base."""
-    handles: list[torch.Tensor] = []
+    context = call.context
+    bases: list[torch.Tensor] = []
     encoded: Kwargs = {}
     index_of: dict[int, int] = {}
-    for target in targets:
-        handle, key = target.handle, storage_key(target.handle)
+    for name, handle in targets.items():
+        key = storage_key(handle)
         whole = shared.get(key)
         if whole is None or key not in index_of:
-            index_of[key] = len(handles)
-            handles.append(handle if whole is None else _spanning(context, handle, whole))
-        encoded[f"_{target.name}_base_index"] = index_of[key]
+            index_of[key] = len(bases)
+            bases.append(handle if whole is None else _spanning(context, handle, whole))
+        encoded[f"_{name}_base_index"] = index_of[key]
         if whole is not None:
-            encoded[f"_{target.name}_size"] = list(handle.size())
-            encoded[f"_{target.name}_stride"] = list(handle.stride())
-            encoded[f"_{target.name}_storage_offset"] = handle.storage_offset() - whole.offset
-    for w in row.written:
-        given = named.get(w.name)
+            encoded[f"_{name}_size"] = list(handle.size())
+            encoded[f"_{name}_stride"] = list(handle.stride())
+            encoded[f"_{name}_storage_offset"] = handle.storage_offset() - whole.offset
+    for w in call.row.written:
+        given = named.pop(w.name, None)
         if w.is_list:
             encoded[f"_{w.name}_length"] = None if given is None else len(given)
         elif given is None:
             encoded[f"_{w.name}_base_index"] = None
-    read = {name: arg for name, arg in named.items() if name not in {w.name for w in row.written}}
-    encoded |= {name: _values(context, arg) for name, arg in read.items()}
+    encoded |= {name: _values(context, arg) for name, arg in named.items()}
     # Cloned, since views of a base count from the start of its storage.
-    bases = [context.executor.call(aten.clone.default, context.value(handle)) for handle in handles]
-    results = auto_functionalized_v2(func, **encoded, _all_bases=bases)
-    for handle, value in zip(handles, results[-len(bases) :], strict=True):
-        context.write(handle, value)
+    values = [context.executor.call(aten.clone.default, context.value(base)) for base in bases]
+    results = auto_functionalized_v2(call.func, **encoded, _all_bases=values)
+    for base, value in zip(bases, results[-len(bases) :], strict=True):
+        context.write(base, value)
     return results[: -len(bases)]
 
 
@@ -187,9 +156,6 @@ def _spanning(context: FunctionalizationContext, handle: torch.Tensor, whole: La
     layout = list(whole.size), list(whole.stride), whole.offset
     spanning: torch.Tensor = context.executor.on_handles(aten.as_strided.default, (handle, *layout), {})
     return spanning
-
-
-# Refusals
 
 
 def _without_form(func: Any, row: OpRow) -> UnsupportedMutationError:
@@ -204,9 +170,9 @@ def _without_form(func: Any, row: OpRow) -> UnsupportedMutationError:
     return UnsupportedMutationError(f"{row.name} writes {', '.join(w.name for w in row.written)}", why=why, hint=hint)
 
 
-def _read_too(func: Any, target: _Target) -> UnsupportedMutationError:
+def _read_too(func: Any, name: str) -> UnsupportedMutationError:
     return UnsupportedMutationError(
-        f"{func} writes `{target.name}` and reads another argument with the same elements",
+        f"{func} writes `{name}` and reads another argument with the same elements",
         why="auto_functionalized runs the op on a copy of what it writes, so that the other would not change with it",
         hint="pass a `.clone()` of what is read, if the op reads it before it writes, or name it in `mutates_args`",
     )

@@ -17,6 +17,7 @@ import torch
 
 from functionalize._torch import HigherOrderOperator, OpOverload, mode_stack, pytree, storage_key, unwrap_functorch
 from functionalize.aliasing.geometry import same
+from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue
@@ -24,15 +25,10 @@ from functionalize.transform.epilogue import Epilogue
 aten = torch.ops.aten
 Kwargs = dict[str, Any]
 Function = Callable[..., Any]
-FunctionalizeBody = Callable[[Function, "Frame"], Function]
 
 
 class OperandsWritten(Exception):
-    """A body wrote to operands whose new values it was not asked to return; caught in this module."""
-
-    def __init__(self, positions: Sequence[int]) -> None:
-        super().__init__(positions)
-        self.positions = tuple(positions)
+    """A body wrote to operands, at these positions, whose new values it was not asked to return; caught here."""
 
 
 class Frame:
@@ -40,7 +36,7 @@ class Frame:
 
     def __init__(self, func: Any, operands: Sequence[Any] | None = None, given: Sequence[int] = ()) -> None:
         self.func, self.operands, self.given = func, operands, tuple(given)
-        self.spec: pytree.TreeSpec | None = None
+        self.spec: Any = None  # of the results, as a pytree
         self.strides: list[Any] = []  # of the results
         self.aliased: set[int] = set()  # operands that a result shares memory with
 
@@ -48,13 +44,16 @@ class Frame:
         """The operands as the body sees them."""
         if self.operands is None:
             return args
-        return tuple(_as_laid_out(context, arg, like) for arg, like in zip(args, self.operands, strict=True))
+        strides = [like.stride() if _is_strided(like) else None for like in self.operands]
+        return tuple(_with_strides(context, *pair) for pair in zip(args, strides, strict=True))
 
     def leave(self, args: tuple[Any, ...], outputs: Any, epilogue: Epilogue) -> Any:
         """The body's results, followed by the new values of the operands in ``given``."""
         position = {id(unwrap_functorch(arg)): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         leaves, self.spec = pytree.tree_flatten(outputs)
-        self._look_at(args, leaves)
+        self.strides = [_strides(leaf) for leaf in leaves]
+        keys = {storage_key(arg): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+        self.aliased |= {keys[key] for key in map(storage_key, tensor_leaves(leaves, {})) if key in keys}
         values: dict[int, Any] = {}
         for back in epilogue.prepare():
             handle = back.input.handle
@@ -62,11 +61,9 @@ class Frame:
                 raise _refusal(self.func, "changes the shape or the strides of an operand", "compute a new tensor")
             values[position[id(handle)]] = back.data
             epilogue.return_value(handle)
+        if values and self.operands is None:
+            raise _refusal(self.func, f"writes to operand {min(values)}", "return the new value, and copy_ it after")
         if not values.keys() <= set(self.given):
-            if self.operands is None:
-                raise _refusal(
-                    self.func, f"writes to operand {min(values)}", "return the new value, and copy_ it after"
-                )
             raise OperandsWritten(sorted(values))
         if not self.given:
             return outputs
@@ -74,85 +71,65 @@ class Frame:
         news = [call(aten.clone.default, values.get(i, args[i])) for i in self.given]  # results share no memory
         return (*leaves, *news)
 
-    def _look_at(self, args: tuple[Any, ...], leaves: Sequence[Any]) -> None:
-        keys = {storage_key(arg): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self.strides = [_strides(leaf) for leaf in leaves]
-        self.aliased |= {keys[key] for leaf in tensors if (key := storage_key(leaf)) in keys}
 
-
-def run(
-    context: FunctionalizationContext,
-    functionalize_body: FunctionalizeBody,
-    func: Any,
-    args: Sequence[Any],
-    kwargs: Kwargs,
-) -> Any:
+def run(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """Run a higher-order op with bodies that belong to the program, or that are free of mutation."""
-    if not mode_stack():
-        return _at_once(context, func, args, kwargs)
-    if func in _WITH_WRITES:
-        return _WITH_WRITES[func](context, functionalize_body, func, args)
+    direct = not mode_stack()
+    if func in _WITH_WRITES and not direct:
+        return _WITH_WRITES[func](context, func, args)
 
-    def pure(leaf: Any) -> Any:
+    def prepared(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return context.value(leaf)
-        return functionalize_body(leaf, Frame(func)) if _is_body(leaf) else leaf
+            return leaf if direct else context.value(leaf)
+        if not callable(leaf) or isinstance(leaf, (OpOverload, HigherOrderOperator, type)):
+            return leaf
+        return _entering(context, leaf) if direct else context.functionalize_body(leaf, Frame(func))
 
-    call_args, call_kwargs = pytree.tree_map(pure, (tuple(args), kwargs))
+    call_args, call_kwargs = pytree.tree_map(prepared, (tuple(args), kwargs))
     return func(*call_args, **call_kwargs)
 
 
-def _is_body(leaf: Any) -> bool:
-    return callable(leaf) and not isinstance(leaf, (OpOverload, HigherOrderOperator, type))
+def _entering(context: FunctionalizationContext, function: Function) -> Function:
+    """A body whose ops are dispatched to the program again."""
 
+    def body(*args: Any, **kwargs: Any) -> Any:
+        with context.enter():
+            return function(*args, **kwargs)
 
-def _at_once(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """Run the op on the program's own tensors; its bodies are dispatched to the program again."""
-
-    def entering(leaf: Any) -> Any:
-        def body(*args: Any, **kwargs: Any) -> Any:
-            with context.enter():
-                return leaf(*args, **kwargs)
-
-        return body if _is_body(leaf) else leaf
-
-    call_args, call_kwargs = pytree.tree_map(entering, (tuple(args), kwargs))
-    return func(*call_args, **call_kwargs)
+    return body
 
 
 # In a graph
 
 
-def _cond(context: FunctionalizationContext, functionalize_body: FunctionalizeBody, func: Any, args: Any) -> Any:
+def _cond(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     pred, yes, no, operands = args
 
     def attempt(given: Sequence[int]) -> Any:
         frames = [Frame(func, operands, given) for _ in (yes, no)]
-        bodies = [functionalize_body(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
-        outputs = func(_value(context, pred), *bodies, [_value(context, operand) for operand in operands])
-        return frames, pytree.tree_leaves(outputs)
+        bodies = [context.functionalize_body(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
+        pred_value, *values = context.values_of([pred, *operands], {})[0]
+        leaves = pytree.tree_leaves(func(pred_value, *bodies, values))
+        one, other = (frame.strides for frame in frames)
+        for index in range(len(one) if len(one) == len(other) else 0):
+            if one[index] == other[index]:
+                leaves[index] = _with_strides(context, leaves[index], one[index])
+        return frames, leaves
 
-    (frame, other), given, leaves = _until_known(context, func, operands, attempt)
-    for index, strides in enumerate(frame.strides):
-        if len(other.strides) == len(frame.strides) and strides == other.strides[index]:
-            leaves[index] = _with_strides(context, leaves[index], strides)
-    count = len(leaves) - len(given)
-    for position, value in zip(given, leaves[count:], strict=True):
-        context.write(operands[position], value)
-    _protect(context, func, [operands[i] for i in frame.aliased | other.aliased], leaves[:count])
-    return pytree.tree_unflatten(leaves[:count], frame.spec)
+    (frame, _), leaves = _with_writes(context, func, operands, attempt)
+    return pytree.tree_unflatten(leaves, frame.spec)
 
 
-def _while_loop(context: FunctionalizationContext, functionalize_body: FunctionalizeBody, func: Any, args: Any) -> Any:
+def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     """An operand that is written is carried along. One that is carried anyway is written in the first round only."""
     condition, body, carried, additional = args
     operands, count = (*carried, *additional), len(carried)
 
     def attempt(given: Sequence[int]) -> Any:
         frame = Frame(func, operands, given)
-        pure_condition, pure_body = functionalize_body(condition, Frame(func)), functionalize_body(body, frame)
-        values = [_value(context, operand) for operand in operands]
+        pure_condition = context.functionalize_body(condition, Frame(func))
+        pure_body = context.functionalize_body(body, frame)
+        values = context.values_of(operands, {})[0]
         slots = [values[position] for position in given]
         first = [aten.ones.default([], dtype=torch.bool)] if any(position < count for position in given) else []
         width = count + len(slots)
@@ -177,13 +154,9 @@ def _while_loop(context: FunctionalizationContext, functionalize_body: Functiona
             return (*outputs, *(aten.zeros_like.default(flag) for flag in beside[len(slots) :]))
 
         outputs = func(again, round_, (*values[:count], *slots, *first), tuple(values[count:]))
-        return (frame,), list(outputs)[:width]
+        return [frame], list(outputs)[:width]
 
-    (frame,), given, leaves = _until_known(context, func, operands, attempt)
-    for position, value in zip(given, leaves[count:], strict=True):
-        context.write(operands[position], value)
-    _protect(context, func, [operands[i] for i in frame.aliased], leaves[:count])
-    return tuple(leaves[:count])
+    return tuple(_with_writes(context, func, operands, attempt)[1])
 
 
 _WITH_WRITES: dict[Any, Function] = {
@@ -192,19 +165,26 @@ _WITH_WRITES: dict[Any, Function] = {
 }
 
 
-def _until_known(
+def _with_writes(
     context: FunctionalizationContext, func: Any, operands: Sequence[Any], attempt: Function
-) -> tuple[Any, Any, list[Any]]:
-    """Trace the bodies until all operands that they write are given; returns frames, their positions, results."""
+) -> tuple[Sequence[Frame], list[Any]]:
+    """Trace the bodies until all operands that they write are given, and write these; returns frames and results."""
     given: tuple[int, ...] = ()
     while True:
         try:
             frames, leaves = attempt(given)
+            break
         except OperandsWritten as found:
-            given = tuple(sorted({*given, *found.positions}))
+            given = tuple(sorted({*given, *found.args[0]}))
             _refuse_shared(context, func, operands, given)
-        else:
-            return frames, given, leaves
+    count = len(leaves) - len(given)
+    for position, value in zip(given, leaves[count:], strict=True):
+        context.write(operands[position], value)
+    # What may be one tensor in eager, and is two in the graph.
+    aliased = [operands[position] for position in set[int]().union(*(frame.aliased for frame in frames))]
+    for tensor in tensor_leaves([*aliased, *leaves[:count]] if aliased else [], {}):
+        context.protect(tensor, f"{func} may have returned an operand, so that both may be the same memory")
+    return frames, leaves[:count]
 
 
 def _refuse_shared(context: FunctionalizationContext, func: Any, operands: Sequence[Any], given: Sequence[int]) -> None:
@@ -219,28 +199,14 @@ def _refuse_shared(context: FunctionalizationContext, func: Any, operands: Seque
                     raise _refusal(func, what, "pass one of the two, and take the view of it inside the body")
 
 
-def _protect(context: FunctionalizationContext, func: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
-    """Refuse later writes to operands and results that may be one tensor in eager, and are two in the graph."""
-    for tensor in (*operands, *results) if operands else ():
-        if isinstance(tensor, torch.Tensor):
-            context.protect(tensor, f"{func} may have returned an operand, so that both may be the same memory")
-
-
-def _value(context: FunctionalizationContext, leaf: Any) -> Any:
-    return context.value(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _as_laid_out(context: FunctionalizationContext, value: Any, like: Any) -> Any:
-    strided = isinstance(like, torch.Tensor) and like.layout is torch.strided
-    return _with_strides(context, value, like.stride()) if strided else value
-
-
 def _strides(leaf: Any) -> tuple[int, ...] | None:
     """The strides of a tensor whose size and strides are plain integers; else None."""
-    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
-        return None
-    known = all(type(n) is int for n in (*leaf.size(), *leaf.stride()))
+    known = _is_strided(leaf) and all(type(n) is int for n in (*leaf.size(), *leaf.stride()))
     return leaf.stride() if known else None
+
+
+def _is_strided(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
 
 
 def _with_strides(context: FunctionalizationContext, value: Any, strides: Any) -> Any:

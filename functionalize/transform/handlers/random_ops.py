@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_stride
 from functionalize.aliasing.view_rules import Value
 from functionalize.ops import tables
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.writing_call import Kwargs, argument, declared
 
 aten = torch.ops.aten
 
@@ -30,60 +31,39 @@ aten = torch.ops.aten
 _CONTIGUOUS = frozenset({aten.bernoulli.default, aten.bernoulli.p})  # whatever their argument's strides are
 _READING = _CONTIGUOUS | {aten.native_dropout.default}
 _FILLING = frozenset(
-    {
-        aten.cauchy.default,
-        aten.exponential.default,
-        aten.geometric.default,
-        aten.log_normal.default,
-        aten.normal_functional.default,
-        aten.rand_like.default,
-        aten.randint_like.default,
-        aten.randint_like.low_dtype,
-        aten.randn_like.default,
-        aten.random.default,
-        aten.random.to,
-        getattr(aten.random, "from"),
-        aten.uniform.default,
-    }
+    {aten.cauchy.default, aten.exponential.default, aten.geometric.default, aten.log_normal.default}
+    | {aten.normal_functional.default, aten.uniform.default, aten.rand_like.default, aten.randn_like.default}
+    | {aten.randint_like.default, aten.randint_like.low_dtype}
+    | {aten.random.default, aten.random.to, getattr(aten.random, "from")}
 )
 
 
-def draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call draws random numbers: an op that drops nothing (attention in evaluation) does not."""
-    if not tables.row(op).random:
-        return False
-    position = _dropout_position(op)
-    return position is None or kwargs.get("dropout_p", args[position] if position < len(args) else 0.0) != 0.0
-
-
-@functools.cache
-def _dropout_position(op: Any) -> int | None:
-    """Where an op takes the probability to drop an element, if its name says so."""
-    names = [argument.name for argument in op._schema.arguments]
-    return names.index("dropout_p") if "dropout_p" in names else None
-
-
-def compute(
-    context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: dict[str, Any], *, writes: bool
-) -> Any:
-    """Results, as values, of a random op on handles; None where the op on values draws in eager's order.
+def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs, *, writes: bool) -> Any:
+    """Results, as values, of an op on handles; None where the op on values draws in eager's order, or does not draw.
 
     ``writes`` tells whether the op stands for one that writes its first argument.
     """
+    drops_nothing = "dropout_p" in declared(op) and argument(op, "dropout_p", args, kwargs) == 0.0
+    if not tables.row(op).random or drops_nothing:
+        return None
     if kwargs.get("memory_format") not in (None, torch.preserve_format) or (op in _CONTIGUOUS and not writes):
         return None
     handles, call = list(tensor_leaves(args, kwargs)), context.executor.call
     if op not in _READING | _FILLING or len(handles) != 1:
         return _laid_out(context, op, args, kwargs)
     handle, order = handles[0], _order(context, handles[0])
-    if op is aten.normal_functional.default and order == sorted(order) and _is_large_with_gaps(handle):
+    in_order = order == sorted(order)
+    if op is aten.normal_functional.default and in_order and _is_large_with_gaps(handle):
         drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
         return call(aten.view.default, drawn, list(handle.size()))
     value = context.value(handle)
-    if is_contiguous(value) if order == sorted(order) else op not in _CONTIGUOUS and same_strides(value, handle):
+    if is_contiguous(value) if in_order else op not in _CONTIGUOUS and same_strides(value, handle):
         return None
     back = sorted(range(len(order)), key=order.__getitem__)
-    stand_in = _ordered(context, handle, order) if op in _READING else _empty_in_order(context, handle, order)
+    if op in _READING:  # the elements in the order of the handle's storage
+        stand_in = _contiguous(context, call(aten.permute.default, value, order))
+    else:
+        stand_in = _empty_in_order(context, handle, order)
     call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: stand_in, (tuple(args), kwargs))
     out = call(op, *call_args, **call_kwargs)
     if op in _FILLING:
@@ -99,7 +79,7 @@ def _order(context: FunctionalizationContext, handle: torch.Tensor) -> list[int]
     return Layout.of(context.executor.on_handles(aten.empty_like.default, (handle,), {})).outermost_first
 
 
-def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """Results of the op on values with the handles' strides; None where all values have them."""
     if not context.executor.observed or not context.values_of(args, kwargs)[2]:
         return None
@@ -115,18 +95,14 @@ def laid_out(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
         return value
     order = _order(context, handle)
     if order == sorted(order):
-        if is_contiguous(value):
-            return value
-        return context.executor.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+        return _contiguous(context, value)
     return context.executor.call(aten.copy.default, _empty_in_order(context, handle, order), value)
 
 
-def _ordered(context: FunctionalizationContext, handle: torch.Tensor, order: Sequence[int]) -> Value:
-    """The value's elements in the order of the handle's storage, contiguous."""
-    ordered = context.executor.call(aten.permute.default, context.value(handle), list(order))
-    if is_contiguous(ordered):
-        return ordered
-    return context.executor.call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
+def _contiguous(context: FunctionalizationContext, value: Value) -> Value:
+    if is_contiguous(value):
+        return value
+    return context.executor.call(aten.clone.default, value, memory_format=torch.contiguous_format)
 
 
 def _empty_in_order(context: FunctionalizationContext, handle: torch.Tensor, order: Sequence[int]) -> Value:
@@ -159,3 +135,75 @@ def _in_turn(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: An
         return in_order
     unset = call(aten.empty.memory_format, [rest], dtype=dtype, device="cpu")
     return call(aten.cat.default, [in_order, call(aten.normal_functional.default, unset, *args, **kwargs)])
+
+
+# Ops that run as others in a graph, dispatched to the program again: `out=` is filled in place, in the order of its
+# storage, and the functional variant of `random_(low, high)` has a keyword of Python as its name, which no graph can
+# print. Limits: kernels that draw for the elements one by one; `randperm`, `multinomial` draw in an order of their own.
+
+
+def _rand(size: Sequence[Any], *, out: torch.Tensor, generator: Any = None) -> Any:
+    return aten.uniform_.default(aten.resize_.default(out, size), generator=generator)
+
+
+def _randn(size: Sequence[Any], *, out: torch.Tensor, generator: Any = None) -> Any:
+    return aten.normal_.default(aten.resize_.default(out, size), generator=generator)
+
+
+def _randint(high: int, size: Sequence[Any], *, out: torch.Tensor, generator: Any = None) -> Any:
+    return _randint_from(0, high, size, out=out, generator=generator)
+
+
+def _randint_from(low: int, high: int, size: Sequence[Any], *, out: torch.Tensor, generator: Any = None) -> Any:
+    return _random_from(aten.resize_.default(out, size), low, high, generator=generator)
+
+
+def _random_from(tensor: torch.Tensor, low: int, high: int | None, *, generator: Any = None) -> Any:
+    if high is None:
+        high = 1 + _largest(tensor.dtype)
+    return aten.add_.Scalar(aten.random_.to(tensor, high - low, generator=generator), low)
+
+
+def _largest(dtype: torch.dtype) -> int:
+    """The largest number of those up to which the dtype has all integers."""
+    if dtype is torch.bool:
+        return 1
+    return int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _bernoulli(probability: torch.Tensor, *, out: torch.Tensor, generator: Any = None) -> Any:
+    return aten.bernoulli_.Tensor(aten.resize_.default(out, probability.size()), probability, generator=generator)
+
+
+def _normal(mean: float, std: float, size: Sequence[Any], *, out: torch.Tensor, generator: Any = None, **_: Any) -> Any:
+    return aten.normal_.default(aten.resize_.default(out, size), mean, std, generator=generator)
+
+
+def _normal_around(mean: torch.Tensor, std: float, *, out: torch.Tensor, generator: Any = None) -> Any:
+    drawn = aten.normal_.default(aten.resize_.default(out, mean.size()), 0, std, generator=generator)
+    return aten.add_.Tensor(drawn, mean)
+
+
+def _normal_scaled(mean: float | torch.Tensor, std: torch.Tensor, *, out: torch.Tensor, generator: Any = None) -> Any:
+    size = torch.broadcast_shapes(mean.size(), std.size()) if isinstance(mean, torch.Tensor) else std.size()
+    drawn = aten.normal_.default(aten.resize_.default(out, size), generator=generator)
+    scaled = aten.mul_.Tensor(drawn, std)
+    return aten.add_.Tensor(scaled, mean) if isinstance(mean, torch.Tensor) else aten.add_.Scalar(scaled, mean)
+
+
+AS_FILLS: dict[Any, Callable[..., Any]] = {
+    aten.rand.out: _rand,
+    aten.rand.generator_out: _rand,
+    aten.randn.out: _randn,
+    aten.randn.generator_out: _randn,
+    aten.randint.out: _randint,
+    aten.randint.generator_out: _randint,
+    aten.randint.low_out: _randint_from,
+    aten.randint.low_generator_out: _randint_from,
+    aten.bernoulli.out: _bernoulli,
+    aten.normal.float_float_out: _normal,
+    aten.normal.Tensor_float_out: _normal_around,
+    aten.normal.float_Tensor_out: _normal_scaled,
+    aten.normal.Tensor_Tensor_out: _normal_scaled,
+    getattr(aten.random_, "from"): _random_from,
+}

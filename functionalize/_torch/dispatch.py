@@ -1,4 +1,4 @@
-"""Dispatch modes: which are active, and how to run below some of them.
+"""Operators, what they tell of themselves, and the dispatch modes that they reach: which are active, how to go below.
 
 Invariant: what is taken off the stack of modes is put back, also after an error. Limits: the modes of one thread.
 """
@@ -6,29 +6,49 @@ Invariant: what is taken off the stack of modes is put back, also after an error
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
 from torch._C import _TorchDispatchModeKey as ModeKey  # names the slots of the two infra modes
-from torch._dispatch.python import enable_python_dispatcher as kernels_for_symbols  # kernels in Python
+from torch._higher_order_ops.auto_functionalize import (  # the graph form of a mutable custom op
+    auto_functionalized,
+    auto_functionalized_v2,
+    can_auto_functionalize,
+)
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode  # the mode of `make_fx`, known by no public name
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
     TorchDispatchMode,
     _disable_current_modes,
-    _get_current_dispatch_mode_stack,
     _pop_mode,
     _push_mode,
 )
-
-__all__ = ["FakeTensorMode", "ProxyTorchDispatchMode", "TorchDispatchMode", "kernels_for_symbols"]
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as mode_stack  # those active, bottom first
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-
+OpOverload = torch._ops.OpOverload  # the type of every op; torch.ops has no public name for it
+HigherOrderOperator = torch._ops.HigherOrderOperator
 DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences subclasses only, not modes
+below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
+
+
+def decomposes(op: OpOverload) -> bool:
+    """Whether an op has a CompositeImplicitAutograd kernel."""
+    try:
+        return bool(op._can_decompose())
+    except RuntimeError:  # prim::device and its like are known to TorchScript alone, not to the dispatcher
+        return False
+
+
+@cache
+def counts_versions(op: OpOverload) -> bool:
+    """Whether an op that writes has grown the version counters of what it writes before modes see it, or never does."""
+    if op.namespace == "aten":  # of those without such a kernel only the `foreach` ones call others that have one
+        return not op.name().startswith("aten::_foreach_")
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
 
 
 def uncompiled(func: Function) -> Function:
@@ -45,24 +65,8 @@ def functionalized_outside() -> bool:
     return torch._C._get_dispatch_mode(ModeKey.FUNCTIONAL) is not None
 
 
-def mode_stack() -> list[TorchDispatchMode]:
-    """The dispatch modes now active, bottom first."""
-    return _get_current_dispatch_mode_stack()
-
-
 # The mode of the ``make_fx`` that traces us, if one does.
 current_proxy_mode: Callable[[], ProxyTorchDispatchMode | None] = partial(torch._C._get_dispatch_mode, ModeKey.PROXY)
-
-
-@contextlib.contextmanager
-def _fake_mode_only() -> Iterator[None]:
-    fake = torch._C._get_dispatch_mode(ModeKey.FAKE)
-    with _disable_current_modes():
-        if fake is None:
-            yield
-        else:
-            with fake:
-                yield
 
 
 def below_all_modes(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -79,7 +83,7 @@ def on_handles(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
     proxy = torch._C._get_dispatch_mode(ModeKey.PROXY)
     fake = torch._C._get_dispatch_mode(ModeKey.FAKE)
     if lower > (proxy is not None) + (fake is not None):
-        with _fake_mode_only():
+        with _disable_current_modes(), fake or contextlib.nullcontext():
             return func(*args, **kwargs)
     if proxy is None:
         return func(*args, **kwargs)
@@ -94,14 +98,13 @@ def on_handles(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
 @contextlib.contextmanager
 def uncached_fakes(handles: Sequence[torch.Tensor]) -> Iterator[None]:
     """FakeTensor's cache replays what an op returned, but not that it resized an ``out=`` argument."""
-    modes = {id(handle.fake_mode): handle.fake_mode for handle in handles if isinstance(handle, FakeTensor)}
-    before = [(mode, mode.cache_enabled) for mode in modes.values()]
-    for mode, _ in before:
+    before = {h.fake_mode: h.fake_mode.cache_enabled for h in handles if isinstance(h, FakeTensor)}
+    for mode in before:
         mode.cache_enabled = False
     try:
         yield
     finally:
-        for mode, enabled in before:
+        for mode, enabled in before.items():
             mode.cache_enabled = enabled
 
 
@@ -118,7 +121,7 @@ def below_autograd() -> Iterator[None]:
 def below_mode(mode: Any) -> Iterator[None]:
     """As if an active mode, and those that were entered after it, were not there."""
     popped = []
-    while mode in _get_current_dispatch_mode_stack():
+    while mode in mode_stack():
         popped.append(_pop_mode())
     try:
         yield
@@ -127,11 +130,28 @@ def below_mode(mode: Any) -> Iterator[None]:
             _push_mode(one)
 
 
+BelowAutograd = torch._C._AutoDispatchBelowADInplaceOrView  # neither autograd nor version counters see what runs
+
+
 def counting_versions() -> contextlib.AbstractContextManager[Any]:
     """As before a mode sees an op: the kernels that it is made of grow the version counters of what they write."""
     counter = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     excluded = torch._C._dispatch_tls_local_exclude_set() - counter
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:
+    """Whether fake tensors made by these modes have symbolic sizes."""
+    return any(isinstance(mode, FakeTensorMode) and mode.shape_env is not None for mode in modes)
+
+
+def symbols_in_making(modes: Sequence[TorchDispatchMode]) -> Mapping[Any, Any]:
+    """The symbols that fake tensors of plain sizes get while a program runs, from data: by now, and later."""
+    for mode in modes:
+        if isinstance(mode, FakeTensorMode) and mode.static_shapes and mode.shape_env is not None:
+            ranges: Mapping[Any, Any] = mode.shape_env.var_to_range
+            return ranges
+    return {}
 
 
 def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
@@ -144,3 +164,13 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
 def in_functorch_transform() -> bool:
     """Whether a transform of ``torch.func`` is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+GlobalStateGuard = torch._C._dynamo.guards.GlobalStateGuard  # compares all modes that Dynamo's guards know at once
+TensorGuards = torch._C._dynamo.guards.TensorGuards  # compares class, dispatch keys, dtype, device, sizes and strides
+
+
+def function_modes() -> int:
+    """How many ``TorchFunctionMode``s are active; a default device is one."""
+    count: int = torch._C._len_torch_function_stack()
+    return count

@@ -1,0 +1,115 @@
+"""The arguments of a call, in the order in which the program was captured with them.
+
+Invariant: arguments that are built alike have the same structure, leaf by leaf, however they were spelled (by position
+or by name, in whatever order). Limits: those of ``StateWalk``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from functionalize.errors import InputMismatchError
+from functionalize.runtime.state_walk import LEAF_TYPES, TENSOR_TYPES, StateWalk, is_module
+
+
+class CallArguments:
+    """What one call brings. Arguments that are tensors and plain values, as most are, need no walk."""
+
+    def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> None:
+        """``names``: of the positional arguments."""
+        self.args, self.kwargs, self._names = list(args), kwargs, names
+        self.values = (*args, *kwargs.values()) if kwargs else args
+        self.kinds = tuple(map(type, self.values))
+
+    @cached_property
+    def flat(self) -> bool:
+        """Whether all arguments are tensors and plain values."""
+        return LEAF_TYPES.issuperset(self.kinds)
+
+    @property
+    def leaves(self) -> Sequence[Any]:
+        """Tensors and plain values, in order."""
+        return self.values if self.flat else [slot.get() for slot in self.walk.leaves]
+
+    @property
+    def structure(self) -> Any:
+        """Equal for arguments that are built alike."""
+        if not self.flat:
+            return tuple(self.walk.shape)
+        return tuple(torch.Tensor if kind in TENSOR_TYPES else kind for kind in self.kinds)
+
+    @property
+    def containers(self) -> Mapping[int, tuple[Any, str]]:
+        """What the arguments sit in, and their paths."""
+        return self.walk.containers
+
+    @property
+    def seen(self) -> Sequence[Any]:
+        """The objects among the arguments."""
+        return self.walk.seen
+
+    @cached_property
+    def walk(self) -> StateWalk:
+        """The arguments as objects that were walked."""
+        walk = StateWalk()
+        for position in range(len(self.args)):
+            walk.walk(self.args, position, self._names[position])
+        for name in self.kwargs:
+            walk.walk(self.kwargs, name, name)
+        return walk
+
+
+@dataclass(frozen=True)
+class CallingConvention:
+    """How a program was called when it was captured."""
+
+    names: tuple[str, ...]  # of the positional arguments
+    keywords: tuple[str, ...]
+    parameters: tuple[str, ...]  # what the function itself calls its positional arguments
+
+    @classmethod
+    def of(cls, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> CallingConvention:
+        """The convention of one call of a function."""
+        names = tuple(_names_of(func, len(args)))
+        return cls(names[: len(args)], tuple(kwargs), names)
+
+    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CallArguments:
+        """A call's arguments in this order.
+
+        Raises:
+            InputMismatchError: others were given than at the capture.
+        """
+        if len(args) != len(self.names) or tuple(kwargs) != self.keywords:
+            args, kwargs = self._reordered(args, kwargs)
+        return CallArguments(args, kwargs, self.names)
+
+    def _reordered(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        order = (*self.names, *self.keywords)
+        given = dict(zip(self.parameters, args, strict=False)) | kwargs
+        missing, more = [name for name in order if name not in given], [name for name in given if name not in order]
+        if missing or more or len(args) + len(kwargs) != len(order):
+            said = [f"without {', '.join(missing)}"] if missing else []
+            said += [f"with {', '.join(more)}"] if more else []
+            raise InputMismatchError(
+                f"the program is called {' and '.join(said) or 'with more arguments'}; it was captured with "
+                f"{', '.join(order) or 'none'}",
+                hint="pass the same arguments, or capture again",
+            )
+        return [given[name] for name in self.names], {name: given[name] for name in self.keywords}
+
+
+def _names_of(func: Callable[..., Any], count: int) -> list[str]:
+    """What a function calls its positional arguments, ``count`` at least."""
+    try:
+        parameters = list(inspect.signature(func.forward if is_module(func) else func).parameters.values())  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
+    return names + [f"{rest}_{position}" for position in range(count - len(names))]

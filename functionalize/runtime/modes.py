@@ -1,0 +1,91 @@
+"""The modes of torch that a program runs under: a table of how to read each of them, and how to set it.
+
+Invariant: what a program computes depends on no other mode than these. Limits: the modes of one thread; settings that
+kernels read themselves when the graph runs (such as the precision of matrix products) are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from functionalize._torch.dispatch import GlobalStateGuard, function_modes
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a mode is read; how it is set, where a program may leave it otherwise than it found it."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object] | None = None
+
+
+def _autocast(device: str) -> Any:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _set_autocast(device: str, dtype: torch.dtype | None) -> None:
+    torch.set_autocast_enabled(device, dtype is not None)
+    if dtype is not None:
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _deterministic() -> Any:
+    if not torch.are_deterministic_algorithms_enabled():
+        return False
+    return "warn_only" if torch.is_deterministic_algorithms_warn_only_enabled() else True
+
+
+def _set_deterministic(value: Any) -> None:
+    torch.use_deterministic_algorithms(bool(value), warn_only=value == "warn_only")
+
+
+GRAD_MODE = "grad mode"
+MODES: dict[str, Mode] = {
+    GRAD_MODE: Mode(torch.is_grad_enabled, torch.set_grad_enabled),
+    "inference mode": Mode(torch.is_inference_mode_enabled),
+    "autocast on cpu": Mode(partial(_autocast, "cpu"), partial(_set_autocast, "cpu")),
+    "autocast on cuda": Mode(partial(_autocast, "cuda"), partial(_set_autocast, "cuda")),
+    "default dtype": Mode(torch.get_default_dtype, torch.set_default_dtype),
+    "default device": Mode(torch.get_default_device, torch.set_default_device),
+    "deterministic algorithms": Mode(_deterministic, _set_deterministic),
+    "torch function modes": Mode(function_modes),
+}
+
+
+def modes_now() -> dict[str, Any]:
+    """The modes of this thread, by name."""
+    return {name: mode.read() for name, mode in MODES.items()}
+
+
+def set_modes(values: Mapping[str, Any]) -> None:
+    """Set some modes."""
+    for name, value in values.items():
+        write = MODES[name].write
+        if write is not None:
+            write(value)
+
+
+def changed_modes(before: Mapping[str, Any]) -> dict[str, Any]:
+    """The modes that are otherwise than they were."""
+    return {name: value for name, value in modes_now().items() if value != before[name]}
+
+
+class ModeCheck:
+    """Whether the modes are, for sure, as they were when this was made. May say no where they are."""
+
+    def __init__(self) -> None:
+        self._guard, self._plain = GlobalStateGuard(), _is_plain()
+
+    def passes(self) -> bool:
+        """Asked at each call: torch compares in one go."""
+        return bool(self._plain and self._guard.check() and _is_plain())
+
+
+def _is_plain() -> bool:
+    """Whether the modes that torch's own check leaves out are off."""
+    return not (function_modes() or torch.is_inference_mode_enabled())

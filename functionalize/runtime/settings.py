@@ -1,0 +1,232 @@
+"""The Python values that a program may decide by: attributes of modules, variables of functions, their containers.
+
+Invariant: values compare equal only if a program cannot tell them apart. Limits: values behind objects that are
+neither modules, containers nor plain objects with attributes are compared by identity.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import torch
+
+from functionalize.runtime.state_walk import OPAQUE, unchanged
+
+_VALUES: tuple[type, ...] = (
+    *(bool, int, float, complex, str, bytes, type(None), range, torch.Size),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+_DEPTH = 4
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training", *_HOOKS}
+ABSENT = object()  # a value that is not there
+
+
+@dataclass(frozen=True, eq=False)
+class _Identity:
+    """A value that is only equal to itself."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class _Content:
+    """What a container, or an object with attributes, holds."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    items: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        if issubclass(self.kind, (list, tuple, set, frozenset)):
+            return f"{self.kind.__name__}({', '.join(map(repr, self.items))})"
+        items = ", ".join(f"{key}: {item!r}" for key, item in zip(self.keys, self.items, strict=True))
+        return f"{self.kind.__name__}({items})"
+
+
+def frozen(value: Any, memo: dict[int, Any], depth: int = _DEPTH) -> Any:
+    """What a value is, so that it can be compared later: containers by their content.
+
+    ``memo``: of containers that were met before, by identity; they must outlive it.
+    """
+    if isinstance(value, _VALUES):
+        return value
+    if depth == 0 or isinstance(value, _NOT_ENTERED) or callable(value):
+        return _Identity(None if isinstance(value, torch.Tensor) else value)
+    known = memo.get(id(value))
+    if known is None:
+        memo[id(value)] = _Identity(value)  # what holds itself
+        known = memo[id(value)] = _content(value, memo, depth - 1)
+    return known
+
+
+def _content(value: Any, memo: dict[int, Any], depth: int) -> Any:
+    keys, items = _parts(value)
+    return _Content(type(value), keys, tuple(frozen(item, memo, depth) for item in items))
+
+
+def _parts(value: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
+    """The keys and the items of a container, or of an object with attributes."""
+    if isinstance(value, (list, tuple)):
+        return (), list(value)
+    if isinstance(value, (set, frozenset)):
+        return (), sorted(value, key=repr)
+    content = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    return tuple(content), list(content.values())
+
+
+def same(now: Any, before: Any) -> bool:
+    """Whether two values, both frozen, are the same to a program."""
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, _Identity):
+        return now.value is before.value
+    if isinstance(now, _Content):
+        return (
+            now.kind is before.kind
+            and now.keys == before.keys
+            and len(now.items) == len(before.items)
+            and all(map(same, now.items, before.items))
+        )
+    return bool(now == before) if type(now) not in (float, complex) else repr(now) == repr(before)  # NaN, -0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One value: what messages call it, where it is, and what it was."""
+
+    path: str
+    container: Any  # a dict, a list, or the cell of a variable that a function closes over
+    key: Any
+    value: Any
+    content: Any  # the value, frozen
+
+
+def cell_content(cell: types.CellType) -> Any:
+    """What a variable that functions close over holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled, or deleted
+        return ABSENT
+
+
+class Settings:
+    """The settings of one program."""
+
+    def __init__(self) -> None:
+        self.found: list[Setting] = []
+        self._memo: dict[int, Any] = {}
+        self._seen: set[tuple[int, Any]] = set()
+
+    @staticmethod
+    def read(container: Any, key: Any) -> Any:
+        """A value as it is now."""
+        if isinstance(container, types.CellType):
+            return cell_content(container)
+        if isinstance(container, dict):
+            return container.get(key, ABSENT)
+        return container[key] if key < len(container) else ABSENT
+
+    def add(self, path: str, container: Any, key: Any) -> None:
+        """One more, as it is now."""
+        if (id(container), key) not in self._seen:
+            self._seen.add((id(container), key))
+            value = self.read(container, key)
+            self.found.append(Setting(path, container, key, value, frozen(value, self._memo)))
+
+    def add_module(self, module: torch.nn.Module, path: str, entered: Container[int]) -> None:
+        """What a module decides by: whether it trains, its hooks, its attributes but for the ``entered`` ones."""
+        content = module.__dict__
+        for name, value in content.items():
+            if name not in _OF_MODULES and id(value) not in entered and not isinstance(value, torch.Tensor):
+                self.add(f"{path}.{name}" if path else name, content, name)
+
+    def without(self, changed: Container[tuple[int, Any]]) -> Settings:
+        """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
+        kept = Settings()
+        kept.found = [one for one in self.found if (id(one.container), one.key) not in changed]
+        return kept
+
+    def without_logs(self) -> Settings:
+        """Those but for containers that have only grown since: what a program writes down, it does not decide by."""
+        kept = Settings()
+        kept.found = [setting for setting in self.found if not _has_grown(setting.value, setting.content)]
+        return kept
+
+    def differing(self) -> tuple[Setting, Any] | None:
+        """The first that is no longer what it was, and what it is now."""
+        memo: dict[int, Any] = {}
+        for setting in self.found:
+            now = self.read(setting.container, setting.key)
+            if not same(frozen(now, memo), setting.content):
+                return setting, now
+        return None
+
+
+def _has_grown(value: Any, content: Any) -> bool:
+    if not isinstance(value, (list, dict)) or len(value) <= len(content.items):
+        return False
+    keys, items = _parts(value)
+    first = [frozen(item, {}) for item in items[: len(content.items)]]
+    return keys[: len(content.keys)] == content.keys and all(map(same, first, content.items))
+
+
+class SettingsCheck:
+    """Whether settings are, for sure, as they were when this was made. May say no where they are."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._entries, self._cells, self._values = [], [], []
+        self._empty: list[Any] = []
+        self._containers: list[tuple[Any, Any]] = []
+        cells = []
+        seen: set[int] = set()
+        for setting in settings.found:
+            value = settings.read(setting.container, setting.key)
+            if isinstance(setting.container, types.CellType):
+                self._cells.append(setting.container)
+                cells.append(value)
+            else:
+                self._entries.append((setting.container, setting.key))
+                self._values.append(value)
+            self._enter(value, seen)
+        self._values += cells
+
+    def _enter(self, value: Any, seen: set[int], depth: int = _DEPTH) -> None:
+        """Remember what the containers that a value consists of hold now."""
+        if isinstance(value, (*_VALUES, *_NOT_ENTERED)) or callable(value) or id(value) in seen or not depth:
+            return
+        seen.add(id(value))
+        held = value if isinstance(value, (list, dict, set)) else getattr(value, "__dict__", None)
+        if held is not None and not held:
+            self._empty.append(held)
+        elif held is not None:
+            self._containers.append((held, list(held) if isinstance(held, (list, set)) else dict(held)))
+        for item in _parts(value)[1]:
+            self._enter(item, seen, depth - 1)
+
+    def passes(self) -> bool:
+        """Asked at each call."""
+        try:
+            values = [container[key] for container, key in self._entries]
+            if self._cells:
+                values += map(cell_content, self._cells)
+        except (KeyError, IndexError):
+            return False
+        return (
+            all(map(is_, values, self._values))
+            and not any(self._empty)
+            and all(
+                set(content) == container if isinstance(container, set) else unchanged(container, content)
+                for container, content in self._containers
+            )
+        )

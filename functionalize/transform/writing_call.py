@@ -1,0 +1,162 @@
+"""One call of an op that writes: what it writes, and legal values for that.
+
+Each result gets the shape, dtype and device of what it is written to; an `out=` is resized.
+
+Invariant: all results of an op are legal before the first is committed. Limits: only strided tensors are resized.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+
+from functionalize._torch import counting_versions, counts_versions, pytree, storage_key
+from functionalize.aliasing.geometry import Layout, differ, hinted_span
+from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
+from functionalize.aliasing.view_rules import Value
+from functionalize.errors import UnsupportedMutationError
+from functionalize.ops.tables import Kind, OpRow, Written
+from functionalize.transform import dry_run
+from functionalize.transform.context import FunctionalizationContext
+
+aten = torch.ops.aten
+Kwargs = dict[str, Any]
+Call = tuple[Any, list[Any], Kwargs]  # an op, and its arguments
+
+
+@dataclass(eq=False)
+class WritingCall:
+    """A call, on handles, of an op that writes some of its arguments."""
+
+    context: FunctionalizationContext
+    func: Any
+    row: OpRow
+    args: Sequence[Any]
+    kwargs: Kwargs
+
+    @cached_property
+    def written(self) -> list[Written]:
+        """Which arguments this call writes."""
+        given = (w for w in self.row.written if w.given(self.args, self.kwargs) is not None)
+        return [w for w in given if w.when is None or self.argument(w.when)]
+
+    @cached_property
+    def targets(self) -> list[Any]:
+        """The arguments that are written: tensors, and lists of tensors."""
+        return [w.given(self.args, self.kwargs) for w in self.written]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors among the arguments."""
+        return list(tensor_leaves(self.args, self.kwargs))
+
+    def argument(self, name: str) -> Any:
+        """An argument by name, the schema's default where the call leaves it out."""
+        return argument(self.func, name, self.args, self.kwargs)
+
+    def returned(self, results: Sequence[Any]) -> Any:
+        """What the op returns: among the results of its functional variant, and the arguments that it writes."""
+        written = self.row.written
+        returns = [results[i] if i >= 0 else written[-i - 1].given(self.args, self.kwargs) for i in self.row.returns]
+        return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
+
+    def on_memory(self) -> Any:
+        """Run the op on the program's own tensors in direct use: eager's kernel, with what it does before it raises."""
+        with contextlib.nullcontext() if counts_versions(self.func) else counting_versions():
+            return self.context.executor.on_handles(self.func, self.args, self.kwargs)
+
+    def on_twins(self) -> dict[int, torch.Tensor]:
+        """Twins of the written handles, by identity, as eager's write leaves them. Raises what eager raises."""
+        executor = self.context.executor
+        try:
+            return dry_run.on_twins(executor, self.func, self.args, self.kwargs, self.targets)
+        except Exception:
+            if not executor.observed:  # what eager does to its arguments before it raises: `out=` may have another size
+                executor.on_handles(self.func, self.args, self.kwargs)
+            raise
+
+    _twins = cached_property(on_twins)
+
+    def commit(self, results: Sequence[Any], variant: Call) -> None:
+        """Commit to each written argument its value among the results of ``variant``, or raise what eager raises."""
+        pairs: list[tuple[torch.Tensor | None, Value]] = []
+        for w, target in zip(self.written, self.targets, strict=True):
+            value = w.value_among(results)
+            pairs += zip(target, value, strict=True) if w.is_list else [(target, value)]
+        legal = [(h, self._legalized(h, value, results, variant)) for h, value in pairs if h is not None]
+        for handle, value in legal:
+            self.context.write(handle, value)
+
+    def _legalized(self, handle: torch.Tensor, value: Value, results: Sequence[Any], variant: Call) -> Value:
+        if differ(value.size(), handle.size()) or value.dtype != handle.dtype:
+            twin = value if torch.Tag.dynamic_output_shape in self.func.tags else self._twins[id(handle)]
+            if self.row.kind is Kind.OUT and differ(twin.size(), value.size()):
+                twin = value  # fake tensors that run the kernel for real do not see that it resized its `out=`
+            if differ(twin.size(), handle.size()):
+                # A fake twin is resized to contiguous strides, a real one to those of the result.
+                by_value = is_fake(twin) and not differ(value.size(), twin.size())
+                self._resize(handle, self._as_in_eager(value, results, variant) if by_value else twin)
+                self._refuse_overlap(handle)
+            if value.dtype != handle.dtype:
+                value = self.context.executor.call(aten._to_copy.default, value, dtype=handle.dtype)
+        if value.device != handle.device:
+            value = self.context.executor.call(aten._to_copy.default, value, device=handle.device)
+        return value
+
+    def _as_in_eager(self, value: Value, results: Sequence[Any], variant: Call) -> Value:
+        """A result with the strides that eager gives it, which its value may not have."""
+        if not self.context.values_of(*variant[1:])[2]:
+            return value
+        likes = pytree.tree_leaves(dry_run.with_eager_strides(self.context.executor, *variant, results))
+        return next(like for like, leaf in zip(likes, pytree.tree_leaves(results), strict=True) if leaf is value)
+
+    def _resize(self, handle: torch.Tensor, like: torch.Tensor) -> None:
+        """Give an ``out=`` handle the layout that eager gives it; all of its elements are about to be written."""
+        if not is_plain_strided(handle):
+            raise UnsupportedMutationError(
+                f"a resize of a tensor of layout {handle.layout}",
+                why="in a graph only strided tensors can be given another size",
+                hint="build a new tensor of that size",
+            )
+        context, executor = self.context, self.context.executor
+        if executor.observed:
+            context.refuse_constant(handle)
+            context.unshare(handle)
+            context.prepare_resize(handle)
+        executor.resize_handle(handle, like.size(), {})
+        if not same_strides(handle, like):
+            executor.on_handles(aten.as_strided_.default, (handle, list(like.size()), list(like.stride())), {})
+        if executor.observed:
+            executor.track_sizes(handle)
+            context.graph.relocate(handle)
+
+    def _refuse_overlap(self, resized: torch.Tensor) -> None:
+        """Raise where an `out=` that was resized overlaps another argument: eager does not notice."""
+        key, (start, stop) = storage_key(resized), hinted_span(Layout.of(resized))
+        for other in self.tensors:
+            if other is resized or storage_key(other) != key:
+                continue
+            first, end = hinted_span(Layout.of(other))
+            if start < end and first < stop:
+                raise UnsupportedMutationError(
+                    f"{self.func} resizes its out= to {tuple(resized.size())}, into memory that it reads or writes",
+                    why="what eager gives then depends on the order in which its kernel goes through the elements",
+                    hint="pass an out= of the right size, or a tensor that shares no memory with the arguments",
+                )
+
+
+def argument(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    """An argument of a call by name, the schema's default where the call leaves it out."""
+    position, kwarg_only, default = declared(func)[name]
+    return args[position] if not kwarg_only and position < len(args) else kwargs.get(name, default)
+
+
+@cache
+def declared(func: Any) -> dict[str, tuple[int, bool, Any]]:
+    """The arguments of an op: position, whether by name only, default. To ask the schema costs as much as an op."""
+    return {own.name: (index, own.kwarg_only, own.default_value) for index, own in enumerate(func._schema.arguments)}

@@ -1,0 +1,304 @@
+"""What a captured program takes for granted of its calls: other calls are refused with the reason, or captured anew."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+from functionalize import InputMismatchError, capture
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def assert_same(want: Any, got: Any) -> None:
+    torch.testing.assert_close(got, want, check_stride=True, rtol=0, atol=0)
+
+
+@contextlib.contextmanager
+def setting(setter: Callable[[Any], Any], value: Any, usual: Any) -> Iterator[None]:
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(usual)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, the inputs of its capture, those of a call, and what the refusal of that call says."""
+
+    program: Callable[..., Any]
+    captured: Callable[[], tuple[Any, ...]]
+    called: Callable[[], tuple[Any, ...]]
+    says: str
+    around: Context = field(default=contextlib.nullcontext)
+
+
+def bump(x: Tensor) -> Tensor:
+    return x.contiguous().add_(1)
+
+
+def _same(make: Callable[[], tuple[Any, ...]], **rest: Any) -> dict[str, Any]:
+    return {"captured": make, "called": make, **rest}
+
+
+def _ones() -> tuple[Tensor]:
+    return (torch.ones(2, 2),)
+
+
+CASES = {
+    "strides": Case(
+        lambda x: x.flatten(), lambda: (torch.zeros(2, 3),), lambda: (torch.arange(6.0).view(3, 2).t(),), "strides"
+    ),
+    "expanded": Case(bump, lambda: (torch.zeros(1).expand(3),), lambda: (torch.zeros(3),), "strides"),
+    "a transpose that is copied": Case(bump, lambda: (torch.zeros(2, 2),), lambda: (torch.zeros(2, 2).t(),), "strides"),
+    "memory format": Case(
+        lambda x: x.relu(),
+        lambda: (torch.ones(1, 2, 3, 3),),
+        lambda: (torch.ones(1, 2, 3, 3).to(memory_format=torch.channels_last),),
+        "strides",
+    ),
+    "storage offset": Case(
+        lambda x: torch.as_strided(x, (2,), (1,), 0),
+        lambda: (torch.arange(5.0)[0:3],),
+        lambda: (torch.arange(5.0)[2:5],),
+        "storage offset",
+    ),
+    "conjugate bit": Case(
+        lambda x: x * 2 if x.is_conj() else x * 3,
+        lambda: (torch.tensor([1 + 2j]),),
+        lambda: (torch.tensor([1 + 2j]).conj(),),
+        "conjugate bit",
+    ),
+    "dtype": Case(torch.sin, lambda: (torch.ones(2),), lambda: (torch.ones(2, dtype=torch.float64),), "dtype"),
+    "a number of another type": Case(
+        lambda x, n: x * n, lambda: (torch.ones(2, dtype=torch.int64), 1), lambda: (torch.ones(2).long(), 1.0), "nested"
+    ),
+    "a number": Case(lambda x, n: x * n, lambda: (torch.ones(2), 2), lambda: (torch.ones(2), 3), "`n` is 3, and was 2"),
+    "autocast": Case(
+        lambda x: x @ x, **_same(_ones, says="autocast on cpu", around=lambda: torch.autocast("cpu", torch.bfloat16))
+    ),
+    "inference mode": Case(lambda x: x + 1, **_same(_ones, says="inference mode", around=torch.inference_mode)),
+    "default dtype": Case(
+        lambda x: x + torch.ones(2),
+        **_same(
+            _ones,
+            says="default dtype",
+            around=lambda: setting(torch.set_default_dtype, torch.float64, torch.float32),
+        ),
+    ),
+    "deterministic algorithms": Case(
+        lambda x: x + torch.are_deterministic_algorithms_enabled(),
+        **_same(
+            _ones,
+            says="deterministic algorithms",
+            around=lambda: setting(torch.use_deterministic_algorithms, True, False),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_another_call_is_refused_and_changes_nothing_or_is_captured_anew(case: Case) -> None:
+    program = capture(case.program, case.captured())
+    given, untouched = case.called(), case.called()
+    with case.around(), pytest.raises(InputMismatchError, match=case.says):
+        program(*given)
+    assert_same(untouched, given)
+    assert_same(case.program(*case.captured()), program(*case.captured()))  # goes on
+
+    again = capture(case.program, case.captured(), on_guard_failure="recapture")
+    for _ in range(2):
+        mine, eager = case.called(), case.called()
+        with case.around():
+            got, want = again(*mine), case.program(*eager)
+        assert_same(want, got)
+        assert_same(eager, mine)
+
+
+def test_a_default_device_is_a_mode() -> None:
+    program = capture(lambda x: x + torch.ones(2), (torch.ones(2),))
+    with torch.device("meta"), pytest.raises(InputMismatchError, match=r"default device is .*meta"):
+        program(torch.ones(2, device="cpu"))
+
+
+def test_another_generator_is_refused_and_none_draws() -> None:
+    def run(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x + torch.rand(3, generator=generator)
+
+    first, second = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    program = capture(run, (torch.ones(3), first))
+    before = first.get_state()
+    with pytest.raises(InputMismatchError, match="the argument `generator`"):
+        program(torch.ones(3), second)
+    assert torch.equal(first.get_state(), before)
+    assert torch.equal(program(torch.ones(3), first), run(torch.ones(3), torch.Generator().manual_seed(1)))
+
+
+def test_a_subclass_is_refused() -> None:
+    program = capture(lambda x: x * 2, (torch.ones(3),))
+    with pytest.raises(InputMismatchError, match=r"class of the input `x` is .*TwoTensor"):
+        program(TwoTensor(torch.ones(3), torch.ones(3)))
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.scale, self.names = torch.nn.Dropout(0.5), 2, ["a"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped: Tensor = self.drop(x)
+        return dropped * self.scale + len(self.names)
+
+
+def test_python_state_that_changes_the_graph_is_refused() -> None:
+    changes: dict[str, Callable[[Noisy], object]] = {
+        "drop.training": lambda module: module.eval(),
+        "scale": lambda module: setattr(module, "scale", 3),
+        "names": lambda module: module.names.append("b"),
+        "_forward_hooks": lambda module: module.register_forward_hook(lambda module, args, output: output + 1),
+    }
+    for name, change in changes.items():
+        module, x = Noisy(), torch.ones(4)
+        program, again = capture(module, (x,)), capture(module, (x,), on_guard_failure="recapture")
+        change(module)
+        with pytest.raises(InputMismatchError, match=rf"`{name}`|`training`"):
+            program(x)
+        torch.manual_seed(0)
+        want = module(x)
+        torch.manual_seed(0)
+        assert torch.equal(again(x), want), name
+
+
+def test_state_that_leaves_the_graph_as_it_is_is_followed() -> None:
+    module, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    program = capture(module, (x,))
+    module.eval()
+    assert torch.equal(program(x), module(x))
+
+
+FACTOR = 2
+
+
+def test_variables_of_functions_are_guarded() -> None:
+    global FACTOR
+    flag, table = True, {"shift": 1}
+
+    def run(x: Tensor) -> Tensor:
+        return (x * FACTOR if flag else -x) + table["shift"]
+
+    x = torch.ones(2)
+    program = capture(run, (x,), on_guard_failure="recapture")
+    strict = capture(run, (x,))
+    flag = False
+    with pytest.raises(InputMismatchError, match="`flag` is False, and was True"):
+        strict(x)
+    assert torch.equal(program(x), run(x))
+    flag, table["shift"] = True, 5
+    assert torch.equal(program(x), run(x))
+    FACTOR = 3
+    try:
+        assert torch.equal(program(x), run(x))
+    finally:
+        FACTOR = 2
+
+
+def test_a_log_is_no_guard() -> None:
+    calls: list[int] = []
+
+    def run(x: Tensor) -> Tensor:
+        calls.append(len(calls))
+        return x + 1
+
+    program = capture(run, (torch.ones(2),))
+    assert torch.equal(program(torch.ones(2)), torch.full((2,), 2.0)) and calls == [0]
+
+
+def test_grad_mode_and_requires_grad_are_followed() -> None:
+    def run(x: Tensor) -> Tensor:
+        return x * 2 if torch.is_grad_enabled() else x * 3
+
+    program = capture(run, (torch.ones(2),))
+    with torch.no_grad():
+        assert torch.equal(program(torch.ones(2)), torch.full((2,), 3.0))
+    x = torch.ones(2, requires_grad=True)
+    program(x).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.full((2,), 2.0))
+    assert not program(torch.ones(2)).requires_grad
+
+
+def test_arguments_are_told_apart_by_name() -> None:
+    def run(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return x + 2 * y + 3 * z
+
+    x, y, z = torch.tensor([1.0]), torch.tensor([10.0]), torch.tensor([100.0])
+    program = capture(run, (x,), {"z": z, "y": y})
+    for got in (program(x, y=y, z=z), program(x, y, z), program(z=z, x=x, y=y), program(x, y, z=z)):
+        assert torch.equal(got, run(x, y, z))
+    for args, kwargs, says in (
+        ((x, y), {}, "without z"),
+        ((x,), {"y": y, "z": z, "w": z}, "with w"),
+        ((x, y, z, z), {}, "more arguments"),
+    ):
+        with pytest.raises(InputMismatchError, match=says):
+            program(*args, **kwargs)
+
+
+def test_a_mode_that_the_program_leaves_is_left_by_a_call() -> None:
+    def run(x: Tensor) -> Tensor:
+        torch.set_grad_enabled(False)
+        return x * 2
+
+    x = torch.ones(2, requires_grad=True)
+    try:
+        program = capture(run, (x,))
+        assert torch.is_grad_enabled()
+        got = program(x)
+        assert not torch.is_grad_enabled() and not got.requires_grad
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def test_programs_are_kept_and_bounded() -> None:
+    runs: list[torch.Size] = []
+
+    def run(x: Tensor) -> Tensor:
+        runs.append(x.size())
+        return x * 2
+
+    program = capture(run, (torch.ones(1, 2),), on_guard_failure="recapture", cache_size=3)
+    for _ in range(3):
+        for size in (2, 3, 4):
+            assert torch.equal(program(torch.ones(1, size)), torch.full((1, size), 2.0))
+    assert len(runs) == 3
+    program(torch.ones(1, 5))
+    program(torch.ones(1, 4))
+    assert len(runs) == 4
+    with pytest.raises(ValueError, match="cache_size must be at least 1"):
+        capture(run, (torch.ones(2),), cache_size=0)
+
+
+def test_nan_among_the_arguments_is_itself() -> None:
+    program = capture(lambda x, fill: x.masked_fill(x > 0, fill), (torch.ones(2), float("nan")))
+    assert program(torch.ones(2), float("nan")).isnan().all()
+
+
+def test_guards_are_data() -> None:
+    program = capture(Noisy(), (torch.ones(4),))
+    listed = [str(guard) for guard in program.guards]
+    for line in (
+        "the call: grad mode True",
+        "the call: autocast on cpu None",
+        "`drop.training`: value True",
+        "`scale`: value 2",
+        "the input `x`: strides (1,)",
+        "the input `x`: dtype torch.float32",
+    ):
+        assert line in listed

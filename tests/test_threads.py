@@ -1,0 +1,161 @@
+"""Threads: many call one program; one captures while others run, train or capture. Right, or a clear refusal."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from functionalize import capture
+
+ROUNDS = 100
+_REFUSED = "another thread is capturing"
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def together(*works: Callable[[], None], seconds: float = 60) -> list[BaseException]:
+    """Run works in threads that begin at once; what they raised."""
+    raised: list[BaseException] = []
+    barrier = threading.Barrier(len(works))
+
+    def run(work: Callable[[], None]) -> None:
+        barrier.wait()
+        try:
+            work()
+        except BaseException as error:  # told in the main thread
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "threads wait for one another for ever"
+    return raised
+
+
+def gradients(call: Callable[[Tensor], Tensor], module: torch.nn.Module) -> list[Tensor]:
+    return list(torch.autograd.grad(call(X).sum(), list(module.parameters())))
+
+
+def test_eight_threads_call_and_differentiate_one_program() -> None:
+    module = model()
+    want, want_gradients = module(X), gradients(module, module)
+    for _ in range(ROUNDS // 10):  # the first calls of a program are those that race
+        program = capture(module, (X,))
+
+        def work(program: Callable[[Tensor], Tensor] = program) -> None:
+            for _ in range(ROUNDS // 10):
+                torch.testing.assert_close(program(X), want)
+                for got, wanted in zip(gradients(program, module), want_gradients, strict=True):
+                    torch.testing.assert_close(got, wanted)
+
+        assert not together(*[work] * 8)
+
+
+def test_threads_that_need_other_programs_share_them() -> None:
+    runs: list[int] = []
+
+    def run(x: Tensor) -> Tensor:
+        runs.append(x.shape[0])
+        return x * 2
+
+    program = capture(run, (torch.ones(1),), on_guard_failure="recapture")
+
+    def work() -> None:
+        for size in range(2, 6):
+            assert torch.equal(program(torch.ones(size)), torch.full((size,), 2.0))
+
+    assert not together(*[work] * 8)
+    assert sorted(runs) == [1, 2, 3, 4, 5]
+
+
+def capturing(module: torch.nn.Module, want: Tensor) -> Callable[[], None]:
+    def work() -> None:
+        for _ in range(ROUNDS):
+            torch.testing.assert_close(capture(module, (X,))(X), want)
+
+    return work
+
+
+def test_threads_capture_other_models_and_the_same() -> None:
+    module = model()
+    want = module(X)
+    others = [model() for _ in range(2)]
+    works = [capturing(one, want) for one in (module, module, *others)]
+    assert not together(*works, seconds=120)
+
+
+def test_captured_programs_run_while_their_model_is_captured() -> None:
+    module = model()
+    want, program = module(X), capture(module, (X,))
+
+    def run() -> None:
+        for _ in range(ROUNDS * 5):
+            torch.testing.assert_close(program(X), want)
+
+    assert not together(capturing(module, want), run, run)
+
+
+def test_other_models_run_and_train_meanwhile() -> None:
+    module, other, alone = model(), model(), model()
+    want = module(X)
+
+    def train(trained: torch.nn.Module) -> None:
+        optimizer = torch.optim.SGD(trained.parameters(), 0.01)
+        for _ in range(ROUNDS):
+            optimizer.zero_grad()
+            trained(X).sum().backward()
+            optimizer.step()
+
+    assert not together(capturing(module, want), lambda: train(other))
+    train(alone)
+    for got, wanted in zip(other.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_the_model_itself_runs_meanwhile_or_says_why_not() -> None:
+    module = model()
+    want, before = module(X), copy.deepcopy(module.state_dict())
+
+    def run() -> None:
+        for _ in range(ROUNDS * 5):
+            try:
+                got = module(X)
+            except RuntimeError as error:
+                assert _REFUSED in str(error), error
+            else:
+                assert type(got) is Tensor and torch.equal(got, want)
+
+    assert not together(capturing(module, want), run, run)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_capture_says_to_another_thread_that_it_is_one() -> None:
+    module, said = torch.nn.Linear(4, 1), list[str]()
+
+    def elsewhere() -> None:
+        with pytest.raises(RuntimeError, match=_REFUSED) as caught:
+            module(X)
+        said.append(str(caught.value))
+
+    def run(x: Tensor) -> Tensor:
+        result: Tensor = module(x)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        return result
+
+    torch.testing.assert_close(capture(run, (X,))(X), module(X))
+    assert len(said) == 1 and "capture first" in said[0]
