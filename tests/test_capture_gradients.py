@@ -298,3 +298,19 @@ def test_threads_that_differentiate_at_once_share_the_halves() -> None:
         for found in pool.map(gradient, [program_of] * 16):
             torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradient(program), wanted)
+
+
+@pytest.mark.parametrize("place", [slice(None), slice(3, 6)], ids=["whole", "view"])
+def test_gradients_of_a_written_input_go_to_what_it_is_a_part_of(place: slice) -> None:
+    def func(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y[1:].mul_(3)
+        return y * 2, y[:2]
+
+    gradients = []
+    for captured in (False, True):
+        leaf = torch.arange(1.0, 10.0, requires_grad=True)
+        part = (leaf * 1)[place]
+        outputs = (capture(func, (part,)) if captured else func)(part)
+        sum(output.sin().sum() for output in outputs).backward()  # type: ignore[union-attr]
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])

@@ -39,6 +39,7 @@ from functionalize.runtime.modes import set_modes
 from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.side_effects import GraphNumber
 from functionalize.runtime.specialization import Recorded
+from functionalize.tracing.fakeify import fresh
 from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 
@@ -181,7 +182,7 @@ class _Backend:
         names = [name.replace(".", "_") for name in self.state]
         names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
         with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
-            handles = [_fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
+            handles = [fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
         inputs = [
             TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position)
             for position, (name, handle) in enumerate(zip(names, handles, strict=True))
@@ -210,25 +211,6 @@ class _Backend:
             values.append(value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value)
         with run_apart(mode):
             return self.compiler(graph, values)
-
-
-class _Fresh(torch.autograd.Function):
-    """The same memory, as a tensor that is no leaf and no view, so that it may be written."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
-
-
-def _fresh(leaf: torch.Tensor) -> torch.Tensor:
-    if not (leaf.requires_grad and torch.is_grad_enabled()):
-        return leaf
-    handle: torch.Tensor = _Fresh.apply(leaf)  # type: ignore[no-untyped-call]
-    return handle
 
 
 class _Runner(Interpreter):
