@@ -77,6 +77,10 @@ def returns_a_diagonal_of_a_size_that_the_data_decide(x: Tensor) -> tuple[Tensor
     return places, places.diagonal(1, 1, 0)
 
 
+def returns_rows_whose_strides_the_data_decide(x: Tensor) -> tuple[Tensor, ...]:
+    return x.nonzero()[-1], x.nonzero()[-1:], (x > 0).nonzero()[:, 1:][0]
+
+
 def reads_a_conjugate_view(x: Tensor) -> Tensor:
     return torch.complex(x, x).conj().real
 
@@ -97,6 +101,7 @@ PROGRAMS: list[tuple[Program, tuple[Tensor, ...]]] = [
     (returns_views_of_a_size_that_the_data_decide, (torch.tensor([[1.0, 0], [2, 3]]),)),
     (views_a_part_of_known_size_of_a_storage_of_unknown, (torch.tensor([1.0, -1.0]),)),
     (returns_a_diagonal_of_a_size_that_the_data_decide, (torch.ones(2),)),
+    (returns_rows_whose_strides_the_data_decide, (torch.tensor([[1.0, 0], [2, 3]]),)),
     (reads_a_conjugate_view, (torch.arange(3.0),)),
     (returns_what_requires_grad_only_then, (torch.ones(2),)),
 ]
@@ -111,3 +116,38 @@ def test_captured_as_eager_runs_it(program: Program, inputs: tuple[Tensor, ...],
     want, got = observe(program, clone_inputs(inputs)), observe(captured, clone_inputs(inputs))
     assert want.error is None
     assert not list(differences(want, got, strides=True, aliasing=True, rtol=None, atol=None))
+
+
+# Sizes of both factors, whether the second lies column by column, offsets of the groups.
+GROUPED = [
+    ((8, 16), (2, 16, 32), False, [3, 8]),
+    ((8, 16), (2, 6, 16), True, [4, 8]),  # rows of the result are padded to 16 bytes
+    ((2, 8, 16), (2, 16, 8), False, None),
+    ((2, 8, 16), (16, 8), False, [4, 8]),
+    ((8, 16), (16, 8), False, [4, 16]),
+    ((8, 16), (2, 16, 3), False, [4, 8]),  # what follows is refused
+    ((8, 16), (2, 12, 8), False, [4, 8]),
+    ((8, 16), (3, 16, 8), False, [4, 8]),
+    ((8, 16), (2, 16, 8), False, None),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("left", "right", "turned", "offsets"), GROUPED)
+def test_grouped_matrix_products(left: Any, right: Any, turned: bool, offsets: Any, dtype: torch.dtype) -> None:
+    a, b = torch.randn(left, dtype=dtype), torch.randn(right, dtype=dtype)
+    b = b.mT if turned else b
+    groups = None if offsets is None else torch.tensor(offsets, dtype=torch.int32)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        return torch.nn.functional.grouped_mm(a, b, offs=groups)
+
+    try:
+        want = run(a, b)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            capture(run, (a, b))
+        return
+    got = capture(run, (a, b))(a, b)
+    assert torch.equal(got, want)
+    assert got.stride() == want.stride()

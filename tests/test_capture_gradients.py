@@ -69,6 +69,14 @@ MODULES: dict[str, Make] = {
     "written": lambda: (Applied(written, nn.Linear(4, 4)), torch.randn(4, 4)),
     "checkpointed": lambda: (Applied(dropped, nn.Linear(4, 4)), torch.randn(4, 4)),
     "several regions": lambda: (Applied(drawn_in_several, nn.Linear(4, 4)), torch.randn(4, 4)),
+    "complex numbers": lambda: (
+        Applied(lambda m, x: (torch.view_as_complex(m(x).view(4, 2, 2)) * (1 + 2j)).abs(), nn.Linear(4, 4)),
+        torch.randn(4, 4),
+    ),
+    "a row of what the data decide": lambda: (
+        Applied(lambda m, x: (x.detach().nonzero()[-1], m(x)), nn.Linear(4, 4)),
+        torch.randn(4, 4),
+    ),
     "batch norm": lambda: (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU(True)), torch.randn(3, 3)),
     "attention": lambda: (nn.TransformerEncoderLayer(4, 2, 4, dropout=0.0, batch_first=True), torch.randn(4, 4, 4)),
 }
@@ -112,6 +120,28 @@ def test_gradients_are_those_of_eager(name: str, remove: str) -> None:
         module.load_state_dict(state)
         for want in wanted:
             torch.testing.assert_close(gradients(run, module, x), want, msg=f"{way} differs from eager")
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm", "rnn"])
+def test_recurrent_layers_learn_in_a_training_step(name: str) -> None:
+    def step_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = module(x)[0].square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()  # type: ignore[no-any-return]
+
+        return step
+
+    module, x = MODULES[name]()
+    twin = copy.deepcopy(module)
+    program, eager = capture(step_of(module), (x,)), step_of(twin)
+    for _ in range(3):
+        torch.testing.assert_close(program(x), eager(x))
+    torch.testing.assert_close(module.state_dict(), twin.state_dict())
 
 
 def test_what_the_caller_partitions_by_is_called() -> None:
@@ -456,3 +486,19 @@ def test_a_tensor_that_is_passed_twice_has_one_gradient(requires: bool) -> None:
     example, x = (torch.ones(2).requires_grad_(requires) for _ in range(2))
     capture(func, (example, example))(x, x).sum().backward()
     torch.testing.assert_close(x.grad, torch.full((2,), 6.0))
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(3, 6)], ids=["whole", "view"])
+def test_gradients_of_a_written_input_go_to_what_it_is_a_part_of(part: slice) -> None:
+    def func(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y[1:].mul_(3)
+        return y * 2, y[:2]
+
+    gradients = []
+    for captured in (False, True):
+        leaf = torch.arange(1.0, 10.0, requires_grad=True)
+        taken = (leaf * 1)[part]
+        outputs = (capture(func, (taken,)) if captured else func)(taken)
+        sum(output.sin().sum() for output in outputs).backward()  # type: ignore[union-attr]
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])

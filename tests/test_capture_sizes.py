@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
@@ -110,3 +112,102 @@ def test_a_spec_that_does_not_fit_is_refused() -> None:
         capture(written, (torch.ones(5, 4), torch.ones(9, 4)), dynamic_shapes={"z": None})
     with pytest.raises(ValueError, match="names dimension 2 of 'x', which has 2"):
         capture(written, (torch.ones(5, 4), torch.ones(9, 4)), dynamic_shapes={"x": {2: Dim.AUTO}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (5, "5 for the arguments"),
+        ("abc", "'abc' for the arguments"),
+        (({0: Dim("n")}, None, None), "for the arguments\n.*tuple of 2"),
+        ((None,), "for the arguments"),
+        (({0: "n"}, None), "'n' for dimension 0 of 'x'"),
+        (({0: 2.5}, None), "2.5 for dimension 0 of 'x'\n.*the size itself, 5"),
+        (({0: 4}, None), "4 for dimension 0 of 'x'"),
+        (({"a": 3}, None), "dimension 'a' of 'x', which has 2"),
+        (({-3: Dim.AUTO}, None), "dimension -3 of 'x'"),
+        ((Dim.AUTO, None), "for 'x'"),
+        (([Dim.AUTO], None), "for 'x'\n.*tuple of 2"),
+        ((None, {"a": [Dim("n")]}), "for 'rest.a'"),
+        ((None, {"b": None}), "for 'rest'"),
+        ((None, [None]), "for 'rest'"),
+        ((None, 7), "for 'rest'"),
+        ((None, {"a": [{0: Dim.AUTO}, None, None]}), "for 'rest.a'"),
+    ],
+)
+def test_a_malformed_spec_is_refused(spec: Any, said: str) -> None:
+    inputs = (torch.ones(5, 4), {"a": [torch.ones(3), 2]})
+    with pytest.raises(ValueError, match=f"(?s){said}"):
+        capture(lambda x, rest: x + rest["a"][1], inputs, dynamic_shapes=spec)
+
+
+def test_a_size_in_the_place_of_a_dim_is_static() -> None:
+    for spec in (({0: 5, 1: None}, None), {"rest": {"a": [[3], None]}}):
+        capture(lambda x, rest: x + 1, (torch.ones(5, 4), {"a": [torch.ones(3), 2]}), dynamic_shapes=spec)
+
+
+def told(n: Tensor) -> Any:
+    size = n.item()
+    torch._check(size >= 1)
+    torch._check(size < 9)
+    return size
+
+
+BY_DATA: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "pad": lambda x, n: F.pad(x, (0, told(n))),
+    "reflect": lambda x, n: F.pad(x[None], (0, told(n)), mode="reflect"),
+    "nearest": lambda x, n: F.interpolate(x[None, None], size=(told(n),)),
+    "bilinear": lambda x, n: F.interpolate(x.view(1, 1, 2, 2), size=(told(n), 3), mode="bilinear"),
+    "scale": lambda x, n: F.interpolate(x[x > 0][None, None], scale_factor=2.0),
+    "dropout": lambda x, n: (F.dropout(x[x > 0], 0.5), F.dropout(x, 0.3), F.alpha_dropout(x[x > 1], 0.4)),
+}
+
+
+@pytest.mark.parametrize("name", BY_DATA)
+def test_ops_on_sizes_that_the_data_tell(name: str) -> None:
+    func = BY_DATA[name]
+    program = capture(func, (torch.arange(1.0, 5.0, requires_grad=True), torch.tensor(2)))
+    for values, count in (([1.0, 2.0, 3.0, 4.0], 2), ([1.0, -2.0, 3.0, 4.0], 3)):
+        found = []
+        for run in (func, program):
+            torch.manual_seed(0)
+            x = torch.tensor(values, requires_grad=True)
+            results = run(x, torch.tensor(count))
+            results = results if isinstance(results, tuple) else (results,)
+            sum(result.sin().sum() for result in results).backward()
+            found.append([*results, x.grad])
+        torch.testing.assert_close(found[1], found[0])
+
+
+ROUNDED: dict[str, Callable[[Any], Any]] = {
+    "round": lambda n: round(n / 2),
+    "floor": lambda n: math.floor(n / 3),
+    "ceil": lambda n: math.ceil(n / 3) + 1,
+    "trunc": lambda n: math.trunc(n / 3),
+    "rest": lambda n: n - round(n / 3),
+    "both": lambda n: math.ceil(math.floor(n / 3) / 2) * 2,
+    "int": lambda n: int(n * 0.5),
+    "power": lambda n: int(n**0.5),
+    "decimal": lambda n: int(round(n / 3, 1) * 2),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_sizes(name: str) -> None:
+    def run(x: Tensor) -> Tensor:
+        y = x[: ROUNDED[name](x.shape[0])]
+        y.mul_(2)
+        return y + 1
+
+    spec = ({0: Dim("n", min=2, max=100)},)
+    program, served = capture(run, (torch.arange(8.0),), dynamic_shapes=spec), 0
+    for size in (8, 5, 9, 27, 30):
+        x, y = torch.arange(float(size)), torch.arange(float(size))
+        try:
+            got = program(x)
+        except InputMismatchError:
+            continue
+        assert torch.equal(got, run(y))
+        assert torch.equal(x, y)
+        served += 1
+    assert served >= (1 if name in ("int", "power", "decimal") else 4)  # torch takes those for the number that they are

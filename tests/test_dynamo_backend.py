@@ -298,6 +298,39 @@ def test_written_input_that_shares_memory_with_another_and_requires_gradients() 
     assert isinstance(caught.value.inner_exception, UnsupportedMutationError)
 
 
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_view_that_is_older_than_its_base_s_storage(writes: bool) -> None:
+    def run(a: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        view = a.view(-1)
+        a.set_(other)  # type: ignore[call-overload]
+        if writes:
+            view.add_(1)
+        return a + 1, view * 2, view[1:]
+
+    compiled = torch.compile(run, backend="functionalize")
+    for _ in range(2):
+        wanted, got = (function(torch.ones(3), torch.full((3,), 4.0)) for function in (run, compiled))
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_grad_mode_that_a_function_leaves(requires_grad: bool) -> None:
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        torch.set_grad_enabled(False)
+        return y, y * 3
+
+    compiled = torch.compile(run, backend="functionalize")
+    for _ in range(2):
+        found = []
+        for function in (run, compiled):
+            x = torch.ones(3, requires_grad=requires_grad)
+            with torch.enable_grad():
+                results = function(x)
+                found.append([torch.is_grad_enabled(), *(result.requires_grad for result in results)])
+        assert found[1] == found[0] == [False, requires_grad, False]
+
+
 def test_inputs_that_share_memory_in_some_calls() -> None:
     def func(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.mul_(2)

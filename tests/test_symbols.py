@@ -92,9 +92,12 @@ def test_random_numbers_come_in_the_order_of_memory_at_any_size(length: int, rem
 
 
 @pytest.mark.parametrize("remove", REMOVES)
-def test_write_whose_functional_variant_knows_no_sizes_from_data_is_refused(remove: str) -> None:
-    def f(a: torch.Tensor) -> None:
-        torch._foreach_add_([a[a > 0]], [a], alpha=2)
+def test_write_to_a_list_of_tensors_whose_sizes_the_data_decide(remove: str) -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        positive = a[a > 0]
+        torch._foreach_add_([positive], [a], alpha=2)
+        return positive
 
-    with pytest.raises(UnsupportedMutationError, match="sizes only the data tell"):
-        trace(f, torch.ones(1), remove=remove, mode="fake")
+    graph = trace(f, torch.ones(1), remove=remove, mode="fake")
+    for a in (torch.ones(1), torch.zeros(1)):
+        assert torch.equal(graph(a), f(a))

@@ -6,7 +6,7 @@ Invariant: what is taken off the stack of modes is put back, also after an error
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -151,6 +151,15 @@ def counting_versions() -> contextlib.AbstractContextManager[Any]:
 def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:
     """Whether fake tensors made by these modes have symbolic sizes."""
     return any(isinstance(mode, FakeTensorMode) and mode.shape_env is not None for mode in modes)
+
+
+def symbols_in_making(modes: Sequence[TorchDispatchMode]) -> Mapping[Any, Any]:
+    """The symbols that fake tensors of plain sizes get while a program runs, from data: by now, and later."""
+    for mode in modes:
+        if isinstance(mode, FakeTensorMode) and mode.static_shapes and mode.shape_env is not None:
+            ranges: Mapping[Any, Any] = mode.shape_env.var_to_range
+            return ranges
+    return {}
 
 
 def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from functionalize._torch.autograd import without_autocast
 from functionalize._torch.fakes import new_fake_mode
+from functionalize._torch.tensors import storage_key
 
 
 def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
@@ -37,7 +38,15 @@ def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
             value, static_shapes=shapes, symbolic_context=symbols, source=source, trace=symbols is None
         )
 
-    return mode, [fake(value) for value in inputs]
+    return mode, [fake(_without_lost_base(value)) for value in inputs]
+
+
+def _without_lost_base(value: Any) -> Any:
+    """A view whose base has got another storage, as a tensor of its own: torch would make them share memory again."""
+    base = value._base if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) else None
+    if base is None or storage_key(base) == storage_key(value):
+        return value
+    return value.data.requires_grad_(value.requires_grad)
 
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:

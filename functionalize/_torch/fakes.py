@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import below_dispatch
+from functionalize._torch.tensors import PLAIN_TYPES
 
 _META = torch.device("meta")
 _ELSEWHERE = (
@@ -46,12 +47,14 @@ def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
 
 
 class CaptureFakeMode(FakeTensorMode):
-    """Makes the fake tensors of one capture. Another thread that meets them meanwhile is told so.
+    """Makes the fake tensors of one capture, some ops' by other meta kernels than torch's.
 
-    They stand in a program's objects then. That thread would get fake results, and confuse the state of the mode.
+    Another thread that meets them meanwhile is told so. They stand in a program's objects then: that thread would get
+    fake results, and confuse the state of the mode.
     """
 
     thread: int | None = None  # that captures
+    metas: Mapping[Any, Callable[..., Any]] = {}
     _in_kernel = _ended = False
 
     @property
@@ -82,14 +85,21 @@ class CaptureFakeMode(FakeTensorMode):
             raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended
         return super().__torch_dispatch__(func, types, args, kwargs)
 
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        meta = self.metas.get(func)
+        if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
+            return super().dispatch(func, types, args, kwargs or {})
+        with self:
+            return meta(*args, **(kwargs or {}))
+
     def _refuse_other_threads(self) -> None:
         other = self.thread not in (None, threading.get_ident())
         if other and torch._C._current_graph_task_id() == -1:  # autograd may work in threads of its own
             raise RuntimeError(_ELSEWHERE)
 
 
-def new_fake_mode(*, symbolic: bool) -> CaptureFakeMode:
-    """A mode as ``make_fx`` sets it up."""
+def new_fake_mode(*, symbolic: bool, metas: Mapping[Any, Callable[..., Any]] | None = None) -> CaptureFakeMode:
+    """A mode as ``make_fx`` sets it up. ``metas``: what ops give for which torch's meta kernel is not to be asked."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here: loads sympy
 
     mode = CaptureFakeMode(
@@ -98,6 +108,7 @@ def new_fake_mode(*, symbolic: bool) -> CaptureFakeMode:
         shape_env=ShapeEnv(duck_shape=not symbolic),
         static_shapes=not symbolic,
     )
+    mode.metas = metas or {}
     mode._allow_unsafe_data_ptr_access = False  # asking fake tensors for their memory raises
     return mode
 

@@ -21,6 +21,11 @@ assume: Any = torch._check  # documented, in spite of its name
 DerivedDim, NamedDim = _DerivedDim, Dim
 
 
+def is_dim(entry: Any) -> bool:
+    """Whether an entry in ``dynamic_shapes`` says something of a dimension, beside numbers."""
+    return isinstance(entry, (_DimHint, Dim))
+
+
 def is_dynamic(dim: Any) -> bool:
     """Whether a dimension's entry in ``dynamic_shapes`` lets it differ."""
     if isinstance(dim, _DimHint):

@@ -117,6 +117,11 @@ def is_symbol(number: Any) -> bool:
     return isinstance(number, torch.SymInt)
 
 
+def has_symbol(value: Any) -> bool:
+    """Whether it is a symbol, or a tensor of symbolic sizes."""
+    return isinstance(value, SYMBOLS) or (isinstance(value, torch.Tensor) and is_symbolic(value))
+
+
 def hint_of(number: Any, fallback: int | None = None) -> Any:
     """The size that a symbol has in this trace, without a guard; of one that comes from data the fallback."""
     node = number.node

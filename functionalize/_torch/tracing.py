@@ -7,6 +7,8 @@ that would have added. Limits: one graph a tracer.
 from __future__ import annotations
 
 import contextlib
+import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import cache, cached_property
@@ -147,6 +149,21 @@ def symbol_node(tracer: Any, symbol: Any) -> Any:
     return found.node if isinstance(found, Proxy) else found
 
 
+# Ops whose kernels give a backward its workspace where grad mode is on, and else None.
+_ASKS_GRAD_MODE = (torch.ops.aten.mkldnn_rnn_layer.default,)
+
+
+def keeps_workspaces(graph: Graph) -> bool:
+    """Whether a graph is to run with grad mode on, since a backward that it holds may need what its ops then keep."""
+    return any(graph.find_nodes(op="call_function", target=op) for op in _ASKS_GRAD_MODE)
+
+
+def symbol_node_of(tracer: Any, expression: Any) -> Node | None:
+    """The node that gives a symbol, by the expression that it is; None where the tracer has not seen it."""
+    entry = tracer.sympy_expr_tracker.get(expression)
+    return None if entry is None else symbol_node(tracer, entry.value)
+
+
 @contextlib.contextmanager
 def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
     """What is set while ``make_fx`` traces, but for its modes; higher-order ops trace their bodies as inside it."""
@@ -216,6 +233,18 @@ def record_symbols(mode: ProxyTorchDispatchMode, arguments: Any) -> None:
 _the_number: Any = torch.sym_int  # a function like any other to a graph
 
 
+@cache
+def _arithmetic() -> Any:
+    """Torch's arithmetic on symbols, which of a quotient of integers makes an expression, whatever is done with it."""
+    from torch.utils._sympy.reference import PythonReferenceAnalysis  # here: loads sympy
+
+    class Arithmetic(PythonReferenceAnalysis):
+        int_truediv = staticmethod(operator.truediv)
+        trunc_to_int = staticmethod(lambda number, dtype: math.trunc(number))
+
+    return Arithmetic
+
+
 def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
     """Let the tracer know the sizes of a tensor made while it did not look: as arithmetic on symbols that it knows.
 
@@ -231,7 +260,6 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
         symbols += filter(is_symbol, [numel, handle.untyped_storage().nbytes()])
     # Imported here: sympy takes longer to load than all the rest, and where there are symbols torch has loaded it.
     from torch.utils._sympy.interp import sympy_interp
-    from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     tracer: Any = mode.tracer
     for symbol in symbols:
@@ -247,6 +275,6 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
             continue
         with _enable_thunkify(tracer):
             values = {free: known[free].value for free in expression.free_symbols}
-            same = sympy_interp(PythonReferenceAnalysis, values, expression)
+            same = sympy_interp(_arithmetic(), values, expression)
         if is_symbol(same) and same in tracer.symnode_tracker:
             tracer.symnode_tracker[symbol] = tracer.symnode_tracker[same]

@@ -9,7 +9,7 @@ no tensor subclasses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -35,13 +35,17 @@ from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.execution import Computed, compute, compute_differentiably, finish
 from functionalize.runtime.guards import alias_pattern
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
+from functionalize.runtime.modes import set_modes
 from functionalize.runtime.partition import PartitionFn, partition
+from functionalize.runtime.side_effects import GraphNumber
 from functionalize.runtime.specialization import Recorded
+from functionalize.tracing.fakeify import fresh
 from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
-_Compiled = tuple[ProgramMetadata, Callable[[Sequence[Any]], Computed]]  # a Dynamo graph, and what computes it
+# A Dynamo graph, what computes it, and the modes of torch that it leaves otherwise than it finds them.
+_Compiled = tuple[ProgramMetadata, Callable[[Sequence[Any]], Computed], Mapping[str, Any]]
 _OPTIONS = ("compiler", "remove", "partition_fn")
 
 
@@ -132,24 +136,28 @@ class _Backend:
         """The graph as a function; compiled once more for each other way in which its inputs share memory."""
         given = [*self.state.values(), *inputs]
         first, pattern = self._compiled(given), alias_pattern(given)
+        metadata = first[0]
+        looks = bool(metadata.mutations) or any(alias.input is not None for alias in metadata.outputs)
         others: dict[Any, _Compiled] = {}
 
         def compiled(*args: Any) -> Any:
             flat = [*self.state.values(), *args]
-            metadata, computed = first
-            if metadata.mutations and (now := alias_pattern(flat)) != pattern:
+            metadata, computed, modes_left = first
+            if looks and (now := alias_pattern(flat)) != pattern:
                 key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
                 if key not in others:
                     others[key] = self._compiled(flat)
-                metadata, computed = others[key]
-            return finish(metadata, flat, [], computed(flat))
+                metadata, computed, modes_left = others[key]
+            results = finish(metadata, flat, [], computed(flat))
+            set_modes(modes_left)
+            return results
 
         return compiled
 
     def _compiled(self, inputs: Sequence[Any]) -> _Compiled:
         """The graph for one way in which its inputs share memory; in two halves where gradients are wanted."""
         mode, fakes = to_fakes(inputs)
-        found = self._recorded(mode, fakes)
+        found, modes_left = self._recorded(mode, fakes)
         metadata, joint = found.metadata, found.joint
         if isinstance(joint, Exception):
             raise joint
@@ -157,23 +165,24 @@ class _Backend:
         handed = partial(self._handed, mode, known)
         if joint is not None:
             halves = partition(joint, self.partition_fn, handed)
-            return metadata, partial(compute_differentiably, metadata, halves)
-        described = (metadata.mutations, metadata.outputs, metadata.bases, metadata.results)
+            return metadata, partial(compute_differentiably, metadata, halves), modes_left
+        numbers = [GraphNumber(position) for position, _ in metadata.symbols.computed]
+        described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *numbers])
         positions = needed_results(*described, further_bases=False)
         graph = Graph()  # gives those results alone
         results: Any = graph.graph_copy(found.graph, {})
         graph.output(tuple(results[position] for position in positions))
         graph.eliminate_dead_code()
         function = handed(GraphModule(found.root, graph))
-        return metadata, partial(compute, metadata, function, positions=positions)
+        return metadata, partial(compute, metadata, function, positions=positions), modes_left
 
-    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> Recorded:
-        """Run the graph on fake tensors, and record it without mutation."""
+    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> tuple[Recorded, Mapping[str, Any]]:
+        """Run the graph on fake tensors, and record it without mutation; with the modes that it leaves otherwise."""
         session = RecordingSession(mode, note_origin, remove_views=self.remove == "mutations_and_views", symbolic=True)
         names = [name.replace(".", "_") for name in self.state]
         names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
         with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
-            handles = [_fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
+            handles = [fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
         inputs = [
             TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position)
             for position, (name, handle) in enumerate(zip(names, handles, strict=True))
@@ -190,7 +199,8 @@ class _Backend:
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
         with torch.fx.traceback.preserve_node_meta(), session.active(), session.recorder:
-            return session.record(program, inputs, lambda number: (), Scopes(run_call.__code__).here)
+            found = session.record(program, inputs, lambda number: (), Scopes(run_call.__code__).here)
+        return found, session.modes_left
 
     def _handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:
         """What the compiler makes of a graph; inputs that Dynamo knows are its own fake tensors."""
@@ -201,25 +211,6 @@ class _Backend:
             values.append(value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value)
         with run_apart(mode):
             return self.compiler(graph, values)
-
-
-class _Fresh(torch.autograd.Function):
-    """The same memory, as a tensor that is no leaf and no view, so that it may be written."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
-
-
-def _fresh(leaf: torch.Tensor) -> torch.Tensor:
-    if not (leaf.requires_grad and torch.is_grad_enabled()):
-        return leaf
-    handle: torch.Tensor = _Fresh.apply(leaf)  # type: ignore[no-untyped-call]
-    return handle
 
 
 class _Runner(Interpreter):

@@ -44,6 +44,7 @@ from functionalize.runtime.side_effects import SideEffect, SideEffectRecorder
 from functionalize.runtime.specialization import CAPTURING, Capture, Recorded
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
+from functionalize.tracing.metas import METAS
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
 
@@ -171,6 +172,7 @@ class RecordingSession:
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
         self.regions = regions = CheckpointRegions()
         self._remove_views, self._symbolic = remove_views, symbolic
+        self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
 
         def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
             annotate(node)
@@ -207,7 +209,10 @@ class RecordingSession:
         here: Callable[[], Origin],
         follow: Callable[[Any], None] = lambda context: None,
     ) -> Recorded:
-        """Run the program, and end its graph. ``here``: where it is; ``follow`` gets the program before it runs."""
+        """Run the program, end its graph, and put back modes of torch that it left otherwise.
+
+        ``here``: where it is; ``follow`` gets the program before it runs.
+        """
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
         mode.context.takes_subclasses = False
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
@@ -215,13 +220,21 @@ class RecordingSession:
         joint.begin(inputs)
         follow(mode.context)
 
+        def program() -> Any:
+            before = modes_now()
+            try:
+                return run()
+            finally:
+                self.modes_left = changed_modes(before)
+                set_modes({name: before[name] for name in self.modes_left})
+
         def end(context: Any, entries: Any, returned: Any) -> Recorded:
             context.origin = None
             return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
 
         try:
             fakes = [entry.fake for entry in inputs if entry.fake is not None]
-            recorded: Recorded = run_call(mode, run, (), {}, end, reached=fakes)
+            recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
         return recorded
@@ -234,11 +247,11 @@ class CaptureSession(RecordingSession):
         self, func: Callable[..., Any], inputs: ProgramInputs, remove: str, dynamic_shapes: Any = None
     ) -> None:
         self._func, self._inputs = func, inputs
-        self._modes, self._modes_left = modes_now(), dict[str, Any]()
-        self._dims = dims_of(inputs, dynamic_shapes) if dynamic_shapes else {}
+        self._modes = modes_now()
+        self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
-        fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic)
+        fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
         super().__init__(fake_mode, self._provenance.note, remove_views=remove_views, symbolic=symbolic)
@@ -289,13 +302,7 @@ class CaptureSession(RecordingSession):
         return found
 
     def _program(self) -> Any:
-        """Run the program; modes of torch that it leaves otherwise are put back, and noted."""
-        before = modes_now()
-        try:
-            return self._func(*self._inputs.args, **self._inputs.kwargs)
-        finally:
-            self._modes_left = changed_modes(before)
-            set_modes({name: before[name] for name in self._modes_left})
+        return self._func(*self._inputs.args, **self._inputs.kwargs)
 
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
@@ -311,4 +318,4 @@ class CaptureSession(RecordingSession):
             gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
             offsets_matter=found.asks_offsets,
         )
-        return Capture(found, Guards(metadata, assumptions), inputs.state, inputs.convention, self._modes_left)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, inputs.convention, self.modes_left)

@@ -29,32 +29,65 @@ def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
         unknown = [name for name in spec if name not in arguments]
         if unknown:
             raise ValueError(f"dynamic_shapes names {unknown[0]!r}; the arguments are {', '.join(arguments)}")
-    parts = spec if isinstance(spec, Mapping) else dict(zip(arguments, spec, strict=False))
+        parts: Mapping[str, Any] = spec
+    elif isinstance(spec, (list, tuple)) and len(spec) == len(arguments):
+        parts = dict(zip(arguments, spec, strict=True))
+    else:
+        raise _misfit("the arguments", spec, f"a dictionary by name, or a tuple of {len(arguments)}, one part for each")
     for name, part in parts.items():
         for tensor, dims in _pairs(name, arguments[name], part):
             found.setdefault(id(tensor), {}).update({dim: d for dim, d in dims.items() if is_dynamic(d)})
     return {key: dims for key, dims in found.items() if dims}
 
 
+def _misfit(name: str, spec: Any, expected: str) -> ValueError:
+    return ValueError(f"dynamic_shapes has {spec!r} for {name}\n    try  {expected}; None where nothing differs")
+
+
 def _pairs(name: str, value: Any, spec: Any) -> Iterator[tuple[torch.Tensor, Dims]]:
     """The tensors of an argument, each with what the spec says of its dimensions."""
-    if spec is None or isinstance(spec, int):
+    if spec is None:
         return
     if isinstance(value, torch.Tensor):
-        dims = dict(spec) if isinstance(spec, Mapping) else dict(enumerate(spec))
-        wrong = [dim for dim in dims if not -value.dim() <= dim < value.dim()]
-        if wrong:
-            raise ValueError(f"dynamic_shapes names dimension {wrong[0]} of {name!r}, which has {value.dim()}")
-        yield value, {dim % value.dim(): given for dim, given in dims.items()}
-    elif isinstance(value, Mapping):
-        for key, part in spec.items():
-            yield from _pairs(f"{name}.{key}", value[key], part)
+        yield value, _dims(name, value, spec)
     elif isinstance(value, (list, tuple)):
+        if not isinstance(spec, (list, tuple)) or len(spec) != len(value):
+            raise _misfit(f"{name!r}", spec, f"a list of {len(value)}, one part for each element")
         for place, part in enumerate(spec):
             yield from _pairs(f"{name}.{place}", value[place], part)
+    elif isinstance(spec, Mapping):
+        known = value if isinstance(value, Mapping) else {key: getattr(value, str(key), None) for key in spec}
+        for key, part in spec.items():
+            if key not in known or (known is not value and not hasattr(value, str(key))):
+                raise _misfit(f"{name!r}", spec, f"a dictionary of what {name!r} has, which is no {key!r}")
+            yield from _pairs(f"{name}.{key}", known[key], part)
+    elif isinstance(value, Mapping) or not isinstance(spec, int):
+        raise _misfit(f"{name!r}", spec, "a dictionary, by its names")
+
+
+def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:
+    """What a spec says of one tensor, by dimension."""
+    from functionalize._torch.symbols import is_dim
+
+    count = tensor.dim()
+    if isinstance(spec, Mapping):
+        dims = dict(spec)
+    elif isinstance(spec, (list, tuple)):
+        dims = dict(enumerate(spec))
     else:
-        for key, part in (spec if isinstance(spec, Mapping) else {}).items():
-            yield from _pairs(f"{name}.{key}", getattr(value, key), part)
+        raise _misfit(f"{name!r}", spec, f"a dictionary by dimension, or a tuple of {count}")
+    wrong = [dim for dim in dims if type(dim) is not int or not -count <= dim < count]
+    if wrong:
+        raise ValueError(f"dynamic_shapes names dimension {wrong[0]!r} of {name!r}, which has {count}")
+    if isinstance(spec, (list, tuple)) and len(spec) != count:
+        raise _misfit(
+            f"{name!r}", spec, f"a tuple of {count}, an entry for each dimension, or a dictionary by dimension"
+        )
+    for dim, given in dims.items():
+        if not (given is None or is_dim(given) or (type(given) is int and given == tensor.size(dim))):
+            expected = f"a Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, or the size itself, {tensor.size(dim)}"
+            raise _misfit(f"dimension {dim} of {name!r}", given, expected)
+    return {dim % count: given for dim, given in dims.items()}
 
 
 def relate(dims: Mapping[int, Dims], fakes: Mapping[int, torch.Tensor]) -> None:

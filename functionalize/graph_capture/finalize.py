@@ -7,6 +7,7 @@ is said beside it. Limits: strided tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from functionalize._torch import pytree, storage_key, unwrap_functorch
-from functionalize._torch.tracing import SYMBOLS, symbol_node, tracked_node
+from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, symbol_node_of, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
@@ -33,6 +34,7 @@ from functionalize.graph_capture.output_analysis import (
 from functionalize.runtime.autograd import JointGraph
 from functionalize.runtime.metadata import (
     BaseResult,
+    GraphTraits,
     InputMutation,
     InputRef,
     NewStorage,
@@ -42,6 +44,7 @@ from functionalize.runtime.metadata import (
     SymbolSources,
     frozen_layout,
     frozen_number,
+    looked_up,
 )
 from functionalize.runtime.refused_objects import refuse_tensor
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
@@ -124,10 +127,12 @@ class GraphFinalizer:
         aliases = analysis.outputs(self.handles, self._results)
         made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf]
         refuse_gradients_of_made(made, () if whole else self.handles)
-        traced = None if whole else self._traced(joint, analysis, aliases, mutations, results)
+        symbols = self._symbols(layouts.before, mutations, aliases, analysis.bases)
+        wanted = [*results, *(GraphNumber(output) for output, _ in symbols.computed)]
+        traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts
+            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols
         )
         return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
 
@@ -290,6 +295,7 @@ class GraphFinalizer:
         returned: tuple[Sequence[Any], Any],
         side_effects: Sequence[SideEffect],
         layouts: InputLayouts,
+        symbols: SymbolSources,
     ) -> ProgramMetadata:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
@@ -303,7 +309,7 @@ class GraphFinalizer:
         return ProgramMetadata(
             tuple(entry.frozen(numbers) for entry in self.inputs),
             unused,
-            len(self.outputs.nodes),
+            GraphTraits(len(self.outputs.nodes), keeps_workspaces(self.tracer.graph)),
             tuple(mutations),
             tuple(outputs[0]),
             tuple(outputs[1]),
@@ -315,18 +321,28 @@ class GraphFinalizer:
             tuple(side_effects),
             before,
             after,
-            self._symbols(before, outputs[0]),
+            symbols,
         )
 
-    def _symbols(self, layouts: dict[int, Layout], aliases: Sequence[OutputAlias]) -> SymbolSources:
-        inputs = [(number, layout) for number, layout in layouts.items() if not layout.static]
+    def _symbols(
+        self,
+        layouts: dict[int, Layout],
+        mutations: Sequence[InputMutation],
+        aliases: Sequence[OutputAlias],
+        bases: Sequence[BaseResult],
+    ) -> SymbolSources:
+        """Where a call reads the symbols that it looks up; one that no size tells becomes an output of the graph."""
+        inputs = [(number, frozen_layout(layout)) for number, layout in layouts.items() if not layout.static]
         numbers = [
             (number, frozen_number(entry.value))
             for number, entry in enumerate(self.inputs)
             if isinstance(entry.value, torch.SymInt)
         ]
         outputs = [(a.result, a.layout) for a in aliases if a.result is not None and not a.layout.static]
-        return SymbolSources(tuple(inputs), tuple(numbers), tuple(outputs))
+        sources = SymbolSources(tuple(inputs), tuple(numbers), tuple(outputs))
+        nodes = [(symbol_node_of(self.tracer, s), s) for s in sources.untold(*looked_up(mutations, aliases, bases))]
+        computed = [(self.outputs.add(node, OutputKind.USER_OUTPUT), s) for node, s in nodes if node is not None]
+        return replace(sources, computed=tuple(computed))
 
     def _drop_dead(self) -> None:
         """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""

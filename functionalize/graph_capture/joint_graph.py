@@ -295,4 +295,5 @@ def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequenc
         tuple((taken.index(number), layout) for number, layout in symbols.inputs if number in taken),
         tuple((taken.index(number), expression) for number, expression in symbols.numbers if number in taken),
         tuple((results.index(output), layout) for output, layout in symbols.outputs if output in results),
+        tuple((results.index(output), symbol) for output, symbol in symbols.computed if output in results),
     )

@@ -10,6 +10,7 @@ Limits: outputs that share a storage which neither an input nor a single output 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -54,10 +55,16 @@ def compute(
     ``positions``: which of the program's results it gives, if not all; ``writes``: whether it may write in place.
     """
     _require_gradients(metadata, inputs)
-    with torch.no_grad() if writes else BelowAutograd():  # the second costs less, also each operator
-        results = called(function, [inputs[number] for number in metadata.taken])
+    taken = [inputs[number] for number in metadata.taken]
+    # The second costs less, also each operator.
+    unseen: AbstractContextManager[Any] = torch.no_grad() if writes else BelowAutograd()
+    if metadata.graph.keeps_workspaces:
+        taken = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in taken]
+        unseen = torch.enable_grad()
+    with unseen:
+        results = called(function, taken)
     if positions is None:
-        positions = range(metadata.graph_outputs)
+        positions = range(metadata.graph.outputs)
     given = dict(zip(positions, results, strict=True))
     if torch.is_grad_enabled() and not metadata.gradients:
         given = _known_to_autograd(metadata, given, None, inputs)
@@ -124,7 +131,7 @@ def _computed(metadata: ProgramMetadata, given: dict[int, Any], further: dict[in
 
     Raises where the data gave a result another size than tracing took for granted (a broadcast asks for one).
     """
-    results = [given.get(position) for position in range(metadata.graph_outputs)]
+    results = [given.get(position) for position in range(metadata.graph.outputs)]
     for position, expected in metadata.sized_outputs:
         value = results[position]
         if value is None or value.layout is not torch.strided:

@@ -44,15 +44,16 @@ def _with_numbers(layout: Layout, number: Callable[[Any], Any]) -> Layout:
 
 @dataclass(frozen=True)
 class SymbolSources:
-    """Where a call reads the symbols: sizes of inputs, inputs that are sizes, sizes of the graph's outputs."""
+    """Where a call reads the symbols: sizes of inputs and of the graph's outputs, inputs and outputs that are sizes."""
 
     inputs: tuple[tuple[int, Layout], ...] = ()
     numbers: tuple[tuple[int, Any], ...] = ()
     outputs: tuple[tuple[int, Layout], ...] = ()
+    computed: tuple[tuple[int, Any], ...] = ()  # outputs of the graph that are symbols, which no size tells
 
     def bind(self, inputs: Sequence[Any], results: Sequence[Any]) -> SymbolBindings:
         """The bindings of one call, from its inputs and the results of its graph."""
-        if not (self.inputs or self.numbers or self.outputs):
+        if not (self.inputs or self.numbers or self.outputs or self.computed):
             return _NONE
         bindings = SymbolBindings()
         for number, expression in self.numbers:
@@ -62,7 +63,26 @@ class SymbolSources:
         for output, layout in self.outputs if results else ():
             if results[output] is not None:
                 bindings.bind_layout(layout, results[output])
+        for output, expression in self.computed if results else ():
+            bindings.bind_size(expression, results[output])
         return bindings
+
+    @property
+    def told(self) -> set[Any]:
+        """The symbols that a call learns."""
+        known: set[Any] = set()
+        sizes = [size for _, layout in (*self.inputs, *self.outputs) for size in layout.size if type(size) is not int]
+        for expression in [*(number for _, number in self.numbers), *sizes]:
+            unknown = expression.free_symbols - known
+            if len(unknown) == 1 and _slope(expression, *unknown):
+                known |= unknown
+        return known
+
+    def untold(self, layouts: Iterable[Layout], numbers: Iterable[Any]) -> list[Any]:
+        """The symbols of layouts and numbers that a call does not learn, by name."""
+        needed = [n for layout in layouts for n in (*layout.size, *layout.stride, layout.offset)]
+        free = {s for number in (*needed, *numbers) if hasattr(number, "free_symbols") for s in number.free_symbols}
+        return sorted(free - self.told if free else free, key=str)
 
 
 class SymbolBindings:
@@ -83,11 +103,11 @@ class SymbolBindings:
         if len(unknown) != 1:
             return
         (symbol,) = unknown
-        at_zero, at_one, at_two = (expression.xreplace({**self._known, symbol: value}) for value in (0, 1, 2))
-        linear = at_one - at_zero == at_two - at_one  # not the smaller of two sizes
-        if linear and at_one != at_zero and (number - at_zero) % (at_one - at_zero) == 0:
-            value = int((number - at_zero) / (at_one - at_zero))
-            if expression.xreplace({**self._known, symbol: value}) == number:
+        known = expression.xreplace(self._known)
+        start, slope = known.xreplace({symbol: 0}), _slope(known, symbol)
+        if slope and (number - start) % slope == 0:
+            value = int((number - start) / slope)
+            if known.xreplace({symbol: value}) == number:
                 self._known[symbol] = value
 
     def number(self, size: Any) -> Any:
@@ -100,6 +120,12 @@ class SymbolBindings:
     def layout(self, layout: Layout) -> Layout:
         """A layout in this call."""
         return _with_numbers(layout, self.number)
+
+
+def _slope(expression: Any, symbol: Any) -> Any:
+    """By how much an expression that is linear in a symbol grows with it; zero where it is not linear."""
+    at_zero, at_one, at_two = (expression.xreplace({symbol: value}) for value in (0, 1, 2))
+    return at_one - at_zero if at_one - at_zero == at_two - at_one else 0  # the smaller of two sizes is not
 
 
 _NONE = SymbolBindings()
@@ -224,13 +250,36 @@ def needed_results(
     return sorted(needed)
 
 
+def looked_up(
+    mutations: Iterable[InputMutation], outputs: Iterable[OutputAlias], bases: Iterable[BaseResult]
+) -> tuple[list[Layout], list[Any]]:
+    """The layouts and the numbers in which a call puts integers for symbols."""
+    outputs = list(outputs)
+    layouts = [alias.layout for alias in outputs] + [base.layout for base in bases]
+    numbers = [alias.capacity for alias in outputs]
+    for mutation in mutations:
+        layouts += [] if mutation.layout is None else [mutation.layout]
+        for _, args in (*mutation.metadata, *mutation.after):
+            for arg in pytree.tree_leaves(args):
+                numbers += arg.size if isinstance(arg, NewStorage) else [arg]
+    return layouts, numbers
+
+
+@dataclass(frozen=True)
+class GraphTraits:
+    """What a call has to know of the graph."""
+
+    outputs: int  # how many it has
+    keeps_workspaces: bool  # whether an op gives what a backward in the graph needs, with grad mode on only
+
+
 @dataclass(frozen=True, eq=False)
 class ProgramMetadata:
     """All that stands between a call's inputs and its graph, and between the graph's outputs and what a call does."""
 
     inputs: tuple[GraphInput, ...]
     unused: frozenset[int]  # inputs that the graph does not take
-    graph_outputs: int  # how many the graph has
+    graph: GraphTraits
     mutations: tuple[InputMutation, ...]
     outputs: tuple[OutputAlias, ...]
     bases: tuple[BaseResult, ...]

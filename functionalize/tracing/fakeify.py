@@ -45,7 +45,10 @@ def fakes_of(
             inference = any(tensor.is_inference() for tensor in group.values())
             with warnings.catch_warnings(), torch.inference_mode(inference and torch.is_inference_mode_enabled()):
                 warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
-                fakes |= {key: (convert if dynamic else factory.mode.from_tensor)(t) for key, t in group.items()}
+                for key, tensor in group.items():
+                    fake = (convert if dynamic else factory.mode.from_tensor)(tensor)
+                    # A write to a view would go to its base in autograd, past what leads to the view.
+                    fakes[key] = fresh(fake) if is_view(fake) and not fake.is_leaf else fake
     counted = [tensor for tensor in originals if not tensor.is_inference()]
     set_versions([fakes[id(tensor)] for tensor in counted], [tensor._version for tensor in counted])
     return fakes
@@ -76,3 +79,23 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
     storage = torch.UntypedStorage(size, device="meta")
     for key, tensor in group.items():
         yield key, factory.at(storage, tensor)
+
+
+class _Fresh(torch.autograd.Function):
+    """The same memory, as a tensor that is no leaf and no view, so that it may be written."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def fresh(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor to which a program may write, where autograd is to find what its gradient was before that."""
+    if not (leaf.requires_grad and torch.is_grad_enabled()):
+        return leaf
+    handle: torch.Tensor = _Fresh.apply(leaf)  # type: ignore[no-untyped-call]
+    return handle

@@ -22,9 +22,13 @@ from functionalize._torch import (
     below_all_modes,
     counts_versions,
     current_proxy_mode,
+    enable_python_dispatcher,
+    has_symbol,
     mode_stack,
     on_handles,
+    pytree,
     storage_key,
+    symbols_in_making,
     unbacked,
     uncompiled,
     unwrap_functorch,
@@ -128,6 +132,10 @@ class FunctionalizeMode(TorchDispatchMode):
         if not self.context.executor.observed:
             return on_handles(func, args, kwargs)  # memory is all that anybody will read: nothing to record
         source, graph = args[0], self.context.graph
+        if not isinstance(source, torch.Tensor):  # autograd asks for the conjugate of a number
+            with self:
+                source = torch.scalar_tensor(source, dtype=_WIDEST[type(source)])
+            args = (source, *args[1:])
         key = storage_key(source)
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
@@ -227,6 +235,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return higher_order.run(self.context, func, args, kwargs)
 
 
+_WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as a number counts
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
@@ -320,17 +329,25 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     new tensor in place of writing the one that was passed as ``out=``. `dropout` that drops nothing returns its input,
     but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine asks whether a mode is active:
     it adds gradients up in place where none is, and some formulas choose other ops, so that gradients have other
-    strides. Hooks on gradients are noted: a view that has one is more than a view to autograd. Limits: calls by the
+    strides. Hooks on gradients are noted: a view that has one is more than a view to autograd. Besides, calls on sizes
+    that the data decide go to torch's kernels in Python: some of those in C++ take integers alone. Limits: calls by the
     public name, on plain tensors.
     """
 
     def __init__(self, context: FunctionalizationContext) -> None:
         super().__init__()
         self._context = context
+        self._symbols = symbols_in_making(mode_stack())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types:
             self._context.refuse_subclasses(types)
+        if self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))):
+            with enable_python_dispatcher():
+                return self._call(func, args, kwargs)
+        return self._call(func, args, kwargs)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _UNDISPATCHED:
             return self._spell_out(func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)

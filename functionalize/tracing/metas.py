@@ -1,0 +1,60 @@
+"""What ops give on fake tensors, where torch's own meta kernel refuses what eager's kernel takes.
+
+Invariant: sizes, strides, dtypes and refusals are those of eager's kernel. Limits: torch's builds for ROCm lay results
+of `_grouped_mm` out densely; theirs keep torch's meta kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+_ALIGNMENT = 16  # bytes, of rows
+
+
+def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+    """After ``aten/src/ATen/native/GroupedMMUtils.h``; torch's meta kernel takes bfloat16 alone, as some GPUs do."""
+    for name, matrix in (("mat_a", a), ("mat_b", b)):
+        known = matrix.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        _check(known, f"Expected {name} to be Float32, BFloat16 or Float16 matrix, got {matrix.dtype}")
+        _check(matrix.dim() in (2, 3), f"{name} has to be 2 or 3d")
+        _check_strides(matrix)
+    flat = [matrix.dim() == 2 for matrix in (a, b)]
+    _check(all(flat) or a.size(-1) == b.size(-2), "contraction dimension of mat_a and mat_b must match")
+    _check((offs is not None) == any(flat), "Have to provide offsets if there is a 2d matrix, else none")
+    _check(offs is None or (offs.dim() == 1 and offs.dtype == torch.int32), "offs has to be 1D, of int32")
+    _check(bias is None, "Bias not supported yet")
+    _check(out_dtype in (None, a.dtype), "Grouped gemm output dtype must match `mat_a` dtype")
+    groups = [matrix.size(0) for matrix in (a, b) if matrix.dim() == 3] + ([] if offs is None else [offs.size(0)])
+    _check(all(count == groups[0] for count in groups), "matrix batch sizes have to match")
+    size = [a.size(-2), b.size(-1)]
+    per_row = _ALIGNMENT // a.itemsize
+    row = (size[1] + per_row - 1) // per_row * per_row
+    stride = [row, 1]
+    if flat[0] == flat[1]:
+        size, stride = [groups[0], *size], [size[0] * row, *stride]
+    return torch.empty_strided(size, stride, dtype=a.dtype, device=a.device)
+
+
+def _check_strides(matrix: Any) -> None:
+    (rows, columns), (down, across) = matrix.size()[-2:], matrix.stride()[-2:]
+    if down == 1 and across >= max(1, rows):
+        leading = across
+    else:
+        _check(
+            across == 1 and down >= max(1, columns),
+            f"Invalid strides/sizes, got {matrix.stride()} for strides and {tuple(matrix.size())} for sizes",
+        )
+        leading = down
+    _check(leading % (_ALIGNMENT // matrix.itemsize) == 0, "strides should be multiple of 16 bytes")
+
+
+def _check(condition: Any, message: str) -> None:
+    if not condition:
+        raise RuntimeError(message)
+
+
+METAS: Mapping[Any, Callable[..., Any]] = {} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}
