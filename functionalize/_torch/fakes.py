@@ -5,7 +5,8 @@ Invariant: a tensor made here is what FakeTensorMode would have made. Limits: st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,20 @@ def new_fake_mode(*, symbolic: bool) -> FakeTensorMode:
     )
     mode._allow_unsafe_data_ptr_access = False  # asking fake tensors for their memory raises
     return mode
+
+
+def stand_ins(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Makes fake tensors for some, and others of their kind: aliased as they are, and without data."""
+    mode = fake_mode_of(tensors) or new_fake_mode(symbolic=False)
+
+    def made(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
+            return mode.from_tensor(tensor, static_shapes=True)
+
+    return made
 
 
 def mark_as(fake: Any, tensor: torch.Tensor) -> None:
