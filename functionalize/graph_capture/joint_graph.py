@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,6 +258,7 @@ class JointTracer:
             frozenset(map(taken.index, at_risk)),
             _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),
             _sources(graph, len(wanted.layouts)),
+            _sources(graph, len(wanted.layouts), beside=_OF_SIZE),
             _draws(self._tracer.root, graph, names),
         )
 
@@ -297,14 +298,20 @@ def _drawn_in_backward(node: Node) -> UnsupportedMutationError:
     )
 
 
-def _sources(graph: Graph, results: int) -> tuple[int, ...]:
-    """For each gradient the placeholders that it is computed from, as bits."""
+_OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read none of its values
+    getattr(torch.ops.aten, name).default
+    for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
+)
+
+
+def _sources(graph: Graph, results: int, beside: Set[Any] = frozenset()) -> tuple[int, ...]:
+    """For each gradient the placeholders that it is computed from, as bits; ``beside``: ops not to go through."""
     found: dict[Node, int] = {}
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
         found[node] = 1 << number
     for node in graph.nodes:
-        if node not in found:
-            found[node] = functools.reduce(operator.or_, (found[one] for one in node.all_input_nodes), 0)
+        if node not in found and node.target not in beside:
+            found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in node.all_input_nodes), 0)
     ends: Any = graph.output_node().args[0]
     return tuple(found.get(node, 0) for node in ends[results:])
 

@@ -55,6 +55,7 @@ class JointGraph:
     at_risk: frozenset[int]  # inputs in whose storages a call writes
     symbols: SymbolSources  # in positions of these inputs and results
     sources: tuple[int, ...]  # of each gradient, what it is computed from: a bit for each input, then each tangent
+    values: tuple[int, ...]  # the same, without what only a size is read of
     draws: tuple[Any, ...]  # generators that the graph draws random numbers from, as `RandomState` names them
 
 
@@ -105,7 +106,7 @@ class ForwardCall:
     def may_require_grad(self, required: int) -> list[bool]:
         """Of each gradient: whether it is computed from what requires gradients; ``required``: a bit for each."""
         positions = [self.joint.gradients[number] for number in self.differentiated]
-        return [bool(self.joint.sources[position] & required) for position in positions]  # type: ignore[index]
+        return [bool(self.joint.values[position] & required) for position in positions]  # type: ignore[index]
 
 
 def tangent_name(order: int, number: int) -> str:
@@ -172,9 +173,10 @@ class Derivation:
             known = [value.data for value in self.held.values() if isinstance(value, SavedTensor)]
             return Undifferentiable.apply(error, len(gradients), *gradients, *known, *tangents)  # type: ignore[no-untyped-call,no-any-return]
         required = sum(1 << n for n, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad)
-        if not required:
+        known = self.call.may_require_grad(required)
+        if not any(known):
             return gradients
-        return _Gradients.apply(self, gradients, self.call.may_require_grad(required), *values)  # type: ignore[no-untyped-call,no-any-return]
+        return _Gradients.apply(self, gradients, known, *values)  # type: ignore[no-untyped-call,no-any-return]
 
     def next_results(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The gradients of this call, computed by the next order from its inputs and tangents."""
@@ -182,9 +184,19 @@ class Derivation:
         names = [*own.names, *(tangent_name(self.order, number) for number in range(len(own.tangents)))]
         known = dict(zip(names, values, strict=True))
         inputs = [known[name] for name in call.joint.names]
+        lost = [name for n, name in enumerate(own.names) if n not in self.call.sources and name in call.joint.names]
+        if lost:
+            raise RuntimeError(_NOT_HELD.format(order=self.order + 1, name=lost[0]))
         derivation = Derivation(self.orders, self.order + 1, call, self.random, {})
         with torch.enable_grad():
             return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
+
+
+_NOT_HELD = (
+    "the derivative of order {order} of a captured program needs `{name}`, which the gradients before do not\n"
+    "    why  a call holds only those of its inputs that its gradients are computed from\n"
+    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+)
 
 
 def differentiable_call(orders: Orders, inputs: Sequence[Any]) -> tuple[Any, ...]:
