@@ -198,15 +198,6 @@ def test_checkpointed_regions_stay_checkpointed(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["call", "dynamo"])
-def test_the_gradient_of_a_gradient_is_refused_and_not_dropped(way: str) -> None:
-    module, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(3, 3, requires_grad=True)
-    run = ways(module, x, "mutations_and_views")[way]
-    (gradient,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        gradient.square().sum().backward()
-
-
-@pytest.mark.parametrize("way", ["call", "dynamo"])
 def test_a_write_between_forward_and_backward_is_refused_as_in_eager(way: str) -> None:
     module, x = Applied(lambda m, x: x * x.exp(), nn.Identity()), torch.randn(3)
     scale = x.clone().requires_grad_()

@@ -16,6 +16,12 @@ import torch
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.utils.checkpoint import CheckpointFunction
 
+# A tensor as autograd saves it for a backward: through the hooks on saved tensors, and with a check of its version when
+# it is unpacked. `save_for_backward` does the same for all at once, and then checks those that nobody asks for.
+SavedTensor: Any = torch._C._autograd.SavedTensor
+make_saved_tensor: Callable[[torch.Tensor, bool], Any] = torch._C._autograd._make_saved_tensor
+# Whether the backward pass that runs was asked for with `retain_graph`.
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 # Graphs of operators below autocast must not be cast again.
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast
 

@@ -57,6 +57,11 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
     return alias
 
 
+def number_of_guards(mode: FakeTensorMode) -> int:
+    """How much has been taken for granted of the symbols of a mode."""
+    return 0 if mode.shape_env is None else len(mode.shape_env.guards)
+
+
 @contextlib.contextmanager
 def run_apart(mode: FakeTensorMode) -> Iterator[None]:
     """Where another compiler runs: what it notes of its graph is not taken for what is noted of Dynamo's."""

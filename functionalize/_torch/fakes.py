@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,20 @@ def new_fake_mode(*, symbolic: bool, metas: Mapping[Any, Callable[..., Any]] | N
     mode.metas = metas or {}
     mode._allow_unsafe_data_ptr_access = False  # asking fake tensors for their memory raises
     return mode
+
+
+def stand_ins(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Makes fake tensors for some, and others of their kind: aliased as they are, and without data."""
+    mode = fake_mode_of(tensors) or new_fake_mode(symbolic=False)
+
+    def made(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
+            return mode.from_tensor(tensor, static_shapes=True)
+
+    return made
 
 
 def mark_as(fake: Any, tensor: torch.Tensor) -> None:

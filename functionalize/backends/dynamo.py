@@ -3,8 +3,7 @@
 The graph that Dynamo found is recorded like any other program (`graph_capture`), and called like one (`runtime`); what
 lies between is the compiler's.
 
-Invariant: a graph that a compiler gets writes nothing, not even back to its inputs. Limits: once differentiable;
-no tensor subclasses.
+Invariant: a graph that a compiler gets writes nothing, not even back to its inputs. Limits: no tensor subclasses.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from functionalize._torch.dynamo import (
     enable_python_dispatcher,
     lookup_backend,
     note_origin,
+    number_of_guards,
     run_apart,
     to_fakes,
 )
@@ -32,6 +32,7 @@ from functionalize.errors import check_remove
 from functionalize.graph_capture.capture import RecordingSession
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.inputs import TracedInput
+from functionalize.runtime.autograd import ForwardCall, Orders
 from functionalize.runtime.execution import Computed, compute, compute_differentiably, finish
 from functionalize.runtime.guards import alias_pattern
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
@@ -46,6 +47,11 @@ from functionalize.verify import assert_functional
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 # A Dynamo graph, what computes it, and the modes of torch that it leaves otherwise than it finds them.
 _Compiled = tuple[ProgramMetadata, Callable[[Sequence[Any]], Computed], Mapping[str, Any]]
+_SIZES = (
+    "it depends on sizes in another way than the program does\n"
+    "    why  the graph was compiled for sizes that may differ, and Dynamo can be told nothing more of them\n"
+    "    try  torch.compile(..., dynamic=False)"
+)
 _OPTIONS = ("compiler", "remove", "partition_fn")
 
 
@@ -165,7 +171,8 @@ class _Backend:
         handed = partial(self._handed, mode, known)
         if joint is not None:
             halves = partition(joint, self.partition_fn, handed)
-            return metadata, partial(compute_differentiably, metadata, halves), modes_left
+            orders = Orders(halves, partial(self._next_order, mode, fakes))
+            return metadata, partial(compute_differentiably, metadata, orders), modes_left
         numbers = [GraphNumber(position) for position, _ in metadata.symbols.computed]
         described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *numbers])
         positions = needed_results(*described, further_bases=False)
@@ -176,9 +183,25 @@ class _Backend:
         function = handed(GraphModule(found.root, graph))
         return metadata, partial(compute, metadata, function, positions=positions), modes_left
 
-    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any]) -> tuple[Recorded, Mapping[str, Any]]:
-        """Run the graph on fake tensors, and record it without mutation; with the modes that it leaves otherwise."""
-        session = RecordingSession(mode, note_origin, remove_views=self.remove == "mutations_and_views", symbolic=True)
+    def _next_order(self, mode: FakeTensorMode, fakes: Sequence[Any], order: int) -> ForwardCall:
+        """The derivative of an order, for the sizes and symbols that Dynamo gave."""
+        known = number_of_guards(mode)
+        joint = self._recorded(mode, fakes, order)[0].joint
+        if isinstance(joint, Exception):
+            raise joint
+        if joint is None or number_of_guards(mode) != known:
+            raise RuntimeError(_SIZES)
+        return partition(joint, self.partition_fn, partial(self._handed, mode, {}))
+
+    def _recorded(
+        self, mode: FakeTensorMode, fakes: Sequence[Any], order: int = 1
+    ) -> tuple[Recorded, Mapping[str, Any]]:
+        """Run the graph on fake tensors, and record it without mutation; with the modes that it leaves otherwise.
+
+        ``order``: how often it is differentiated.
+        """
+        remove_views = self.remove == "mutations_and_views"
+        session = RecordingSession(mode, note_origin, remove_views=remove_views, symbolic=True, order=order)
         names = [name.replace(".", "_") for name in self.state]
         names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
         with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more

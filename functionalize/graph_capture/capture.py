@@ -114,8 +114,8 @@ def capture(
     if cache_size < 1:
         raise ValueError(f"cache_size must be at least 1, not {cache_size}")
 
-    def captured(args: Any, kwargs: Any) -> Capture:
-        return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer)
+    def captured(args: Any, kwargs: Any, order: int = 1) -> Capture:
+        return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer, order)
 
     with CAPTURING:
         first = captured(args, dict(kwargs or {}))
@@ -136,8 +136,9 @@ def _captured(
     remove: str,
     dynamic_shapes: Any,
     optimizer: torch.optim.Optimizer | None,
+    order: int,
 ) -> Capture:
-    """What one capture gives for some inputs."""
+    """What one capture gives for some inputs; ``order``: how often the program is differentiated."""
     roots: dict[str, Any] = {"": func} if is_module(func) else reached(func)
     if optimizer is not None and not any(root is optimizer for root in roots.values()):
         roots["optimizer"] = optimizer
@@ -145,7 +146,7 @@ def _captured(
         if isinstance(root, torch.optim.Optimizer):
             make_state(root)
     step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
-    first = CaptureSession(step, ProgramInputs(func, roots, args, kwargs), remove, dynamic_shapes)
+    first = CaptureSession(step, ProgramInputs(func, roots, args, kwargs), remove, dynamic_shapes, order)
     found = first.run()
     if not found.metadata.gradients or first.has_all_gradients:
         return first.capture(found)
@@ -167,11 +168,13 @@ def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) 
 class RecordingSession:
     """Records one program."""
 
-    def __init__(self, fake_mode: FakeTensorMode, annotate: Annotate, *, remove_views: bool, symbolic: bool) -> None:
-        """``annotate`` is told of each node; ``symbolic``: whether sizes may be symbols."""
+    def __init__(
+        self, fake_mode: FakeTensorMode, annotate: Annotate, *, remove_views: bool, symbolic: bool, order: int = 1
+    ) -> None:
+        """``annotate`` hears of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph."""
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
         self.regions = regions = CheckpointRegions()
-        self._remove_views, self._symbolic = remove_views, symbolic
+        self._remove_views, self._symbolic, self._order = remove_views, symbolic, order
         self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
 
         def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
@@ -216,7 +219,7 @@ class RecordingSession:
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
         mode.context.takes_subclasses = False
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
-        joint = JointTracer(mode, tracer, self.fake_mode, self.regions)
+        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order)
         joint.begin(inputs)
         follow(mode.context)
 
@@ -244,7 +247,12 @@ class CaptureSession(RecordingSession):
     """One run of a program on fake tensors in the places of its inputs."""
 
     def __init__(
-        self, func: Callable[..., Any], inputs: ProgramInputs, remove: str, dynamic_shapes: Any = None
+        self,
+        func: Callable[..., Any],
+        inputs: ProgramInputs,
+        remove: str,
+        dynamic_shapes: Any = None,
+        order: int = 1,
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
@@ -254,7 +262,7 @@ class CaptureSession(RecordingSession):
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
-        super().__init__(fake_mode, self._provenance.note, remove_views=remove_views, symbolic=symbolic)
+        super().__init__(fake_mode, self._provenance.note, remove_views=remove_views, symbolic=symbolic, order=order)
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
             from functionalize._torch.symbols import with_symbols  # here: loads sympy

@@ -15,12 +15,12 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from functionalize._torch.autograd import checkpoint_frame, in_reentrant_checkpoint
 from functionalize.errors import UnsupportedMutationError
+from functionalize.runtime import random_state
 
 
 class CheckpointRegions:
@@ -98,7 +98,7 @@ class CheckpointRegions:
 
 def is_random(node: Node) -> bool:
     """Whether a node draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return random_state.is_random(node.target)
 
 
 def item_of(node: Node) -> Node | None:

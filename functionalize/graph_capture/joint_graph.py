@@ -1,23 +1,27 @@
 """Traces the backward of a program into the same graph, right after its forward: a joint graph.
 
+A joint graph of a higher order takes the gradients of the order before for results, and their tangents for inputs.
+
 Invariant: the backward goes through what autograd recorded while the program ran, so gradients are those that eager
-gives: of ``no_grad`` regions, of functions with a backward of their own, of writes. Limits: differentiable once; a
-backward that writes to what lives outside of it is refused.
+gives: of ``no_grad`` regions, of functions with a backward of their own, of writes. Limits: a backward that writes to
+what lives outside of it is refused; one that draws random numbers is differentiable once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.autograd.graph import GradientEdge
+from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from functionalize._torch import is_symbolic, on_handles, storage_key
+from functionalize._torch import is_symbolic, on_handles, pytree, storage_key
 from functionalize._torch.autograd import module_without_code
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
@@ -26,7 +30,7 @@ from functionalize.errors import UnsupportedMutationError, UnsupportedProgramErr
 from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random, item_of
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
-from functionalize.runtime.autograd import JointGraph
+from functionalize.runtime.autograd import JointGraph, tangent_name
 from functionalize.runtime.metadata import (
     AliasKind,
     BaseResult,
@@ -34,6 +38,7 @@ from functionalize.runtime.metadata import (
     OutputAlias,
     ProgramMetadata,
     SymbolSources,
+    frozen_layout,
     needed_results,
 )
 from functionalize.transform.mode import FunctionalizeFunctionMode, FunctionalizeMode
@@ -55,9 +60,11 @@ class JointTracer:
     """Traces one backward, through the dispatch mode that the forward ran in."""
 
     def __init__(
-        self, mode: FunctionalizeMode, tracer: Any, fake_mode: FakeTensorMode, regions: CheckpointRegions
+        self, mode: FunctionalizeMode, tracer: Any, fake_mode: FakeTensorMode, regions: CheckpointRegions, order: int
     ) -> None:
+        """``order``: how often the program is differentiated."""
         self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
+        self._order = order
         self._grad_fns: dict[int, Any] = {}
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
@@ -124,40 +131,65 @@ class JointTracer:
     ) -> EndJoint | Exception:
         """The joint graph, or why there is none. ``outputs``: of the program's graph; ``bases``: values of bases."""
         graph = self._tracer.graph
-        placeholders = list(graph.find_nodes(op="placeholder"))
-        forward = set(graph.nodes)
-        tangents: list[Node] = []
+        before = set(graph.nodes)
+        tangents: list[list[Node]] = []
         try:
-            found = self._gradients(inputs, wanted, tangents)
+            results: list[Any] = [*(outputs[position] for position in wanted.results), *bases]
+            level = _Level([entry.edge for entry in inputs if entry.edge is not None], wanted, results)
+            for _ in range(1, self._order):
+                level = self._next(level, tangents)
+            forward = set(graph.nodes)
+            found = self._gradients(level, tangents, create_graph=False)[0]
             marked = self.regions.resolve()
-            results = [outputs[position] for position in wanted.results]
-            copied = _copied(graph, (placeholders, tangents), [*results, *bases, *found.values()], forward, marked)
-            gradients = {key: None if node is None else n for n, (key, node) in enumerate(found.items())}
-            return functools.partial(self._frozen, copied, inputs, gradients, wanted)
+            drawn = [node for node in graph.nodes if node in forward - before and is_random(node)]
+            if drawn:
+                raise _drawn_in_backward(drawn[0])
+            names = [entry.name for entry in inputs]
+            names += [str(node.target) for nodes in tangents[:-1] for node in nodes]
+            primals = [*graph.find_nodes(op="placeholder")][: len(inputs)] + [n for t in tangents[:-1] for n in t]
+            ends = [*level.results, *found]
+            copied = _copied(graph, (primals, tangents[-1] if tangents else []), ends, forward, marked)
+            gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
+            return functools.partial(self._frozen, copied, inputs, names, gradients, level.wanted)
         except Exception as error:
-            reason = RuntimeError(f"the backward of a captured program cannot be captured: {error}")
+            what = "the backward" if self._order == 1 else f"the derivative of order {self._order}"
+            reason = RuntimeError(f"{what} of a captured program cannot be captured: {error}")
             reason.__cause__ = error
             return reason
         finally:
+            added = [node for nodes in tangents for node in nodes]
             for node in reversed(graph.nodes):
-                if node not in forward and node not in tangents and not node.users:
+                if node not in before and node not in added and not node.users:
                     graph.erase_node(node)
-            for node in tangents:
+            for node in added:
                 graph.erase_node(node)
 
+    def _next(self, level: _Level, tangents: list[list[Node]]) -> _Level:
+        """The gradients of one order as the results of the next, and their tangents as further inputs."""
+        nodes, gradients, given = self._gradients(level, tangents, create_graph=True)
+        _check_differentiable(gradients, level.sources)
+        found = [(node, gradient) for node, gradient in zip(nodes, gradients, strict=True) if gradient is not None]
+        targets = [(n, gradient) for n, (_, gradient) in enumerate(found) if gradient.requires_grad]
+        layouts = [frozen_layout(Layout.of(g)) if g.layout is torch.strided else None for _, g in found]
+        wanted = Differentiable(tuple(range(len(found))), (), tuple(layouts), tuple(targets))
+        return _Level([*level.sources, *given], wanted, [node for node, _ in found])
+
     def _gradients(
-        self, inputs: Sequence[TracedInput], wanted: Differentiable, tangents: list[Node]
-    ) -> dict[int, Node | None]:
-        """The nodes of the gradients, by the identities of the inputs; adds the placeholders of the tangents."""
+        self, level: _Level, tangents: list[list[Node]], create_graph: bool
+    ) -> tuple[list[Node | None], Sequence[Any], list[torch.Tensor]]:
+        """The gradients of a level: their nodes, themselves, and their tangents, whose placeholders are added."""
         context = self._mode.context
-        leaves = [entry for entry in inputs if entry.edge is not None]
-        targets = [target for _, target in wanted.targets]
-        given = [self._tangent(target, tangents) for target in targets]
+        targets = [target for _, target in level.wanted.targets]
+        tangents.append([])
+        given = [self._tangent(target, tangents, create_graph) for target in targets]
         writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
         writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
-        edges = [entry.edge for entry in leaves]
-        with FunctionalizeFunctionMode(context), self._mode, _requiring(edges):
-            gradients = torch.autograd.grad(targets, edges, given, allow_unused=True) if leaves else ()
+        with FunctionalizeFunctionMode(context), self._mode, _requiring(level.sources):
+            gradients: Sequence[Any] = [None] * len(level.sources)
+            if targets and level.sources:
+                gradients = torch.autograd.grad(
+                    targets, level.sources, given, allow_unused=True, create_graph=create_graph
+                )
         for key, base in context.graph.bases.items():
             outside = key in writes or base.held is not None
             if outside and len(base.log) > writes.get(key, 0):
@@ -166,19 +198,24 @@ class JointTracer:
                     why="the backward of a captured program is a graph without effects",
                     hint="return the new value from the backward, or take the gradients inside of what is captured",
                 )
-        return {
-            id(entry): None if gradient is None else self._node(context.value(gradient))
-            for entry, gradient in zip(leaves, gradients, strict=True)
-        }
+        nodes = [None if gradient is None else self._node(context.value(gradient)) for gradient in gradients]
+        return nodes, gradients, given
 
-    def _tangent(self, target: torch.Tensor, tangents: list[Node]) -> torch.Tensor:
+    @staticmethod
+    def _numbers(inputs: Sequence[TracedInput], tangents: Sequence[Sequence[Node]]) -> list[int]:
+        """Which of the program's inputs, then tangents, get gradients."""
+        leaves = [number for number, entry in enumerate(inputs) if entry.edge is not None]
+        return leaves + [len(inputs) + number for number in range(sum(map(len, tangents)))]
+
+    def _tangent(self, target: torch.Tensor, tangents: list[list[Node]], requires_grad: bool) -> torch.Tensor:
         """A dense tensor for the gradient of a result, with a placeholder."""
         graph = self._tracer.graph
-        made: torch.Tensor = on_handles(torch.empty_like, (target.detach(),), {"requires_grad": False})
-        last = tangents[-1] if tangents else next(reversed(list(graph.find_nodes(op="placeholder"))), None)
+        made: torch.Tensor = on_handles(torch.empty_like, (target,), {"requires_grad": False})
+        made.requires_grad_(requires_grad)
+        last = next(reversed(list(graph.find_nodes(op="placeholder"))), None)
         with graph.inserting_after(last) if last is not None else graph.inserting_before():
-            node = graph.placeholder(f"tangents_{len(tangents)}")
-        tangents.append(node)
+            node = graph.placeholder(tangent_name(len(tangents), len(tangents[-1])))
+        tangents[-1].append(node)
         node.meta["val"] = made
         if is_symbolic(made):
             from functionalize._torch.symbols import track_input  # here: loads sympy
@@ -203,28 +240,36 @@ class JointTracer:
         self,
         graph: Graph,
         inputs: Sequence[TracedInput],
-        gradients: dict[int, int | None],
+        names: Sequence[str],
+        gradients: dict[int, Node | None],
         wanted: Differentiable,
         metadata: ProgramMetadata,
     ) -> JointGraph:
         """The joint graph once the metadata is known; before, ``graph`` takes all inputs of the program."""
-        for node in graph.find_nodes(op="placeholder"):
-            if node.name in {f"primals_{number}" for number in metadata.unused}:
-                graph.erase_node(node)
-        taken = metadata.taken
-        written = {storage_key(inputs[m.input].fake) for m in metadata.mutations}  # type: ignore[arg-type]
-        at_risk = [n for n in taken if inputs[n].fake is not None and storage_key(inputs[n].fake) in written]  # type: ignore[arg-type]
+        placeholders = list(graph.find_nodes(op="placeholder"))
+        taken = [n for n in range(len(names)) if n not in metadata.unused]
+        if self._order > 1:  # of others than the first, only what is used
+            taken = [n for n in taken if placeholders[n].users]
+        for number in set(range(len(names))).difference(taken):
+            graph.erase_node(placeholders[number])
+        written = {storage_key(inputs[m.input].fake) for m in metadata.mutations} if self._order == 1 else set()  # type: ignore[arg-type]
+        fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
+        at_risk = [n for n in taken if n in fakes and storage_key(fakes[n]) in written]
+        positions = {number: position for position, number in enumerate(gradients)}
         return JointGraph(
             module_without_code(self._tracer.root, graph),
             tuple(taken),
-            tuple(metadata.inputs[number].name for number in taken),
+            tuple(names[number] for number in taken),
             wanted.results,
             wanted.bases,
             wanted.layouts,
             tuple(position for position, _ in wanted.targets),
-            tuple(gradients.get(id(inputs[number])) for number in taken),
+            tuple(positions[n] if gradients.get(n) is not None else None for n in taken),
             frozenset(map(taken.index, at_risk)),
-            _in_positions(metadata.symbols, taken, wanted.results),
+            _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),
+            _sources(graph, len(wanted.layouts)),
+            _sources(graph, len(wanted.layouts), beside=_OF_SIZE),
+            _draws(self._tracer.root, graph, names),
         )
 
 
@@ -259,6 +304,59 @@ def refuse_gradients_of_made(leaves: Sequence[torch.Tensor], given: Sequence[tor
             why="a captured program has gradients for its inputs alone",
             hint="pass the tensor as an argument, or detach it before it is returned or kept",
         )
+
+
+@dataclass(frozen=True)
+class _Level:
+    """What is differentiated: with respect to what, of which tensors; ``results``: the nodes of the forward."""
+
+    sources: Sequence[Any]
+    wanted: Differentiable
+    results: list[Any]
+
+
+def _check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> None:
+    """Raise where autograd would, if it came by: it looks only at what leads to the inputs that it was asked for."""
+    seen = {source.node for source in sources if isinstance(source, GradientEdge)}  # what lies before the program
+    waiting = [gradient.grad_fn for gradient in gradients if gradient is not None]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        if node.name() == "torch::autograd::Error":
+            raise UnsupportedMutationError(
+                "a function that is marked with @once_differentiable is differentiated twice",
+                why="it says itself that its backward has no derivative",
+                hint="take the mark away, or keep the function out of what is differentiated twice",
+            )
+
+
+def _drawn_in_backward(node: Node) -> UnsupportedMutationError:
+    return UnsupportedMutationError(
+        f"{node.target} in a backward that is differentiated",
+        why="the derivative of the next order computes that backward again, and would draw other random numbers",
+        hint="draw the random numbers in the forward, or take the gradients inside of what is captured",
+    )
+
+
+_OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read none of its values
+    getattr(torch.ops.aten, name).default
+    for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
+)
+
+
+def _sources(graph: Graph, results: int, beside: Set[Any] = frozenset()) -> tuple[int, ...]:
+    """For each gradient the placeholders that it is computed from, as bits; ``beside``: ops not to go through."""
+    found: dict[Node, int] = {}
+    for number, node in enumerate(graph.find_nodes(op="placeholder")):
+        found[node] = 1 << number
+    for node in graph.nodes:
+        if node not in found and node.target not in beside:
+            found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in node.all_input_nodes), 0)
+    ends: Any = graph.output_node().args[0]
+    return tuple(found.get(node, 0) for node in ends[results:])
 
 
 def _copied(
@@ -297,3 +395,20 @@ def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequenc
         tuple((results.index(output), layout) for output, layout in symbols.outputs if output in results),
         tuple((results.index(output), symbol) for output, symbol in symbols.computed if output in results),
     )
+
+
+def _draws(root: torch.nn.Module, graph: Graph, names: Sequence[str]) -> tuple[Any, ...]:
+    """What the nodes that draw random numbers draw from: the name of an input, a generator, a device that has one."""
+    found: dict[Any, None] = {}
+    bodies = [body.graph for body in root.modules() if isinstance(body, GraphModule)]
+    for node in (node for one in (graph, *bodies) for node in one.nodes if is_random(node)):
+        generator = node.kwargs.get("generator")
+        if isinstance(generator, Node):
+            found[names[int(generator.name.removeprefix("primals_"))]] = None
+        elif generator is not None:
+            found[generator] = None
+        else:
+            values = node.meta.get("val")
+            first = next((v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)), torch.empty(0))
+            found[first.device] = None
+    return tuple(found)

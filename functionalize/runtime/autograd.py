@@ -3,24 +3,36 @@
 Forward and backward were captured together, and a partition function of torch's cut them in two. What the backward
 needs is saved by ``save_for_backward``, so that autograd checks that nobody has written to it since.
 
-Invariant: the gradients are those of the captured program, of each input that required one. Limits: differentiable
-once; asked for more, a call raises.
+Note [Derivatives of derivatives]: a backward that is to be differentiated in its turn gives gradients that know from
+which inputs and tangents they were computed. Their backward calls the joint graph of the next order, whose forward
+gives these gradients once more, and whose backward their derivatives. That graph is recorded when it is first asked
+for, by running the program again: what autograd knew (functions with a backward of their own, ``no_grad``) is not in
+the graph of the order before.
+
+Invariant: the gradients are those of the captured program, of each input that required one. Limits: a backward that
+draws random numbers is differentiable once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import operator
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from functionalize._torch.autograd import without_autocast
+from functionalize._torch.autograd import SavedTensor, keeps_graph, make_saved_tensor, without_autocast
 from functionalize._torch.dispatch import any_autocast
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import has_strides, with_layout
 from functionalize.runtime.metadata import SymbolSources
+from functionalize.runtime.modes import in_modes, modes_now
+from functionalize.runtime.random_state import RandomState
 
 Function = Callable[..., Sequence[Any]]
 _TENSOR = object()  # stands for a tensor that autograd keeps
@@ -43,6 +55,9 @@ class JointGraph:
     gradients: tuple[int | None, ...]  # for each input its position among the gradients
     at_risk: frozenset[int]  # inputs in whose storages a call writes
     symbols: SymbolSources  # in positions of these inputs and results
+    sources: tuple[int, ...]  # of each gradient, what it is computed from: a bit for each input, then each tangent
+    values: tuple[int, ...]  # the same, without what only a size is read of
+    draws: tuple[Any, ...]  # generators that the graph draws random numbers from, as `RandomState` names them
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,24 +85,145 @@ class ForwardCall:
                 results[position] = with_layout(results[position], symbols.layout(layout))
         return results
 
-    def to_save(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """What the backward will take; inputs that the call is about to write are copied."""
-        values = [*inputs, *results]
-        for position in self.joint.at_risk.intersection(self.saved):
-            if isinstance(values[position], torch.Tensor):
-                values[position] = values[position].clone()
-        return [values[position] for position in self.saved]
+    @property
+    def differentiated(self) -> list[int]:
+        """The inputs that get a gradient."""
+        return [number for number, position in enumerate(self.gradients) if position is not None]
+
+    @functools.cached_property
+    def sources(self) -> frozenset[int]:
+        """The inputs that some gradient is computed from."""
+        return frozenset(number for number in range(len(self.joint.names)) if self._all_sources >> number & 1)
+
+    @functools.cached_property
+    def copied(self) -> frozenset[int]:
+        """The inputs that the call is about to write, and that are needed afterwards as they were."""
+        return self.joint.at_risk.intersection(self.sources.union(self.saved))
+
+    @functools.cached_property
+    def _all_sources(self) -> int:
+        return functools.reduce(operator.or_, self.joint.sources, 0)
+
+    def may_require_grad(self, required: int) -> list[bool]:
+        """Of each gradient: whether it is computed from what requires gradients; ``required``: a bit for each."""
+        positions = [self.joint.gradients[number] for number in self.differentiated]
+        return [bool(self.joint.values[position] & required) for position in positions]  # type: ignore[index]
+
+
+def tangent_name(order: int, number: int) -> str:
+    """What the next order calls a tangent; the inputs of a program have names without capitals."""
+    return f"Tangent_{order}_{number}"
+
+
+class Orders:
+    """The derivatives of one program, by order: each is captured when it is first asked for."""
+
+    def __init__(self, first: ForwardCall, capture: Callable[[int], ForwardCall]) -> None:
+        """``capture``: makes the call whose forward computes the derivative before a given order."""
+        self.first, self._capture = first, capture
+        self._calls, self._modes = {1: first}, modes_now()
+        self._lock = threading.RLock()
+
+    def call(self, order: int) -> ForwardCall:
+        """What is called for a derivative of an order, and is differentiated for the next.
+
+        Raises:
+            RuntimeError: there is none, and why.
+        """
+        with self._lock:
+            if order not in self._calls:
+                try:
+                    with in_modes(self._modes):  # those that the program was called in
+                        self._calls[order] = self._capture(order)
+                except Exception as error:
+                    raise RuntimeError(f"the derivative of order {order} of a captured program: {error}") from error
+            return self._calls[order]
+
+
+@dataclass(frozen=True, eq=False)
+class Derivation:
+    """What one call of a program, or of a derivative of it, keeps for derivatives of its gradients."""
+
+    orders: Orders
+    order: int
+    call: ForwardCall
+    random: RandomState
+    copies: dict[int, Any]  # of inputs that the call is about to write: known to autograd as the inputs were
+    held: dict[int, Any] = field(default_factory=dict)  # inputs as autograd saves them, by position
+
+    def hold(self, inputs: Sequence[Any]) -> None:
+        """Keep what gradients are computed from; autograd checks, when it is asked for, that it was not written."""
+        for number in self.call.sources:
+            value = self.copies.get(number, inputs[number])
+            self.held[number] = make_saved_tensor(value, False) if isinstance(value, torch.Tensor) else value
+
+    def inputs(self) -> list[Any]:
+        """The inputs as they were; None for those that no gradient is computed from.
+
+        Raises:
+            RuntimeError: one was written since.
+        """
+        found = [self.held.get(number) for number in range(len(self.call.joint.names))]
+        return [value.unpack() if isinstance(value, SavedTensor) else value for value in found]
+
+    def differentiable(self, gradients: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Sequence[Any]:
+        """The gradients of this call as results of what they were computed from."""
+        try:
+            values = [*self.inputs(), *tangents]
+        except RuntimeError as error:
+            known = [value.data for value in self.held.values() if isinstance(value, SavedTensor)]
+            return Undifferentiable.apply(error, len(gradients), *gradients, *known, *tangents)  # type: ignore[no-untyped-call,no-any-return]
+        required = sum(1 << n for n, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad)
+        known = self.call.may_require_grad(required)
+        if not any(known):
+            return gradients
+        return _Gradients.apply(self, gradients, known, *values)  # type: ignore[no-untyped-call,no-any-return]
+
+    def next_results(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The gradients of this call, computed by the next order from its inputs and tangents."""
+        own, call = self.call.joint, self.orders.call(self.order + 1)
+        names = [*own.names, *(tangent_name(self.order, number) for number in range(len(own.tangents)))]
+        known = dict(zip(names, values, strict=True))
+        inputs = [known[name] for name in call.joint.names]
+        lost = [name for n, name in enumerate(own.names) if n not in self.call.sources and name in call.joint.names]
+        if lost:
+            raise RuntimeError(_NOT_HELD.format(order=self.order + 1, name=lost[0]))
+        derivation = Derivation(self.orders, self.order + 1, call, self.random, {})
+        with torch.enable_grad():
+            return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
+
+
+_NOT_HELD = (
+    "the derivative of order {order} of a captured program needs `{name}`, which the gradients before do not\n"
+    "    why  a call holds only those of its inputs that its gradients are computed from\n"
+    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+)
+
+
+def differentiable_call(orders: Orders, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What the forward of a program gives, known to autograd."""
+    call = orders.first
+    with torch.enable_grad():
+        copies = {n: inputs[n].clone() for n in call.copied if isinstance(inputs[n], torch.Tensor)}
+        random = RandomState.now(call.joint.draws, dict(zip(call.joint.names, inputs, strict=True)))
+        derivation = Derivation(orders, 1, call, random, copies)
+        return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class CapturedFunction(torch.autograd.Function):
     """A call of the forward, whose derivative is the backward."""
 
     @staticmethod
-    def forward(ctx: Any, call: ForwardCall, *inputs: Any) -> tuple[Any, ...]:
-        results = call.run(inputs)
-        saved = call.to_save(inputs, results)
+    def forward(ctx: Any, derivation: Derivation, *inputs: Any) -> tuple[Any, ...]:
+        call = derivation.call
+        with derivation.random.again() if derivation.order > 1 else contextlib.nullcontext():
+            results = call.run(inputs)
+        values = [*(derivation.copies.get(number, value) for number, value in enumerate(inputs)), *results]
+        saved = [values[position] for position in call.saved]
         ctx.call, ctx.plain = call, [_TENSOR if isinstance(value, torch.Tensor) else value for value in saved]
         ctx.save_for_backward(*[value for value in saved if isinstance(value, torch.Tensor)])
+        derivation.hold(inputs)
+        ctx.derivation = derivation
         outputs = results[: len(call.joint.layouts)]
         ctx.looks = [_look_of(outputs[position]) for position in call.joint.tangents]
         others = [r for n, r in enumerate(outputs) if n not in call.joint.tangents and isinstance(r, torch.Tensor)]
@@ -103,14 +239,52 @@ class CapturedFunction(torch.autograd.Function):
             return (None,) * (1 + len(call.gradients))
         saved = iter(ctx.saved_tensors)
         given = [next(saved) if value is _TENSOR else value for value in ctx.plain]
-        given += [_laid_out(tangents[n], *look) for n, look in zip(call.joint.tangents, ctx.looks, strict=True)]
-        twice = torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given)
+        laid_out = [_laid_out(tangents[n], *look) for n, look in zip(call.joint.tangents, ctx.looks, strict=True)]
         with torch.no_grad():
-            results = called(call.backward, given)
+            results = called(call.backward, [*given, *laid_out])
         found = [None if position is None else results[position] for position in call.gradients]
-        if twice:
-            found = Undifferentiable.apply(RuntimeError(_ONCE), len(found), *found, *given)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            gradients = ctx.derivation.differentiable([found[n] for n in call.differentiated], laid_out)
+            for number, gradient in zip(call.differentiated, gradients, strict=True):
+                found[number] = gradient
+        if not keeps_graph():
+            ctx.derivation = None
         return None, *found
+
+
+class _Gradients(torch.autograd.Function):
+    """Gradients as results of the inputs and tangents that they were computed from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, derivation: Derivation, gradients: Sequence[torch.Tensor], known: Sequence[bool], *values: Any
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.derivation = derivation
+        ctx.plain = [_TENSOR if isinstance(value, torch.Tensor) else value for value in values]
+        ctx.save_for_backward(*[value for value in values if isinstance(value, torch.Tensor)])
+        results = [gradient.detach() for gradient in gradients]
+        ctx.mark_non_differentiable(*[r for r, one in zip(results, known, strict=True) if not one])
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        saved = iter(ctx.saved_tensors)
+        values = [next(saved) if value is _TENSOR else value for value in ctx.plain]
+        required = [n for n, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
+        with torch.enable_grad():  # aliases: what autograd knows of the values themselves is not to be gone through
+            apart = {number: torch.ops.aten.alias.default(values[number]) for number in required}
+        results = ctx.derivation.next_results([apart.get(number, value) for number, value in enumerate(values)])
+        pairs = [(r, t) for r, t in zip(results, tangents, strict=True) if t is not None and r.requires_grad]
+        found: list[Any] = [None] * len(values)
+        if pairs:
+            outs, given = zip(*pairs, strict=True)
+            create = torch.is_grad_enabled()
+            gradients = torch.autograd.grad(outs, list(apart.values()), given, allow_unused=True, create_graph=create)
+            for number, gradient in zip(required, gradients, strict=True):
+                found[number] = gradient
+        return None, None, None, *found
 
 
 class Undifferentiable(torch.autograd.Function):
@@ -139,13 +313,6 @@ class InMemory(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return gradient, None
-
-
-_ONCE = (
-    "a captured program is differentiable once, and here the gradient of its gradient is asked for\n"
-    "    why  its backward is a graph, captured when the program was; none was captured for that backward\n"
-    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
-)
 
 
 def _look_of(result: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]:

@@ -6,6 +6,7 @@ or by name, in whatever order). Limits: those of ``StateWalk``.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,20 @@ class CallArguments:
         for name in self.kwargs:
             walk.walk(self.kwargs, name, name)
         return walk
+
+    def like(self, make: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:
+        """Arguments built alike, of other tensors.
+
+        Raises:
+            RuntimeError: some object among them cannot be copied.
+        """
+        known: dict[int, Any] = {
+            id(leaf): make(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves
+        }
+        try:
+            return copy.deepcopy((list(self.args), self.kwargs), known)
+        except Exception as error:
+            raise RuntimeError(f"the arguments of the call cannot be copied: {error}") from error
 
 
 @dataclass(frozen=True)

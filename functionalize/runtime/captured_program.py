@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.specialization import CAPTURING, Capture, Specialization
+from functionalize.runtime.specialization import CAPTURING, Capture, Recapture, Specialization
 
 _IN_TRANSFORM = (
     "a captured program is called inside of torch.func.grad, vmap, jvp or the like\n"
@@ -59,16 +58,16 @@ class CapturedProgram:
         capture: Capture,
         *,
         remove: str,
-        recapture: Callable[[Any, Any], Capture],
+        recapture: Recapture,
         partition_fn: PartitionFn | None = None,
         on_guard_failure: str = "raise",
         cache_size: int = 8,
     ) -> None:
-        """``recapture``: captures the same program for other inputs."""
+        """``recapture``: captures the same program for other inputs, or for a derivative of some order."""
         self.remove = remove
         self._recapture, self._on_guard_failure = recapture, on_guard_failure
         self._partition_fn, self._cache_size = partition_fn, cache_size
-        self._first = Specialization(capture, partition_fn)
+        self._first = Specialization(capture, partition_fn, recapture)
         self._recorded, self._metadata, self.graph = capture.recorded, capture.recorded.metadata, capture.recorded.graph
         self._specializations = [self._first]  # the one that was called last comes first
         self._convention, self._lock = capture.convention, threading.Lock()
@@ -158,7 +157,7 @@ class CapturedProgram:
         follows = GradientMismatchError in kinds or self._on_guard_failure == "recapture"
         if not (follows or StateMismatchError in kinds):
             raise refused[0]
-        made = Specialization(self._recapture(arguments.args, arguments.kwargs), self._partition_fn)
+        made = self._captured(arguments)
         if not follows and not any(made.is_like(known) for known in self._specializations):
             raise refused[0]
         inputs = made.checked(arguments)
@@ -166,6 +165,10 @@ class CapturedProgram:
             raise inputs
         self._use(made)
         return made, inputs
+
+    def _captured(self, arguments: CallArguments) -> Specialization:
+        capture = self._recapture(arguments.args, arguments.kwargs)
+        return Specialization(capture, self._partition_fn, self._recapture)
 
     def _use(self, chosen: Specialization) -> None:
         """Have a program come first, and forget those that were not called for long."""

@@ -25,7 +25,7 @@ from functionalize.aliasing.strided_layout import (
     with_lazy_bits,
 )
 from functionalize.errors import DataDependentError
-from functionalize.runtime.autograd import CapturedFunction, ForwardCall, InMemory, Undifferentiable, called
+from functionalize.runtime.autograd import InMemory, Orders, Undifferentiable, called, differentiable_call
 from functionalize.runtime.metadata import (
     AliasKind,
     BaseResult,
@@ -78,13 +78,12 @@ def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None
             inputs[number].requires_grad_()
 
 
-def compute_differentiably(metadata: ProgramMetadata, call: ForwardCall, inputs: Sequence[Any]) -> Computed:
+def compute_differentiably(metadata: ProgramMetadata, orders: Orders, inputs: Sequence[Any]) -> Computed:
     """What a graph gives, with the captured backward as its derivative."""
     _require_gradients(metadata, inputs)
-    with torch.enable_grad():
-        outputs = CapturedFunction.apply(call, *(inputs[number] for number in metadata.taken))  # type: ignore[no-untyped-call]
-    results = dict(zip(call.joint.results, outputs, strict=False))
-    further = dict(zip(call.joint.bases, outputs[len(results) :], strict=True))
+    outputs = differentiable_call(orders, [inputs[number] for number in metadata.taken])
+    results = dict(zip(orders.first.joint.results, outputs, strict=False))
+    further = dict(zip(orders.first.joint.bases, outputs[len(results) :], strict=True))
     return _computed(metadata, results, further)
 
 

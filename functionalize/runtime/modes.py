@@ -6,7 +6,8 @@ kernels read themselves when the graph runs (such as the precision of matrix pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,6 +69,18 @@ def set_modes(values: Mapping[str, Any]) -> None:
         write = MODES[name].write
         if write is not None:
             write(value)
+
+
+@contextlib.contextmanager
+def in_modes(values: Mapping[str, Any]) -> Iterator[None]:
+    """Run in modes that were read before, perhaps in another thread."""
+    before = modes_now()
+    differing = {name: value for name, value in values.items() if value != before[name]}
+    set_modes(differing)
+    try:
+        yield
+    finally:
+        set_modes({name: before[name] for name in differing})
 
 
 def changed_modes(before: Mapping[str, Any]) -> dict[str, Any]:

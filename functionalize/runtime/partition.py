@@ -16,6 +16,7 @@ from functionalize._torch import OpOverload, pytree
 from functionalize._torch.autograd import default_partition_fn, partitioning
 from functionalize.ops import tables
 from functionalize.runtime.autograd import ForwardCall, JointGraph
+from functionalize.runtime.random_state import is_random
 
 PartitionFn = Callable[..., tuple[GraphModule, GraphModule]]
 Compile = Callable[[GraphModule], Callable[..., Any]]  # a graph as a function of its inputs
@@ -25,9 +26,12 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     """The two halves of a joint graph, each as ``compile_fn`` makes it. The joint graph is used up."""
     own = len(joint.layouts)  # the others of the forward's outputs are saved
     copies = _views_for_copies(joint.module.graph)
+    drawn = _keep_draws(joint.module.graph, own)
     with partitioning(joint.module):
         cut = partition_fn or default_partition_fn()
-        forward, backward = cut(joint.module, (), num_fwd_outputs=own)
+        forward, backward = cut(joint.module, (), num_fwd_outputs=own + drawn)
+    results = _outputs(forward)
+    forward.graph.output_node().args = ((*results[:own], *results[own + drawn :]),)
     _save_bases(forward, backward, copies, own)
     names = {f"primals_{number}": name for number, name in zip(joint.numbers, joint.names, strict=True)}
     outputs, gradients = _outputs(forward), _outputs(backward)
@@ -44,6 +48,23 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
         [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
     )
+
+
+def _keep_draws(graph: Graph, own: int) -> int:
+    """Have the forward give the random numbers that nobody reads, which partition functions drop; returns how many.
+
+    Those that are drawn after them are other ones without them.
+    """
+    read, ends = set[Node](), _outputs_of(graph)
+    waiting = [node for node in ends if isinstance(node, Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in read:
+            read.add(node)
+            waiting += node.all_input_nodes
+    drawn = [node for node in graph.nodes if node not in read and is_random(node.target)]
+    graph.output_node().args = ((*ends[:own], *drawn, *ends[own:]),)
+    return len(drawn)
 
 
 def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any, Any], own: int) -> None:
@@ -94,7 +115,11 @@ def _placeholders(module: GraphModule) -> list[Node]:
 
 
 def _outputs(module: GraphModule) -> list[Any]:
-    return list(pytree.arg_tree_leaves(module.graph.output_node().args[0]))
+    return _outputs_of(module.graph)
+
+
+def _outputs_of(graph: Graph) -> list[Any]:
+    return list(pytree.arg_tree_leaves(graph.output_node().args[0]))
 
 
 def _saved(backward: GraphModule, outputs: Sequence[Any], own: int, inputs: Mapping[str, int]) -> list[int | Node]:

@@ -17,9 +17,10 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind
 from torch.fx import Graph, GraphModule
 
 from functionalize._torch import pytree
+from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
 from functionalize.errors import InputMismatchError
-from functionalize.runtime.autograd import ForwardCall, JointGraph
+from functionalize.runtime.autograd import ForwardCall, JointGraph, Orders
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
 from functionalize.runtime.execution import (
     Computed,
@@ -39,6 +40,19 @@ from functionalize.runtime.state_walk import StateWalk
 # Held by who captures, and by who has to look twice at a call: one may find fake tensors of the other in its state.
 CAPTURING = threading.RLock()
 _PARTITIONING = threading.Lock()
+Recapture = Callable[..., "Capture"]  # captures a program for arguments, and for so many derivatives
+
+
+_CHANGES = (
+    "the program changes Python state\n"
+    "    why  it runs again when its second derivative is asked for, and would find other state than the call found\n"
+    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+)
+_OTHERWISE = (
+    "the program does something else now than when it was captured\n"
+    "    why  it runs again when its second derivative is asked for, and Python state was changed since the call\n"
+    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +88,11 @@ def _executed(half: GraphModule) -> Callable[..., Any]:
 class Specialization:
     """A captured graph, and what runs it."""
 
-    def __init__(self, capture: Capture, partition_fn: PartitionFn | None) -> None:
+    def __init__(self, capture: Capture, partition_fn: PartitionFn | None, recapture: Recapture) -> None:
         self.capture, self.recorded, self.metadata = capture, capture.recorded, capture.recorded.metadata
-        self.guards, self._partition_fn = capture.guards, partition_fn
+        self.guards, self._partition_fn, self._recapture = capture.guards, partition_fn, recapture
         self._fast: FastGuards | None = None
-        self._forward_call: ForwardCall | None = None
+        self._orders: Orders | None = None
 
     @functools.cached_property
     def graph_module(self) -> GraphModule:
@@ -108,7 +122,7 @@ class Specialization:
         metadata, zeros = self.metadata, self.guards.missing_gradients(inputs)
         for number, gradient in zeros.items():
             inputs[number] = gradient
-        computed = self._computed(inputs)
+        computed = self._computed(inputs, arguments)
         for number, gradient in zeros.items():  # nothing is refused from here on
             inputs[metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
         leaves = finish(metadata, inputs, [self.capture.state, arguments], computed)
@@ -116,7 +130,7 @@ class Specialization:
             set_modes(self.capture.modes_left)
         return self._assemble(leaves)
 
-    def _computed(self, inputs: Sequence[Any]) -> Computed:
+    def _computed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         """What the graph gives, known to autograd where the original's results are."""
         joint = self.recorded.joint
         if joint is None or not torch.is_grad_enabled():
@@ -124,11 +138,39 @@ class Specialization:
             return compute(self.metadata, function, inputs, writes=writes)
         if isinstance(joint, Exception):
             return compute_undifferentiably(self.metadata, self.graph_module.forward, inputs, joint)
-        if self._forward_call is None:
+        if self._orders is None:
             with _PARTITIONING:  # which uses the joint graph up: another thread waits for the halves
-                if self._forward_call is None:
-                    self._forward_call = partition(joint, self._partition_fn, _executed)
-        return compute_differentiably(self.metadata, self._forward_call, inputs)
+                if self._orders is None:
+                    self._orders = Orders(self._partitioned(joint), self._next_order(arguments))
+        return compute_differentiably(self.metadata, self._orders, inputs)
+
+    def _partitioned(self, joint: JointGraph) -> ForwardCall:
+        return partition(joint, self._partition_fn, _executed)
+
+    def _next_order(self, arguments: CallArguments) -> Callable[[int], ForwardCall]:
+        """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
+        tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
+        made = _or_error(lambda: arguments.like(stand_ins(tensors)))
+
+        def captured(order: int) -> ForwardCall:
+            if isinstance(made, Exception):
+                raise made
+            if self.metadata.side_effects:
+                raise RuntimeError(_CHANGES)
+            args, kwargs = made
+            given = self.capture.convention.arguments(args, kwargs)
+            self.guards.check(given)
+            if self.guards.dynamic:  # symbols are made for sizes of tensors that are not fake
+                args, kwargs = given.like(_empty_like)
+            found = Specialization(self._recapture(args, kwargs, order), self._partition_fn, self._recapture)
+            joint = found.recorded.joint
+            if isinstance(joint, Exception):
+                raise joint
+            if joint is None or not found.is_like(self):
+                raise RuntimeError(_OTHERWISE)
+            return self._partitioned(joint)
+
+        return captured
 
     @functools.cached_property
     def _function(self) -> tuple[Callable[..., Any], bool]:
@@ -155,3 +197,18 @@ class Specialization:
         for number, zeros in self.guards.missing_gradients(inputs).items():
             inputs[number] = zeros
         return [inputs[number] for number in self.metadata.taken]
+
+
+def _or_error(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        return error
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the size and the strides of a fake one."""
+    with torch.enable_grad():
+        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        made.requires_grad_(tensor.requires_grad)
+        return made if tensor.is_leaf else made.clone()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import warnings
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 TEMPLATES = ("call", "inplace", "inplace_view", "inplace_input", "out")
 EXTRA_TEMPLATES = ("out_resize",)
-MODES = ("fake", "real", "symbolic", "capture")
+MODES = ("fake", "real", "symbolic", "capture", "gradients")
 REMOVES = {"views": "mutations_and_views", "mutations": "mutations"}
 DTYPES = {
     "float32": torch.float32,
@@ -149,6 +150,9 @@ def _unfiltered(op_name: str, op: OpInfo, dtype: str, selection: Selection) -> I
             if other != dtype and DTYPES[other] in supported:
                 there = len(samples(op_name, other, FIRST_SAMPLES))
                 groups += [(other, sample, "fake", "views") for sample in range(min(there, few))]
+    derived = selection.other_modes and op.supports_autograd and DTYPES["float64"] in op.supported_dtypes("cpu")
+    if derived and zlib.crc32(op_name.encode()) % selection.stride == 0:
+        yield Case(op_name, "call", "float64", 0, "gradients", "views")
     templates = _templates(op, selection)
     for name, sample, mode, remove in groups:
         for template in templates:

@@ -26,6 +26,7 @@ from functionalize.errors import NotFunctionalError
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import Observation, clone_inputs, differences, leaf_differences, observe
 from tests.opinfo.cases import REMOVES, Case
+from tests.opinfo.gradients import check_derivatives
 from tests.opinfo.programs import Program, build
 
 PASSED, FAILED, NOT_COUNTED = "passed", "failed", "not counted"
@@ -56,7 +57,13 @@ def check(case: Case, impl: str = "ours") -> Verdict:
             program = build(case)
         except Exception as error:
             return Verdict(str(case), NOT_COUNTED, "sample", _line(error))
-        return _check(case, program, impl)
+        return _check_derivatives(case, program) if case.mode == "gradients" else _check(case, program, impl)
+
+
+def _check_derivatives(case: Case, program: Program) -> Verdict:
+    kind, reason = check_derivatives(program)
+    status = NOT_COUNTED if kind == "eager" else FAILED if kind else PASSED
+    return Verdict(str(case), status, kind, reason[:1500])
 
 
 def transform(impl: str, func: Callable[..., Any], remove: str) -> Callable[..., Any]:
