@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -249,6 +249,7 @@ class JointTracer:
         placeholders = list(graph.find_nodes(op="placeholder"))
         taken = [n for n in range(len(names)) if n not in metadata.unused]
         if self._order > 1:  # of others than the first, only what is used
+            graph.eliminate_dead_code()  # random numbers stay
             taken = [n for n in taken if placeholders[n].users]
         for number in set(range(len(names))).difference(taken):
             graph.erase_node(placeholders[number])
@@ -267,8 +268,8 @@ class JointTracer:
             tuple(positions[n] if gradients.get(n) is not None else None for n in taken),
             frozenset(map(taken.index, at_risk)),
             _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),
-            _sources(graph, len(wanted.layouts)),
-            _sources(graph, len(wanted.layouts), beside=_OF_SIZE),
+            _sources(graph, len(wanted.layouts), values=False),
+            _sources(graph, len(wanted.layouts), values=True),
             _draws(self._tracer.root, graph, names),
         )
 
@@ -347,16 +348,36 @@ _OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read n
 )
 
 
-def _sources(graph: Graph, results: int, beside: Set[Any] = frozenset()) -> tuple[int, ...]:
-    """For each gradient the placeholders that it is computed from, as bits; ``beside``: ops not to go through."""
+# Of batch norms in training the arguments whose values they do not read but for the running statistics that they give:
+# the position of the flag, and which arguments.
+_IN_TRAINING: dict[Any, tuple[int, tuple[int, ...]]] = {
+    torch.ops.aten._native_batch_norm_legit_functional.default: (5, (3, 4)),
+    torch.ops.aten.native_batch_norm_backward.default: (7, (3, 4)),
+}
+
+
+def _sources(graph: Graph, results: int, *, values: bool) -> tuple[int, ...]:
+    """For each gradient the placeholders that it is computed from, as bits; ``values``: whose values matter."""
     found: dict[Node, int] = {}
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
         found[node] = 1 << number
     for node in graph.nodes:
-        if node not in found and node.target not in beside:
-            found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in node.all_input_nodes), 0)
+        if node not in found and not (values and node.target in _OF_SIZE):
+            read = _read(node) if values else node.all_input_nodes
+            found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in read), 0)
     ends: Any = graph.output_node().args[0]
     return tuple(found.get(node, 0) for node in ends[results:])
+
+
+def _read(node: Node) -> list[Node]:
+    """The arguments whose values a node depends on."""
+    whole = item_of(node)
+    if whole is not None and whole.target in _IN_TRAINING and cast(int, node.args[1]) >= 3:  # the running statistics
+        return [*whole.all_input_nodes]
+    flag, unread = _IN_TRAINING.get(node.target, (0, ()))
+    if not (unread and node.args[flag] is True):
+        return node.all_input_nodes
+    return [one for position, one in enumerate(node.args) if position not in unread and isinstance(one, Node)]
 
 
 def _copied(

@@ -56,7 +56,7 @@ class JointGraph:
     at_risk: frozenset[int]  # inputs in whose storages a call writes
     symbols: SymbolSources  # in positions of these inputs and results
     sources: tuple[int, ...]  # of each gradient, what it is computed from: a bit for each input, then each tangent
-    values: tuple[int, ...]  # the same, without what only a size is read of
+    values: tuple[int, ...]  # the same, without those whose values do not matter
     draws: tuple[Any, ...]  # generators that the graph draws random numbers from, as `RandomState` names them
 
 
@@ -93,16 +93,21 @@ class ForwardCall:
     @functools.cached_property
     def sources(self) -> frozenset[int]:
         """The inputs that some gradient is computed from."""
-        return frozenset(number for number in range(len(self.joint.names)) if self._all_sources >> number & 1)
+        return self._inputs_among(self.joint.sources)
+
+    @functools.cached_property
+    def read(self) -> frozenset[int]:
+        """Those of them whose values matter."""
+        return self._inputs_among(self.joint.values)
 
     @functools.cached_property
     def copied(self) -> frozenset[int]:
         """The inputs that the call is about to write, and that are needed afterwards as they were."""
-        return self.joint.at_risk.intersection(self.sources.union(self.saved))
+        return self.joint.at_risk.intersection(self.read.union(self.saved))
 
-    @functools.cached_property
-    def _all_sources(self) -> int:
-        return functools.reduce(operator.or_, self.joint.sources, 0)
+    def _inputs_among(self, sources: Sequence[int]) -> frozenset[int]:
+        known = functools.reduce(operator.or_, sources, 0)
+        return frozenset(number for number in range(len(self.joint.names)) if known >> number & 1)
 
     def may_require_grad(self, required: int) -> list[bool]:
         """Of each gradient: whether it is computed from what requires gradients; ``required``: a bit for each."""
@@ -155,7 +160,9 @@ class Derivation:
         """Keep what gradients are computed from; autograd checks, when it is asked for, that it was not written."""
         for number in self.call.sources:
             value = self.copies.get(number, inputs[number])
-            self.held[number] = make_saved_tensor(value, False) if isinstance(value, torch.Tensor) else value
+            if isinstance(value, torch.Tensor):
+                value = make_saved_tensor(value, False) if number in self.call.read else value.detach()
+            self.held[number] = value
 
     def inputs(self) -> list[Any]:
         """The inputs as they were; None for those that no gradient is computed from.

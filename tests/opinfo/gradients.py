@@ -66,7 +66,11 @@ def check_derivatives(program: Program) -> tuple[str, str]:
         if difference(expected, again):
             return "eager", "eager does not repeat itself"
         try:
-            differs = difference(expected, captured_derivatives(program, order))
+            captured = capture(program.run, inputs_of(program))
+        except Exception as error:
+            return "capture", " ".join(str(error).split())
+        try:
+            differs = difference(expected, derivatives(captured, inputs_of(program), order))
         except Exception as error:
             return "run", f"order {order}: {type(error).__name__} {' '.join(str(error).split())}"
         return ("values", f"order {order}: {differs}") if differs else ("", "")
@@ -77,11 +81,6 @@ def inputs_of(program: Program) -> tuple[torch.Tensor, ...]:
     """A program's inputs, of which those that can require gradients do."""
     given = clone_inputs(program.inputs)
     return tuple(t.requires_grad_() if t.is_floating_point() or t.is_complex() else t for t in given)
-
-
-def captured_derivatives(program: Program, order: int) -> list[Any]:
-    """Those of a captured call."""
-    return derivatives(capture(program.run, inputs_of(program)), inputs_of(program), order)
 
 
 def difference(expected: list[Any], actual: list[Any]) -> str:
