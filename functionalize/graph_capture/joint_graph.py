@@ -62,11 +62,12 @@ class JointTracer:
     def begin(self, inputs: Sequence[TracedInput]) -> None:
         """Remember, before the program runs, where autograd will find the gradients of its inputs."""
         seen: set[int] = set()
-        for entry in inputs:
-            if entry.fake is not None and entry.gradient_of is None and id(entry.fake) not in seen:
-                seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
-                self._grad_fns[id(entry)] = entry.fake.grad_fn
-                entry.edge = gradient_edge(entry.fake)
+        with torch.inference_mode(False):  # a view that is asked there for its history makes it
+            for entry in inputs:
+                if entry.fake is not None and entry.gradient_of is None and id(entry.fake) not in seen:
+                    seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
+                    self._grad_fns[id(entry)] = entry.fake.grad_fn
+                    entry.edge = gradient_edge(entry.fake)
 
     def written_inputs(self, inputs: Sequence[TracedInput]) -> set[int]:
         """The inputs, by the identities of their fakes, that autograd saw being written."""

@@ -55,6 +55,7 @@ class FunctionalizationContext:
         self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
         self.asks_offsets = False  # whether the program asked where in their storages tensors lie
+        self.asks_leaves = False  # whether it asked which tensors are leaves
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 

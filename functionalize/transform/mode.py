@@ -303,8 +303,9 @@ _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backw
 _ASK_OFFSETS: frozenset[Any] = frozenset(
     getattr(torch.Tensor, name)
     for name in ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
-) | {torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter}
-_UNDISPATCHED = _ASK_OFFSETS | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
+) | {torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA}
+_ASK_LEAVES: frozenset[Any] = frozenset(getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn"))
+_UNDISPATCHED = _ASK_OFFSETS | _ASK_LEAVES | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -329,6 +330,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _ASK_OFFSETS:
             self._context.asks_offsets = True
+        if func in _ASK_LEAVES:
+            self._context.asks_leaves = True
         if func in _BACKWARD:
             return self._context.differentiate(func, args, kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
