@@ -151,3 +151,75 @@ def test_grouped_matrix_products(left: Any, right: Any, turned: bool, offsets: A
     got = capture(run, (a, b))(a, b)
     assert torch.equal(got, want)
     assert got.stride() == want.stride()
+
+
+def transposes_in_place(x: Tensor) -> Tensor:
+    return x.t_()
+
+
+def adds_a_dim_in_place(x: Tensor) -> tuple[Tensor, Tensor]:
+    row = x[0]
+    return row, x.unsqueeze_(0)
+
+
+def shrinks(x: Tensor) -> tuple[Tensor, Tensor]:
+    column = x[:, 0]
+    x.resize_(2, 1)
+    return column, x.mul_(2)
+
+
+def narrows_and_writes(x: Tensor) -> None:
+    x.as_strided_((2, 2), (3, 1)).fill_(7)
+
+
+def takes_the_data_of_a_part(x: Tensor) -> Tensor:
+    x.data = x[1:]
+    return x * 2
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize(
+    "program", [transposes_in_place, adds_a_dim_in_place, shrinks, narrows_and_writes, takes_the_data_of_a_part]
+)
+def test_an_input_may_begin_elsewhere_in_its_storage(program: Program, remove: str) -> None:
+    """Metadata that a call gives to an input begin where that call's input begins."""
+
+    def at(offset: int) -> tuple[Tensor]:
+        return (MEMORY.clone().as_strided((2, 3), (3, 1), offset),)
+
+    captured = capture(program, at(0), remove=remove, on_guard_failure="recapture")
+    for offset in (0, 4, 5):
+        expected, actual = observe(program, at(offset)), observe(captured, at(offset))
+        assert not list(differences(expected, actual, strides=True, aliasing=True, rtol=0, atol=0))
+        assert expected.inputs[0].storage_offset() == actual.inputs[0].storage_offset()
+
+
+def test_metadata_that_a_compiled_program_gives_begin_where_its_input_does() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(adds_a_dim_in_place, backend="functionalize")
+    for offset in (0, 4):
+        arguments = [MEMORY.clone().as_strided((2, 3), (3, 1), offset) for _ in range(2)]
+        expected, actual = observe(adds_a_dim_in_place, arguments[:1]), observe(compiled, arguments[1:])
+        assert not list(differences(expected, actual, strides=True, aliasing=True, rtol=0, atol=0))
+
+
+@pytest.mark.parametrize("asks", [lambda x: x.is_leaf, lambda x: x.grad_fn is None])
+@pytest.mark.parametrize("leaf_first", [False, True])
+def test_a_program_that_asks_for_leaves_gets_the_answer_of_each_call(asks: Program, leaf_first: bool) -> None:
+    leaf = torch.ones(3, requires_grad=True)
+
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if asks(x) else x * 3
+
+    arguments = [leaf, leaf * 1] if leaf_first else [leaf * 1, leaf]
+    captured = capture(program, arguments[:1])
+    for x in (*arguments, *arguments):
+        assert torch.equal(captured(x), program(x))
+
+
+def test_a_view_with_a_history_in_inference_mode() -> None:
+    base = torch.arange(6.0, requires_grad=True) * 1
+    view = base.as_strided((3,), (1,), 2)
+    with torch.inference_mode():
+        captured = capture(lambda x: x * 2, (view,))
+        assert torch.equal(captured(view), view * 2)

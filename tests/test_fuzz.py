@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
 from tests.fuzz.__main__ import modes_of
-from tests.fuzz.check import FAILED, MODES, PASSED, check
+from tests.fuzz.check import MODES, check
 from tests.fuzz.generate import generate
 from tests.fuzz.program import Program, Step
 from tests.fuzz.shrink import shrink
+from tests.fuzz.verdict import FAILED, PASSED
 
 SHARDS, FAST, FRESH, SLOW = 10, 15, 30, 40  # programs of a shard
 QUICK = 2  # shards that are not slow
+CALLED = 24  # programs that are called otherwise than they were captured
 FRESH_FROM = int(os.environ.get("FUZZ_SEED", "0"))
 
 
@@ -22,6 +25,8 @@ def _failures(seeds: range) -> list[str]:
     for seed in seeds:
         program = generate(seed)
         for mode in modes_of(seed, "rotate"):
+            if mode.startswith("calls/"):
+                continue  # below, with the rules that are still open
             verdict = check(program, mode)
             passed += verdict.status == PASSED
             if verdict.status == FAILED:
@@ -54,6 +59,28 @@ def test_more_programs_equal_eager(shard: int) -> None:
     begin = SHARDS * FAST
     failures = _failures(range(begin + shard * SLOW, begin + (shard + 1) * SLOW))
     assert not failures, "\n\n".join(failures)
+
+
+OPEN = {  # programs of other calls that show a rule which is not right yet
+    1: "a result that is conjugated lazily comes conjugated, where views are removed",
+    15: "a view of an input that was a view with a history, and left its storage by `.data =`",
+}
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=pytest.mark.xfail(reason=OPEN[n])) if n in OPEN else n for n in range(CALLED)]
+)
+def test_other_calls_equal_eager(seed: int) -> None:
+    """A captured program is called otherwise than it was captured; each call equals eager, or is refused."""
+    mode = ("calls/mutations", "calls/views")[seed % 2]
+    verdict = check(generate(seed), mode)
+    assert verdict.status != FAILED, f"{verdict.kind}: {verdict.reason}\n{generate(seed)}"
+
+
+def test_some_other_calls_are_equal_and_some_are_refused() -> None:
+    said = check(generate(3), "calls/views").reason
+    equal, refused = map(int, re.findall(r"\d+", said))
+    assert equal and refused
 
 
 def test_programs_are_functions_of_their_seed() -> None:

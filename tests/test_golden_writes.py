@@ -290,7 +290,7 @@ return add_1""")
         self.traced(f, torch.zeros(3, 4)).reads("""\
 t = t.default(x_1)
 mul = mul.Tensor(t, 2)
-as_strided_ = as_strided_.default(x_1, [4, 3], [1, 4], 0)
+as_strided_ = as_strided_.default(x_1, [4, 3], [1, 4])
 return mul""")
 
     def test_inplace_view_of_an_input_that_is_written(self) -> None:
@@ -301,7 +301,7 @@ return mul""")
         self.traced(f, torch.zeros(3, 4)).reads("""\
 unsqueeze = unsqueeze.default(x_1, 0)
 mul = mul.Tensor(unsqueeze, 2)
-as_strided_ = as_strided_.default(x_1, [1, 3, 4], [12, 4, 1], 0)
+as_strided_ = as_strided_.default(x_1, [1, 3, 4], [12, 4, 1])
 copy_ = copy_.default(x_1, mul)
 return None""")
 
@@ -313,7 +313,7 @@ return None""")
 
         self.traced(f, torch.zeros(8)).reads("""\
 add = add.Tensor(x_1, 1)
-as_strided = as_strided.default(add, [2, 2], [2, 1], 0)
+as_strided = as_strided.default(add, [2, 2], [2, 1])
 add_1 = add.Tensor(as_strided, 1)
 return add_1""")
 
@@ -334,10 +334,10 @@ return full""")
             return x * 2
 
         self.traced(f, torch.zeros(8)).reads("""\
-as_strided = as_strided.default(x_1, [4], [1], 0)
+as_strided = as_strided.default(x_1, [4], [1])
 add = add.Tensor(as_strided, 1)
 mul = mul.Tensor(add, 2)
-as_strided_ = as_strided_.default(x_1, [4], [1], 0)
+as_strided_ = as_strided_.default(x_1, [4], [1])
 copy_ = copy_.default(x_1, add)
 return mul""")
 
@@ -489,7 +489,7 @@ return mul""")
         self.traced(f, shared[:4], shared[2:]).reads("""\
 add = add.Tensor(x_1, 1)
 as_strided_copy = as_strided_copy.default(x_1, [6], [1], 0)
-as_strided_scatter = as_strided_scatter.default(as_strided_copy, add, [4], [1], 0)
+as_strided_scatter = as_strided_scatter.default(as_strided_copy, add, [4], [1])
 as_strided = as_strided.default(as_strided_scatter, [4], [1], 2)
 mul = mul.Tensor(as_strided, 2)
 copy_ = copy_.default(x_1, add)

@@ -325,5 +325,6 @@ class CaptureSession(RecordingSession):
             sizes=size_guards(self.fake_mode.shape_env, metadata),
             gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
             offsets_matter=found.asks_offsets,
+            leaves_matter=found.asks_leaves,
         )
         return Capture(found, Guards(metadata, assumptions), inputs.state, inputs.convention, self.modes_left)

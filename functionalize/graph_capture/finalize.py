@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import OutputKind
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from functionalize._torch import pytree, storage_key, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, symbol_node_of, tracked_node
@@ -21,8 +21,9 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError
+from functionalize.graph_capture.differentiability import refuse_gradients_of_made
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
-from functionalize.graph_capture.joint_graph import EndJoint, JointTracer, refuse_gradients_of_made
+from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
 from functionalize.graph_capture.output_analysis import (
     GRADIENTS,
     MUTATIONS,
@@ -379,5 +380,16 @@ class GraphFinalizer:
         self._historian.detach()
         shared = [group for group in groups.values() if len(group) > 1]
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
-        account = (self._historian, self._written, shared, self.context.asks_offsets)
-        return Recorded(*ended, lambda: signature_of(taken, specs), *account)
+        asks_offsets = self.context.asks_offsets or counts_from_storages(self.tracer.graph)
+        account = (self._historian, self._written, shared)
+        asks = (asks_offsets, self.context.asks_leaves)
+        return Recorded(*ended, lambda: signature_of(taken, specs), *account, *asks)
+
+
+aten = torch.ops.aten
+_WITH_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
+
+
+def counts_from_storages(graph: Graph) -> bool:
+    """Whether a graph says where in a storage something lies: it is right for inputs that lie where they did."""
+    return any(len(node.args) > _WITH_OFFSETS.get(node.target, len(node.args)) for node in graph.nodes)

@@ -9,15 +9,13 @@ what lives outside of it is refused; one that draws random numbers is differenti
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.autograd.graph import GradientEdge
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -26,8 +24,9 @@ from functionalize._torch.autograd import module_without_code
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
-from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random, item_of
+from functionalize.graph_capture.differentiability import check_differentiable, drawn_in_backward, requiring
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
 from functionalize.runtime.autograd import JointGraph, tangent_name
@@ -70,11 +69,12 @@ class JointTracer:
     def begin(self, inputs: Sequence[TracedInput]) -> None:
         """Remember, before the program runs, where autograd will find the gradients of its inputs."""
         seen: set[int] = set()
-        for entry in inputs:
-            if entry.fake is not None and entry.gradient_of is None and id(entry.fake) not in seen:
-                seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
-                self._grad_fns[id(entry)] = entry.fake.grad_fn
-                entry.edge = gradient_edge(entry.fake)
+        with torch.inference_mode(False):  # a view that is asked there for its history makes it
+            for entry in inputs:
+                if entry.fake is not None and entry.gradient_of is None and id(entry.fake) not in seen:
+                    seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
+                    self._grad_fns[id(entry)] = entry.fake.grad_fn
+                    entry.edge = gradient_edge(entry.fake)
 
     def find_new_leaves(self, inputs: Sequence[TracedInput]) -> None:
         """Inputs of which the program says that they require gradients have these from then on."""
@@ -143,7 +143,7 @@ class JointTracer:
             marked = self.regions.resolve()
             drawn = [node for node in graph.nodes if node in forward - before and is_random(node)]
             if drawn:
-                raise _drawn_in_backward(drawn[0])
+                raise drawn_in_backward(drawn[0])
             names = [entry.name for entry in inputs]
             names += [str(node.target) for nodes in tangents[:-1] for node in nodes]
             primals = [*graph.find_nodes(op="placeholder")][: len(inputs)] + [n for t in tangents[:-1] for n in t]
@@ -167,7 +167,7 @@ class JointTracer:
     def _next(self, level: _Level, tangents: list[list[Node]]) -> _Level:
         """The gradients of one order as the results of the next, and their tangents as further inputs."""
         nodes, gradients, given = self._gradients(level, tangents, create_graph=True)
-        _check_differentiable(gradients, level.sources)
+        check_differentiable(gradients, level.sources)
         found = [(node, gradient) for node, gradient in zip(nodes, gradients, strict=True) if gradient is not None]
         targets = [(n, gradient) for n, (_, gradient) in enumerate(found) if gradient.requires_grad]
         layouts = [frozen_layout(Layout.of(g)) if g.layout is torch.strided else None for _, g in found]
@@ -184,7 +184,7 @@ class JointTracer:
         given = [self._tangent(target, tangents, create_graph) for target in targets]
         writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
         writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
-        with FunctionalizeFunctionMode(context), self._mode, _requiring(level.sources):
+        with FunctionalizeFunctionMode(context), self._mode, requiring(level.sources):
             gradients: Sequence[Any] = [None] * len(level.sources)
             if targets and level.sources:
                 gradients = torch.autograd.grad(
@@ -274,39 +274,6 @@ class JointTracer:
         )
 
 
-@contextlib.contextmanager
-def _requiring(edges: Sequence[Any]) -> Iterator[None]:
-    """Where leaves require gradients that the program has told to require none: results from before have theirs."""
-    detached = [edge for edge in edges if isinstance(edge, torch.Tensor) and not edge.requires_grad]
-    for leaf in detached:
-        leaf.requires_grad_()
-    try:
-        yield
-    finally:
-        for leaf in detached:
-            leaf.requires_grad_(False)
-
-
-def refuse_gradients_of_made(leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-    """Raise where a leaf that the program made and gives away has a gradient, or gets one from what is ``given``."""
-    made = {id(leaf) for leaf in leaves}
-    ahead = [tensor.grad_fn for tensor in given] if made else []
-    seen: set[Any] = set()
-    while ahead:
-        node: Any = ahead.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            ahead += [function for function, _ in node.next_functions]
-    if any(leaf.grad is not None for leaf in leaves) or any(
-        id(getattr(node, "variable", None)) in made for node in seen
-    ):
-        raise UnsupportedProgramError(
-            "the program gives away a tensor that it made and that requires gradients, and a gradient for it",
-            why="a captured program has gradients for its inputs alone",
-            hint="pass the tensor as an argument, or detach it before it is returned or kept",
-        )
-
-
 @dataclass(frozen=True)
 class _Level:
     """What is differentiated: with respect to what, of which tensors; ``results``: the nodes of the forward."""
@@ -314,32 +281,6 @@ class _Level:
     sources: Sequence[Any]
     wanted: Differentiable
     results: list[Any]
-
-
-def _check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> None:
-    """Raise where autograd would, if it came by: it looks only at what leads to the inputs that it was asked for."""
-    seen = {source.node for source in sources if isinstance(source, GradientEdge)}  # what lies before the program
-    waiting = [gradient.grad_fn for gradient in gradients if gradient is not None]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-        if node.name() == "torch::autograd::Error":
-            raise UnsupportedMutationError(
-                "a function that is marked with @once_differentiable is differentiated twice",
-                why="it says itself that its backward has no derivative",
-                hint="take the mark away, or keep the function out of what is differentiated twice",
-            )
-
-
-def _drawn_in_backward(node: Node) -> UnsupportedMutationError:
-    return UnsupportedMutationError(
-        f"{node.target} in a backward that is differentiated",
-        why="the derivative of the next order computes that backward again, and would draw other random numbers",
-        hint="draw the random numbers in the forward, or take the gradients inside of what is captured",
-    )
 
 
 _OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read none of its values

@@ -85,6 +85,7 @@ class Assumptions:
     sizes: SizeGuards | None
     gradients_matter: bool  # whether it matters which of the inputs have a gradient
     offsets_matter: bool  # whether the program asked where in their storages tensors lie
+    leaves_matter: bool  # whether it asked which tensors are leaves
 
 
 class Guards:
@@ -104,7 +105,11 @@ class Guards:
             if found.gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
         }
         written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
-        self.leaves = {n: v.is_leaf for n, v in enumerate(values) if n in written and isinstance(v, torch.Tensor)}
+        self.leaves = {
+            number: value.is_leaf
+            for number, value in enumerate(values)
+            if (found.leaves_matter or number in written) and isinstance(value, torch.Tensor)
+        }
         self.offsets = {
             number: value.storage_offset()
             for number, value in enumerate(values)

@@ -68,6 +68,7 @@ class Recorded:
     written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
     shared: list[list[str]]  # names of graph inputs that share a storage
     asks_offsets: bool  # whether the program asked where in their storages tensors lie
+    asks_leaves: bool  # whether it asked which tensors are leaves
 
 
 @dataclass(frozen=True, eq=False)

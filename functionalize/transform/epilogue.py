@@ -171,12 +171,12 @@ class Epilogue:
 
         `copy_` refuses positions that share an element.
         """
-        size, stride, offset = list(handle.size()), list(handle.stride()), handle.storage_offset()
+        size, stride = list(handle.size()), list(handle.stride())
         compact = list(size)
         for dim in repeated(handle):
             data, compact[dim] = self.context.executor.call(aten.slice.Tensor, data, dim, 0, 1), 1
         restride = aten.as_strided_.default
-        return data, ((restride, (compact, stride, offset)),), ((restride, (size, stride, offset)),)
+        return data, ((restride, (compact, stride)),), ((restride, (size, stride)),)
 
     def _emit(self, back: WriteBack) -> None:
         """Run a write-back in the modes below, which record it.
@@ -291,4 +291,6 @@ class _Metadata:
             as_is = layout.contiguous and same((start,), (before,))
             yield aten.resize_.default, (size if as_is else [stop(layout) - before],)
         if not whole:
-            yield aten.as_strided_.default, (size, list(handle.stride()), handle.storage_offset())
+            stays = key == entry.storage and same((layout.offset,), (entry.layout.offset,))
+            offset = () if stays else (handle.storage_offset(),)  # none: where the input of each call begins
+            yield aten.as_strided_.default, (size, list(handle.stride()), *offset)

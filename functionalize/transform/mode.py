@@ -317,9 +317,10 @@ _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backw
 _ASK_OFFSETS: frozenset[Any] = frozenset(
     getattr(torch.Tensor, name)
     for name in ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
-) | {torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter}
+) | {torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA}
 _HOOK: Any = torch.Tensor.register_hook
-_UNDISPATCHED = _ASK_OFFSETS | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
+_ASK_LEAVES: frozenset[Any] = frozenset(getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn"))
+_UNDISPATCHED = _ASK_OFFSETS | _ASK_LEAVES | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -355,6 +356,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _ASK_OFFSETS:
             self._context.asks_offsets = True
+        if func in _ASK_LEAVES:
+            self._context.asks_leaves = True
         if func in _BACKWARD:
             return self._context.differentiate(func, args, kwargs)
         if func is _HOOK:

@@ -272,6 +272,8 @@ def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     shifted = op is aten.as_strided_scatter.default and not _starts_storage(base)
     if shifted or not is_contiguous(base):
         base = aten.clone.default(base, memory_format=torch.contiguous_format)
+    if type(offset) is int and offset == 0:
+        return (base, *rest)  # where the value begins, wherever that is in a later call
     return (base, *rest, offset + base.storage_offset())
 
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.check import FAILED, MODES, NOT_COUNTED, REFUSED, Verdict, check
+from tests.fuzz.check import MODES, check
 from tests.fuzz.generate import generate, well_defined
 from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
+from tests.fuzz.verdict import FAILED, NOT_COUNTED, REFUSED, Verdict
 from tests.fuzz.workers import run_all
 
 SECONDS, SHRINKING = 20, 60  # for one program in one mode, to make one smaller

@@ -2,17 +2,16 @@
 
 Direct use is compared in everything a caller can see, and in what ``backward`` of the outputs gives. A traced case
 counts when plain `make_fx` traces the program and its graph does what eager does; then ours must trace, be functional,
-and do the same. A clear refusal is a verdict of its own, never a pass.
+and do the same. The way ``calls`` is that of `tests.fuzz.check_calls`. A clear refusal is a verdict of its own, never a
+pass.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,25 +21,14 @@ from functionalize import capture, functionalize
 from functionalize.errors import DataDependentError, NotFunctionalError, UnsupportedMutationError
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import Observation, differences, leaf_differences, observe
+from tests.fuzz.check_calls import check_calls
 from tests.fuzz.program import Program
+from tests.fuzz.verdict import FAILED, NOT_COUNTED, PASSED, Verdict, line_of, refusal, visible_differences
 
 REMOVES = {"mutations": "mutations", "views": "mutations_and_views"}
-MODES = tuple(f"{mode}/{remove}" for remove in REMOVES for mode in ("direct", "real", "fake", "symbolic", "capture"))
-PASSED, FAILED, REFUSED, NOT_COUNTED = "passed", "failed", "refused", "not counted"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a program in a mode. ``kind`` groups failures, ``reason`` describes one."""
-
-    status: str
-    kind: str = ""
-    reason: str = ""
-
-    @property
-    def signature(self) -> str:
-        """Equal for failures that look alike."""
-        return f"{self.kind}: {re.sub(r'[0-9.]+|0x[0-9a-f]+', 'N', self.reason)[:90]}"
+MODES = tuple(
+    f"{mode}/{remove}" for remove in REMOVES for mode in ("direct", "real", "fake", "symbolic", "capture", "calls")
+)
 
 
 def check(program: Program, mode: str, implementation: Any = functionalize) -> Verdict:
@@ -49,9 +37,14 @@ def check(program: Program, mode: str, implementation: Any = functionalize) -> V
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         function = program.function()
-        if way == "capture":
-            made = function if implementation is functionalize else implementation(function, remove=REMOVES[remove])
-            return _captured(program, function, made, REMOVES[remove])
+        if way in ("capture", "calls"):
+
+            def made(function: Any) -> Any:
+                return function if implementation is functionalize else implementation(function, remove=REMOVES[remove])
+
+            if way == "calls":
+                return check_calls(program, REMOVES[remove], made)
+            return _captured(program, function, made(function), REMOVES[remove])
         transformed = implementation(function, remove=REMOVES[remove])
         eager = observe(function, program.arguments())
         if way == "direct":
@@ -62,7 +55,7 @@ def check(program: Program, mode: str, implementation: Any = functionalize) -> V
 def _direct(program: Program, transformed: Any, eager: Observation) -> Verdict:
     actual = observe(transformed, program.arguments())
     if isinstance(actual.error, UnsupportedMutationError) and eager.error is None:
-        return _refusal(actual.error)
+        return refusal(actual.error)
     found = list(_compare(eager, actual, direct=True))
     if not found:
         found = [*_visible_differences(eager, actual), *_backward_differences(eager, actual)]
@@ -72,35 +65,16 @@ def _direct(program: Program, transformed: Any, eager: Observation) -> Verdict:
     return _verdict(found, actual)
 
 
-def _refusal(error: UnsupportedMutationError | DataDependentError) -> Verdict:
-    why = next(line for line in str(error).splitlines() if line.strip().startswith("why"))
-    return Verdict(REFUSED, "refused", why.split(maxsplit=1)[1])
-
-
 NEW = 1  # the version of an input as it is made
-_VISIBLE: tuple[str, ...] = ("storage_offset", "stride", "is_contiguous", "_is_view", "is_conj", "is_neg")
-_VISIBLE += ("requires_grad", "is_leaf", "_version")
+_VISIBLE = ("storage_offset", "stride", "is_contiguous", "_is_view", "is_conj", "is_neg", "requires_grad", "is_leaf")
 
 
 def _visible_differences(eager: Observation, actual: Observation) -> Iterator[str]:
-    """Differences in what the tensors themselves say, in the order of outputs and inputs."""
-    for label in ("outputs", "inputs"):
-        for index, (want, got) in enumerate(zip(getattr(eager, label), getattr(actual, label), strict=True)):
-            for name in _VISIBLE if isinstance(want, torch.Tensor) else ():
-                wanted, have = _answer(want, name), _answer(got, name)
-                if name == "_version":
-                    wanted, have = (label == "inputs" and wanted > NEW), (label == "inputs" and have > NEW)
-                if wanted != have:
-                    yield f"{label} {index}: {name} {have}, eager gives {wanted}"
-
-
-def _answer(tensor: torch.Tensor, name: str) -> Any:
-    """What a tensor says of itself; of one that autograd calls unusable, the error's type."""
-    try:
-        said = getattr(tensor, name)
-        return said() if callable(said) else said
-    except RuntimeError as error:
-        return type(error)
+    """Differences in what the tensors themselves say, and in which of the inputs say that they were written."""
+    yield from visible_differences(eager, actual, _VISIBLE)
+    for index, (want, got) in enumerate(zip(eager.inputs, actual.inputs, strict=True)):
+        if isinstance(want, torch.Tensor) and (want._version > NEW) != (got._version > NEW):
+            yield f"inputs {index}: _version {got._version}, eager gives {want._version}"
 
 
 def _backward_differences(eager: Observation, actual: Observation) -> Iterator[str]:
@@ -115,7 +89,7 @@ def _backward_differences(eager: Observation, actual: Observation) -> Iterator[s
         except Exception as error:
             errors[-1] = error
     if type(errors[0]) is not type(errors[1]):
-        yield f"backward afterwards: {_line(errors[1])}, eager gives {_line(errors[0])}"
+        yield f"backward afterwards: {line_of(errors[1])}, eager gives {line_of(errors[0])}"
         return
     for index, (want, got) in enumerate(zip(eager.inputs, actual.inputs, strict=True)):
         yield from (f"input {index} after backward: {line}" for line in leaf_differences(want, got, strides=False))
@@ -139,15 +113,15 @@ def _traced(program: Program, function: Any, transformed: Any, eager: Observatio
         graph, error = _trace(transformed, program, way)
         if graph is None and isinstance(error, type(eager.error)):
             return Verdict(PASSED)
-        return Verdict(FAILED, "no error", f"{_line(error)}, plain make_fx raises {_line(plain_error)}")
+        return Verdict(FAILED, "no error", f"{line_of(error)}, plain make_fx raises {line_of(plain_error)}")
     if eager.error is not None:
         return Verdict(NOT_COUNTED, "eager raises, make_fx does not")
     wrong = list(_traced_differences(eager, _run(plain, program)))
     graph, error = _trace(transformed, program, way)
     if isinstance(error, UnsupportedMutationError):
-        return _refusal(error)
+        return refusal(error)
     if graph is None:
-        return Verdict(NOT_COUNTED, "make_fx wrong, ours raises") if wrong else Verdict(FAILED, "trace", _line(error))
+        return Verdict(NOT_COUNTED, "make_fx wrong, ours raises") if wrong else Verdict(FAILED, "trace", line_of(error))
     try:
         assert_functional(graph, remove)
     except NotFunctionalError as impure:
@@ -170,12 +144,12 @@ def _captured(program: Program, function: Any, made: Any, remove: str) -> Verdic
     except NotFunctionalError as impure:
         return Verdict(FAILED, "purity", str(impure))
     except UnsupportedMutationError as error:
-        return _refusal(error)
+        return refusal(error)
     except Exception as error:
-        return Verdict(NOT_COUNTED, "make_fx wrong, ours raises") if wrong else Verdict(FAILED, "trace", _line(error))
+        return Verdict(NOT_COUNTED, "make_fx wrong, ours raises") if wrong else Verdict(FAILED, "trace", line_of(error))
     actual = observe(captured, program.arguments())
     if isinstance(actual.error, DataDependentError):
-        return _refusal(actual.error)
+        return refusal(actual.error)
     found = list(_compare(eager, actual, direct=True))
     return Verdict(NOT_COUNTED, "both wrong") if wrong and found else _verdict(found, actual)
 
@@ -199,9 +173,3 @@ def _trace(function: Any, program: Program, way: Any) -> tuple[Any, Exception | 
         return make_fx(function, tracing_mode=way)(*program.arguments()), None
     except Exception as error:
         return None, error
-
-
-def _line(error: Exception | None) -> str:
-    if error is None:
-        return "no error"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

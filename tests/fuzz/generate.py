@@ -6,6 +6,7 @@ Limits: values are small numbers, so that two ways to compute them round alike.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import warnings
@@ -43,7 +44,7 @@ def generate(seed: int, length: int = 8) -> Program:
     for _ in range(rng.randint(2, length)):
         if not grown.step():
             break
-    return Program(storages, inputs, tuple(grown.steps), _outputs(rng, grown.pool))
+    return Program(storages, inputs, tuple(grown.steps), _outputs(rng, grown.pool), seed)
 
 
 class _Grown:
@@ -237,10 +238,10 @@ def _inputs(rng: random.Random) -> tuple[tuple[Storage, ...], tuple[Input, ...]]
             twin = rng.choice(inputs)
             inputs.append(replace(twin, name=name, same_as=twin.same_as or twin.name))
         elif not storages or rng.random() < 0.75:
-            storages.append(Storage(f"s{position}", rng.choice(_DTYPES), rng.choice([4, 6, 8, 12, 12, 24])))
+            storages.append(Storage(f"s{position}", rng.choice(_DTYPES), rng.choice([4, 4, 6, 8, 9, 9, 12, 16, 24])))
             made = _input(rng, name, storages[-1], whole=rng.random() < 0.7)
             smooth = getattr(torch, made.dtype).is_floating_point
-            inputs.append(replace(made, gradient=smooth and gradients and rng.random() < 0.7))
+            inputs.append(replace(made, gradient="leaf" if smooth and gradients and rng.random() < 0.7 else ""))
         else:
             inputs.append(_input(rng, name, rng.choice(storages), whole=rng.random() < 0.3))
     return tuple(storages), tuple(inputs)
@@ -260,6 +261,8 @@ def _input(rng: random.Random, name: str, storage: Storage, *, whole: bool) -> I
     step = 1 if whole or rng.random() < 0.6 else 2
     count = (count - 1) // step + 1
     rows = rng.choice([n for n in range(1, count + 1) if count % n == 0])
+    if rng.random() < 0.5 and math.isqrt(count) ** 2 == count:
+        rows = math.isqrt(count)  # a result of a square that is transposed shows in its values alone
     size: tuple[int, ...] = (rows, count // rows)
     stride: tuple[int, ...] = (count // rows * step, step)
     if rng.random() < 0.3:

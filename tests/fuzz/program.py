@@ -23,14 +23,18 @@ class Storage:
     name: str
     dtype: str
     numel: int
+    shift: int = 0  # other numbers for each
+    computed: bool = False  # whether it is multiplied by a leaf: its views are not leaves
 
     def source(self) -> str:
-        numbers = f"(torch.arange({self.numel}) * 7 % 11 - 5)"
+        shifted = f"(torch.arange({self.numel}) + {self.shift})" if self.shift else f"torch.arange({self.numel})"
+        numbers = f"({shifted} * 7 % 11 - 5)"
         if self.dtype == "bool":
             return f"{self.name} = {numbers} > 0"
         if self.dtype == "complex64":
             return f"{self.name} = torch.complex({numbers}.float(), {numbers}.flip(0).float())"
-        return f"{self.name} = {numbers}.to(torch.{self.dtype})"
+        source = f"{self.name} = {numbers}.to(torch.{self.dtype})"
+        return f"{source}; {_multiplied(self.name)}" if self.computed else source
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,19 @@ class Input:
     stride: tuple[int, ...]
     offset: int
     same_as: str = ""  # the input that this one is, not a tensor of its own
-    gradient: bool = False
+    gradient: str = ""  # "leaf", "computed" from a leaf, or "view" of a storage that is
 
     def source(self) -> str:
         if self.same_as:
             return f"{self.name} = {self.same_as}"
-        return (
+        if self.gradient == "view":
+            return f"{self.name} = {self.storage}.as_strided({self.size}, {self.stride}, {self.offset})"
+        source = (
             f"{self.name} = torch.empty(0, dtype=torch.{self.dtype})"
             f".set_({self.storage}.untyped_storage(), {self.offset}, {self.size}, {self.stride})"
-            + (".requires_grad_()" if self.gradient else "")
         )
+        ends = {"": "", "leaf": ".requires_grad_()", "computed": f"; {_multiplied(self.name)}"}
+        return source + ends[self.gradient]
 
     @property
     def extent(self) -> int:
@@ -90,6 +97,7 @@ class Program:
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
     outputs: str
+    seed: int = 0  # what else is drawn for the program
 
     def body(self) -> str:
         header = f"def f({', '.join(entry.name for entry in self.inputs)}):"
@@ -100,6 +108,13 @@ class Program:
         lines = [entry.source() for entry in self.storages] + [entry.source() for entry in self.inputs]
         names = ", ".join(entry.name for entry in self.inputs)
         return "\n".join(["def arguments():", *(f"    {line}" for line in lines), f"    return [{names}]"])
+
+    def with_leaves(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The arguments, and the leaves that some of them were computed from."""
+        lines = [entry.source() for entry in self.storages] + [entry.source() for entry in self.inputs]
+        scope: dict[str, Any] = {"torch": torch}
+        exec("\n".join(lines), scope)
+        return [scope[entry.name] for entry in self.inputs], [scope[name] for name in scope if name.startswith("leaf_")]
 
     def within_bounds(self) -> bool:
         """Whether each input lies within its storage, and is no input that is not there."""
@@ -118,6 +133,11 @@ class Program:
     def arguments(self) -> list[torch.Tensor]:
         made: list[torch.Tensor] = _defined(self.arguments_source(), "arguments")()
         return made
+
+
+def _multiplied(name: str) -> str:
+    """A statement by which a tensor is computed from a leaf, without a change to its values or layout."""
+    return f"leaf_{name} = torch.ones_like({name}).requires_grad_(); {name}.mul_(leaf_{name})"
 
 
 def renamed(source: str, names: dict[str, str]) -> str:

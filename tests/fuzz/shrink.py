@@ -121,7 +121,7 @@ def _simpler_input(program: Program, entry: Input) -> Iterator[Input]:
         yield replace(entry, same_as="")
         return
     if entry.gradient:
-        yield replace(entry, gradient=False)
+        yield replace(entry, gradient="")
     dense = _dense(entry.size)
     if entry.dtype != storage.dtype:
         yield replace(entry, dtype=storage.dtype)

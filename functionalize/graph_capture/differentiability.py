@@ -1,0 +1,75 @@
+"""What autograd's graph of a program tells: where gradients may be asked for, and what has none.
+
+Invariant: what a captured backward could not give rightly is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge
+from torch.fx import Node
+
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+
+
+@contextlib.contextmanager
+def requiring(edges: Sequence[Any]) -> Iterator[None]:
+    """Where leaves require gradients that the program has told to require none: results from before have theirs."""
+    detached = [edge for edge in edges if isinstance(edge, torch.Tensor) and not edge.requires_grad]
+    for leaf in detached:
+        leaf.requires_grad_()
+    try:
+        yield
+    finally:
+        for leaf in detached:
+            leaf.requires_grad_(False)
+
+
+def refuse_gradients_of_made(leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+    """Raise where a leaf that the program made and gives away has a gradient, or gets one from what is ``given``."""
+    made = {id(leaf) for leaf in leaves}
+    ahead = [tensor.grad_fn for tensor in given] if made else []
+    seen: set[Any] = set()
+    while ahead:
+        node: Any = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [function for function, _ in node.next_functions]
+    if any(leaf.grad is not None for leaf in leaves) or any(
+        id(getattr(node, "variable", None)) in made for node in seen
+    ):
+        raise UnsupportedProgramError(
+            "the program gives away a tensor that it made and that requires gradients, and a gradient for it",
+            why="a captured program has gradients for its inputs alone",
+            hint="pass the tensor as an argument, or detach it before it is returned or kept",
+        )
+
+
+def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> None:
+    """Raise where autograd would, if it came by: it looks only at what leads to the inputs that it was asked for."""
+    seen = {source.node for source in sources if isinstance(source, GradientEdge)}  # what lies before the program
+    waiting = [gradient.grad_fn for gradient in gradients if gradient is not None]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        if node.name() == "torch::autograd::Error":
+            raise UnsupportedMutationError(
+                "a function that is marked with @once_differentiable is differentiated twice",
+                why="it says itself that its backward has no derivative",
+                hint="take the mark away, or keep the function out of what is differentiated twice",
+            )
+
+
+def drawn_in_backward(node: Node) -> UnsupportedMutationError:
+    return UnsupportedMutationError(
+        f"{node.target} in a backward that is differentiated",
+        why="the derivative of the next order computes that backward again, and would draw other random numbers",
+        hint="draw the random numbers in the forward, or take the gradients inside of what is captured",
+    )

@@ -1,0 +1,181 @@
+"""A captured program held against eager in several calls, which differ from the capture's: see `tests.fuzz.calls`.
+
+Each call must equal eager in all that a caller sees: values, dtypes, strides, aliasing, what autograd says of outputs
+and inputs, gradients for random tangents with respect to all that requires them. Or it is refused by an error of this
+package, with nothing changed. With ``on_guard_failure="recapture"``, which every second program has, a guard refuses
+nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from functionalize import capture
+from functionalize._torch import FakeTensor
+from functionalize.errors import DataDependentError, InputMismatchError, NotFunctionalError, UnsupportedMutationError
+from functionalize.verify import assert_functional
+from functionalize.verify.observation import differences, leaf_differences, observe
+from tests.fuzz.calls import MODES, Call, Surrounded, calls_of, surrounded
+from tests.fuzz.program import Program
+from tests.fuzz.verdict import FAILED, NOT_COUNTED, PASSED, REFUSED, Verdict, line_of, refusal, visible_differences
+
+SECOND_DERIVATIVES = False  # whether the gradients of gradients are compared as well
+REFUSALS = (InputMismatchError, UnsupportedMutationError, DataDependentError)
+_VISIBLE = ("requires_grad", "is_leaf", "is_conj", "is_neg", "is_inference", "storage_offset")
+Tensors = list[torch.Tensor]
+
+
+def check_calls(program: Program, remove: str, implementation: Callable[[Any], Any]) -> Verdict:
+    """Capture a program, and hold several calls of it against eager; ``implementation`` makes what is captured."""
+    calls = calls_of(program)
+    if _Called(program, calls[0]).seen.error is not None:
+        return Verdict(NOT_COUNTED, "eager raises")
+    again = "recapture" if random.Random(f"{program.seed} guards").random() < 0.5 else "raise"
+    module = _callable(program)
+    try:
+        with MODES[calls[0].mode]():
+            arguments, _ = _arguments(calls[0])
+            captured = capture(implementation(module), arguments, remove=remove, on_guard_failure=again)
+        assert_functional(captured.graph_module, remove)
+    except NotFunctionalError as impure:
+        return Verdict(FAILED, "purity", str(impure))
+    except (UnsupportedMutationError, DataDependentError) as error:
+        return refusal(error)
+    except Exception as error:
+        return Verdict(FAILED, "trace", f"{line_of(error)}; {calls[0]}")
+    refused = 0
+    for place, call in enumerate(calls):
+        verdict = _verdict(_Called(program, call), _Called(program, call, captured, module), place > 0, again)
+        if verdict.status == FAILED:
+            reason = f"{verdict.reason}; {again}, {place}: {call}"
+            return Verdict(FAILED, verdict.kind, f"{reason}\n{call.program.arguments_source()}")
+        refused += verdict.status == REFUSED
+    if refused == len(calls):
+        return verdict
+    return Verdict(PASSED, "", f"{len(calls) - refused} calls equal, {refused} refused")
+
+
+def _callable(program: Program) -> Any:
+    return Surrounded(program.function()) if surrounded(program) else program.function()
+
+
+def _arguments(call: Call) -> tuple[list[Any], Tensors]:
+    """The arguments of a call, and the leaves that they were computed from."""
+    made, leaves = call.program.with_leaves()
+    return [call.number, *made] if surrounded(call.program) else list(made), leaves
+
+
+class _Called:
+    """One call: its tensors as the caller knows them before and after, and what came of it."""
+
+    def __init__(self, program: Program, call: Call, captured: Any = None, module: Any = None) -> None:
+        """Of eager, unless there is a captured program, with the module that it was captured of."""
+        module = _callable(program) if module is None else module
+        state = list(module.train(call.training).parameters()) if isinstance(module, torch.nn.Module) else []
+        arguments, leaves = _arguments(call)
+        self.tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        self.wanted = [tensor for tensor in (*leaves, *self.tensors, *state) if tensor.requires_grad]
+        grad_mode = torch.is_grad_enabled()
+        with MODES[call.mode]():
+            torch.manual_seed(0)
+            self.before = _state(self.tensors)
+            self.seen = observe(module if captured is None else captured, arguments)
+            self.after = _state(self.tensors)
+        torch.set_grad_enabled(grad_mode)  # which the program may leave otherwise
+
+    @property
+    def changed(self) -> list[str]:
+        """What the call changed."""
+        return [name for name, value in self.after.items() if self.before[name] != value]
+
+    @property
+    def unnoticed(self) -> list[int]:
+        """The inputs whose memory was written without their version telling autograd."""
+        memory = [n for n in range(len(self.tensors)) if f"bytes of input {n}" in self.changed]
+        return [n for n in memory if f"version of input {n}" not in self.changed]
+
+    @property
+    def rewritten(self) -> set[int]:
+        """Which of the wanted tensors autograd takes for another value now, or for none."""
+        written = [t for n, t in enumerate(self.tensors) if f"version of input {n}" in self.changed]
+        gone = [not t.requires_grad or any(t is other for other in written) for t in self.wanted]
+        return {place for place, is_gone in enumerate(gone) if is_gone}
+
+    def gradients(self, without: set[int]) -> list[Any]:
+        """What the outputs and inputs give for random tangents; with the gradients of that, where both are asked."""
+        wanted = [tensor for place, tensor in enumerate(self.wanted) if place not in without]
+        random_numbers = torch.Generator().manual_seed(0)
+
+        def derived(results: Sequence[Any], **options: Any) -> list[Any]:
+            roots = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
+            tangents = [torch.randn(r.shape, dtype=r.dtype, generator=random_numbers) for r in roots]
+            if not roots or not wanted:
+                return []
+            return list(torch.autograd.grad(roots, wanted, tangents, allow_unused=True, **options))
+
+        first = derived([*self.seen.outputs, *self.tensors], create_graph=SECOND_DERIVATIVES)
+        return [*first, *(derived(first) if SECOND_DERIVATIVES else ())]
+
+
+def _state(tensors: Tensors) -> dict[str, Any]:
+    """All that a refused call leaves as it was."""
+    found: dict[str, Any] = {"random state": bytes(torch.get_rng_state()), "grad mode": torch.is_grad_enabled()}
+    for place, tensor in enumerate(tensors):
+        storage = tensor.untyped_storage()
+        found[f"layout of input {place}"] = tensor.size(), tensor.stride(), tensor.storage_offset(), storage.data_ptr()
+        found[f"bytes of input {place}"] = bytes(storage.tolist())
+        found[f"version of input {place}"] = tensor._version
+        found[f"requires_grad of input {place}"] = tensor.requires_grad
+        found[f"gradient of input {place}"] = None if tensor.grad is None else (id(tensor.grad), tensor.grad._version)
+    return found
+
+
+def _verdict(eager: _Called, actual: _Called, other: bool, again: str) -> Verdict:
+    """On one call; ``other``: whether it is another than that of the capture."""
+    error = actual.seen.error
+    if isinstance(error, REFUSALS):
+        if actual.changed:
+            return Verdict(FAILED, "refused, with changes", f"{', '.join(actual.changed)} by {line_of(error)}")
+        guarded = isinstance(error, InputMismatchError)
+        if guarded and eager.seen.error is None and (again == "recapture" or not other):
+            return Verdict(FAILED, "refused", line_of(error))
+        return refusal(error)
+    if any(isinstance(output, FakeTensor) for output in actual.seen.outputs):
+        return Verdict(FAILED, "differs", "a result has no data")
+    if eager.seen.error is not None and str(error) == str(eager.seen.error):
+        return Verdict(PASSED)  # fake tensors raise some errors as other types
+    found = list(differences(eager.seen, actual.seen, strides=True, aliasing=True, rtol=None, atol=None))
+    if not found and error is None:
+        found = list(_autograd_differences(eager, actual)) or list(_gradient_differences(eager, actual))
+    if not found:
+        return Verdict(PASSED)
+    return Verdict(FAILED, "differs" if error is None else "raises", "; ".join(found))
+
+
+def _autograd_differences(eager: _Called, actual: _Called) -> Iterator[str]:
+    yield from visible_differences(eager.seen, actual.seen, _VISIBLE)
+    if set(actual.unnoticed) - set(eager.unnoticed):
+        yield f"inputs whose version does not tell of a write: {actual.unnoticed}, in eager {eager.unnoticed}"
+    for place, (want, got) in enumerate(zip(eager.wanted, actual.wanted, strict=True)):
+        found = leaf_differences(want, got, strides=True)
+        yield from (f"tensor {place} that requires gradients: {line}" for line in found)
+
+
+def _gradient_differences(eager: _Called, actual: _Called) -> Iterator[str]:
+    """With respect to what was not written: results of a captured program are of the inputs as they were before."""
+    without = eager.rewritten | actual.rewritten
+    try:
+        wanted = eager.gradients(without)
+    except RuntimeError:
+        return  # it wrote to what its backward needs
+    try:
+        given = actual.gradients(without)
+    except Exception as error:
+        yield f"gradients: {line_of(error)}"
+        return
+    for place, (want, got) in enumerate(zip(wanted, given, strict=True)):
+        yield from (f"gradient {place}: {line}" for line in leaf_differences(want, got, strides=False))
