@@ -63,7 +63,6 @@ def test_more_programs_equal_eager(shard: int) -> None:
 
 OPEN = {  # programs of other calls that show a rule which is not right yet
     1: "a result that is conjugated lazily comes conjugated, where views are removed",
-    15: "a view of an input that was a view with a history, and left its storage by `.data =`",
 }
 
 

@@ -322,19 +322,25 @@ class InMemory(torch.autograd.Function):
         return gradient, None
 
 
-def _look_of(result: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]:
+def _look_of(result: torch.Tensor) -> tuple[torch.Size, tuple[int, ...] | None, torch.dtype, torch.device]:
     """What the captured backward expects of a result's tangent: to look like the result, without holes."""
     like = torch.empty_like(result, device="meta") if result.layout is torch.strided else None
-    return result.size(), () if like is None else like.stride(), result.dtype, result.device
+    return result.size(), None if like is None else like.stride(), result.dtype, result.device
 
 
 def _laid_out(
-    tangent: torch.Tensor | None, size: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    tangent: torch.Tensor | None,
+    size: torch.Size,
+    stride: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
-    """A tangent in a layout; zeros where there is none."""
+    """A tangent in a layout; zeros where there is none; as it comes where the result, or the tangent, is sparse."""
     if tangent is None:
+        if stride is None:
+            return torch.zeros(size, dtype=dtype, device=device)
         return torch.empty_strided(size, stride, dtype=dtype, device=device).zero_()
-    if tangent.layout is not torch.strided:
+    if stride is None or tangent.layout is not torch.strided:
         return tangent
     tangent = tangent.resolve_conj().resolve_neg()
     if has_strides(tangent, stride):
