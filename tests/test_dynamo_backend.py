@@ -601,3 +601,20 @@ def test_torch_finds_the_backend_by_its_name(tmp_path: Path) -> None:
     """The entry point of the installed distribution: nothing of ours is imported beforehand."""
     done = subprocess.run([sys.executable, "-c", ENTRY_POINT], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_random_numbers_that_nobody_reads_are_drawn(requires_grad: bool) -> None:
+    """Those that are drawn after them would be other ones."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        torch.rand(3)
+        return x.sin() * torch.rand(4)
+
+    torch._dynamo.reset()
+    x, compiled = torch.ones(4, requires_grad=requires_grad), torch.compile(run, backend="functionalize")
+    results = []
+    for function in (run, compiled):
+        torch.manual_seed(0)
+        results.append(function(x))
+    assert torch.equal(*results)

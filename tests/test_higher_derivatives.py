@@ -170,8 +170,8 @@ def assert_same(actual: Sequence[Any], expected: Sequence[Any]) -> None:
             torch.testing.assert_close(one, other)
 
 
-# Dynamo draws no numbers that nobody reads, and traces through a function inside of a backward, under any backend.
-NOT_BY_DYNAMO = {"unused numbers", "backward of its own"}
+# Dynamo traces through a function inside of a backward, under any backend.
+NOT_BY_DYNAMO = {"backward of its own"}
 THIRD = {"polynomial", "straight through", "dropped"}
 CASES = [
     pytest.param(name, way, marks=[pytest.mark.slow] if way is compiled and name != "mlp" else [])

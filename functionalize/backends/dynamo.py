@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind
-from torch.fx import Graph, GraphModule, Interpreter
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from functionalize._torch import FakeTensorMode
 from functionalize._torch.dynamo import (
@@ -179,7 +179,7 @@ class _Backend:
         graph = Graph()  # gives those results alone
         results: Any = graph.graph_copy(found.graph, {})
         graph.output(tuple(results[position] for position in positions))
-        graph.eliminate_dead_code()
+        graph.eliminate_dead_code(Node.is_impure)  # without that, Dynamo takes random numbers for dead
         function = handed(GraphModule(found.root, graph))
         return metadata, partial(compute, metadata, function, positions=positions), modes_left
 

@@ -249,7 +249,7 @@ class JointTracer:
         placeholders = list(graph.find_nodes(op="placeholder"))
         taken = [n for n in range(len(names)) if n not in metadata.unused]
         if self._order > 1:  # of others than the first, only what is used
-            graph.eliminate_dead_code()  # random numbers stay
+            graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
             taken = [n for n in taken if placeholders[n].users]
         for number in set(range(len(names))).difference(taken):
             graph.erase_node(placeholders[number])

@@ -142,7 +142,7 @@ def _rebuilt(
     for node in graph.nodes:
         node.target = copies.get(node.target, node.target)
     graph.output(map_arg(tuple(outputs), made.__getitem__))
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(Node.is_impure)
     return GraphModule(module, graph)
 
 
