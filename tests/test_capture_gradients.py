@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from functionalize import UnsupportedProgramError, capture, dynamo_backend
+from functionalize import UnsupportedMutationError, UnsupportedProgramError, capture, dynamo_backend
 from functionalize._torch.autograd import default_partition_fn
 
 pytestmark = [
@@ -493,3 +493,29 @@ def test_gradients_of_a_written_input_go_to_what_it_is_a_part_of(part: slice) ->
         sum(output.sin().sum() for output in outputs).backward()  # type: ignore[union-attr]
         gradients.append(leaf.grad)
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_view_from_before_its_root_requires_gradients() -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        before = x.view(-1)
+        x.requires_grad_()
+        return x, before
+
+    x = torch.ones(2, 2)
+    whole, before = capture(run, (torch.ones(2, 2),))(x)
+    assert whole is x
+    assert x.requires_grad
+    assert before.data_ptr() == x.data_ptr()
+    assert before.size() == (4,)
+
+
+def test_a_view_that_autograd_accepts_no_more_is_refused() -> None:
+    def run(x: Tensor) -> Tensor:
+        x.requires_grad_()
+        first, _ = x.split([1, 2])
+        with torch.no_grad():
+            x.mul_(2)
+        return first
+
+    with pytest.raises(UnsupportedMutationError, match=r"accepts no more(?s:.*)clone"):
+        capture(run, (torch.ones(3),))

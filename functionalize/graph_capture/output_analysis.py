@@ -35,6 +35,7 @@ from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.strided_layout import is_differentiable
+from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.inputs import TracedInput, is_leaf
 from functionalize.runtime.metadata import AliasKind, BaseResult, GraphInput, OutputAlias, frozen_layout, frozen_number
 
@@ -198,6 +199,8 @@ def _is_view_of(tensor: torch.Tensor, root: torch.Tensor, hooked: Sequence[Any])
     """Whether autograd's way from a tensor to another leads through views alone; none of them, nor the end, hooked."""
     if not root.requires_grad:
         return False
+    if _is_leaf(tensor) and tensor is not root:
+        return False  # a view from before its root was told to require gradients: autograd knows of no way between them
     edge: Any = tuple(get_gradient_edge(tensor)[:2])
     end: Any = tuple(get_gradient_edge(root)[:2])
     while not any(edge[0] is one or getattr(edge[0], "variable", None) is one for one in hooked):
@@ -207,6 +210,17 @@ def _is_view_of(tensor: torch.Tensor, root: torch.Tensor, hooked: Sequence[Any])
             return False
         edge = edge[0].next_functions[0]
     return False
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError as error:  # one of several views of one function, whose memory was written
+        raise UnsupportedMutationError(
+            "the program gives, or keeps, a view that autograd accepts no more",
+            why=str(error).split(". ", maxsplit=1)[0],
+            hint="take the view after the write, or give a copy of it (`.clone()`)",
+        ) from error
 
 
 def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:
