@@ -512,7 +512,7 @@ def test_a_view_from_before_its_root_requires_gradients() -> None:
 def test_a_view_that_autograd_accepts_no_more_is_refused() -> None:
     def run(x: Tensor) -> Tensor:
         x.requires_grad_()
-        first, _ = x.split([1, 2])
+        first: Tensor = x.split([1, 2])[0]
         with torch.no_grad():
             x.mul_(2)
         return first
