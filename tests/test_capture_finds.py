@@ -223,3 +223,20 @@ def test_a_view_with_a_history_in_inference_mode() -> None:
     with torch.inference_mode():
         captured = capture(lambda x: x * 2, (view,))
         assert torch.equal(captured(view), view * 2)
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_results_are_conjugated_and_negated_lazily_where_eager_does(remove: str) -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * 2).conj(), (x * 3).conj().imag
+
+    leaf = torch.tensor([[1 + 2j, 3 - 1j], [2j, 4.0]], requires_grad=True)
+    captured = capture(run, (leaf,), remove=remove)
+    gradients = []
+    for function in (run, captured):
+        first, second = function(leaf)
+        assert first.is_conj() and second.is_neg()
+        gradients.append(torch.autograd.grad(torch.view_as_real(first.resolve_conj()).sum() + second.sum(), leaf)[0])
+    for want, got in zip(run(leaf), captured(leaf), strict=True):
+        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*gradients)

@@ -26,7 +26,7 @@ def _failures(seeds: range) -> list[str]:
         program = generate(seed)
         for mode in modes_of(seed, "rotate"):
             if mode.startswith("calls/"):
-                continue  # below, with the rules that are still open
+                continue  # below
             verdict = check(program, mode)
             passed += verdict.status == PASSED
             if verdict.status == FAILED:
@@ -61,14 +61,7 @@ def test_more_programs_equal_eager(shard: int) -> None:
     assert not failures, "\n\n".join(failures)
 
 
-OPEN = {  # programs of other calls that show a rule which is not right yet
-    1: "a result that is conjugated lazily comes conjugated, where views are removed",
-}
-
-
-@pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=pytest.mark.xfail(reason=OPEN[n])) if n in OPEN else n for n in range(CALLED)]
-)
+@pytest.mark.parametrize("seed", range(CALLED))
 def test_other_calls_equal_eager(seed: int) -> None:
     """A captured program is called otherwise than it was captured; each call equals eager, or is refused."""
     mode = ("calls/mutations", "calls/views")[seed % 2]

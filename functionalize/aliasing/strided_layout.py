@@ -59,6 +59,15 @@ def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
     return copy_into(made.as_strided(layout.size, layout.stride, 0), value)
 
 
+def with_own_bits(value: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The same value with the conjugate and negative bits of a layout; autograd sees what is done for that."""
+    if value.is_conj() != layout.conj:
+        value = value.conj_physical().conj() if layout.conj else value.resolve_conj()
+    if value.is_neg() != layout.neg:
+        value = aten._neg_view.default(-value) if layout.neg else value.resolve_neg()
+    return value
+
+
 def has_strides(value: torch.Tensor, strides: Any) -> bool:
     """Whether a tensor has some strides along the dimensions where these matter."""
     actual = value.stride()

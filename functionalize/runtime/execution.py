@@ -23,6 +23,7 @@ from functionalize.aliasing.strided_layout import (
     view_at,
     with_layout,
     with_lazy_bits,
+    with_own_bits,
 )
 from functionalize.errors import DataDependentError
 from functionalize.runtime.autograd import InMemory, Orders, Undifferentiable, called, differentiable_call
@@ -243,7 +244,8 @@ class _Ending:
             return self._of_input(alias)
         if alias.kind is AliasKind.VIEW_OF_BASE:
             return self._of_base(alias)
-        return with_layout(self._result(alias), self._symbols.layout(alias.layout))
+        layout = self._symbols.layout(alias.layout)
+        return with_own_bits(with_layout(self._result(alias), layout), layout)
 
     def _result(self, alias: OutputAlias) -> torch.Tensor:
         assert alias.result is not None
