@@ -20,7 +20,7 @@ from torch.fx.node import map_aggregate
 
 from functionalize._torch.autograd import checkpoint_frame, in_reentrant_checkpoint
 from functionalize.errors import UnsupportedMutationError
-from functionalize.runtime import random_state
+from functionalize.runtime.random_state import is_random
 
 
 class CheckpointRegions:
@@ -94,11 +94,6 @@ class CheckpointRegions:
                 node.replace_all_uses_with(twin)
                 node.graph.erase_node(node)
         return names
-
-
-def is_random(node: Node) -> bool:
-    """Whether a node draws random numbers."""
-    return random_state.is_random(node.target)
 
 
 def item_of(node: Node) -> Node | None:

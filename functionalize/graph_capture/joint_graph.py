@@ -25,7 +25,7 @@ from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedMutationError
-from functionalize.graph_capture.checkpointing import CheckpointRegions, is_random, item_of
+from functionalize.graph_capture.checkpointing import CheckpointRegions, item_of
 from functionalize.graph_capture.differentiability import check_differentiable, drawn_in_backward, requiring
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
@@ -40,6 +40,7 @@ from functionalize.runtime.metadata import (
     frozen_layout,
     needed_results,
 )
+from functionalize.runtime.random_state import is_random
 from functionalize.transform.mode import FunctionalizeFunctionMode, FunctionalizeMode
 
 EndJoint = Callable[[ProgramMetadata], JointGraph]

@@ -62,7 +62,7 @@ def _keep_draws(graph: Graph, own: int) -> int:
         if node not in read:
             read.add(node)
             waiting += node.all_input_nodes
-    drawn = [node for node in graph.nodes if node not in read and is_random(node.target)]
+    drawn = [node for node in graph.nodes if node not in read and is_random(node)]
     graph.output_node().args = ((*ends[:own], *drawn, *ends[own:]),)
     return len(drawn)
 

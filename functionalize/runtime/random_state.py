@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Node
+
+from functionalize.ops.calls import draws
 
 
-def is_random(op: Any) -> bool:
-    """Whether an operator draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+def is_random(node: Node) -> bool:
+    """Whether a node draws random numbers."""
+    return draws(node.target, node.args, node.kwargs)
 
 
 @dataclass(frozen=True, eq=False)

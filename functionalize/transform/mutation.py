@@ -20,9 +20,10 @@ from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import counts_elements, is_plain_strided, repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
+from functionalize.ops.calls import declared
 from functionalize.transform import dry_run
 from functionalize.transform.handlers import custom_ops, random_ops
-from functionalize.transform.writing_call import Call, Kwargs, WritingCall, declared
+from functionalize.transform.writing_call import Call, Kwargs, WritingCall
 
 aten = torch.ops.aten
 _Entry = tuple[int, torch.Tensor, bool]  # of a list: its index, the tensor, whether it is written

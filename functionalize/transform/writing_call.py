@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from functionalize.aliasing.geometry import Layout, differ, hinted_span
 from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError
+from functionalize.ops.calls import argument
 from functionalize.ops.tables import Kind, OpRow, Written
 from functionalize.transform import dry_run
 from functionalize.transform.context import FunctionalizationContext
@@ -148,15 +149,3 @@ class WritingCall:
                     why="what eager gives then depends on the order in which its kernel goes through the elements",
                     hint="pass an out= of the right size, or a tensor that shares no memory with the arguments",
                 )
-
-
-def argument(func: Any, name: str, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """An argument of a call by name, the schema's default where the call leaves it out."""
-    position, kwarg_only, default = declared(func)[name]
-    return args[position] if not kwarg_only and position < len(args) else kwargs.get(name, default)
-
-
-@cache
-def declared(func: Any) -> dict[str, tuple[int, bool, Any]]:
-    """The arguments of an op: position, whether by name only, default. To ask the schema costs as much as an op."""
-    return {own.name: (index, own.kwarg_only, own.default_value) for index, own in enumerate(func._schema.arguments)}

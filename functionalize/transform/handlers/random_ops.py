@@ -21,9 +21,9 @@ from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
-from functionalize.ops import tables
+from functionalize.ops.calls import draws
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.writing_call import Kwargs, argument, declared
+from functionalize.transform.writing_call import Kwargs
 
 aten = torch.ops.aten
 
@@ -43,8 +43,7 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
 
     ``writes`` tells whether the op stands for one that writes its first argument.
     """
-    drops_nothing = "dropout_p" in declared(op) and argument(op, "dropout_p", args, kwargs) == 0.0
-    if not tables.row(op).random or drops_nothing:
+    if not draws(op, args, kwargs):
         return None
     if kwargs.get("memory_format") not in (None, torch.preserve_format) or (op in _CONTIGUOUS and not writes):
         return None

@@ -1,0 +1,44 @@
+"""What one call of an operator does, by its arguments.
+
+Invariant: arguments are found by the schema, by position or by name, with its defaults. Limits: that a call draws no
+random numbers is told by the values in `_DRAWS_NOTHING` alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+# Arguments of operators that draw random numbers, each with the value by which a call draws none.
+_DRAWS_NOTHING: Mapping[str, object] = {"dropout_p": 0.0, "train": False, "training": False}
+
+
+@functools.cache
+def declared(op: Any) -> dict[str, tuple[int, bool, Any]]:
+    """The arguments of an op: position, whether by name only, default. To ask the schema costs as much as an op."""
+    return {own.name: (index, own.kwarg_only, own.default_value) for index, own in enumerate(op._schema.arguments)}
+
+
+def argument(op: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An argument of a call by name, the schema's default where the call leaves it out."""
+    position, kwarg_only, default = declared(op)[name]
+    return args[position] if not kwarg_only and position < len(args) else kwargs.get(name, default)
+
+
+def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws random numbers.
+
+    >>> import torch
+    >>> dropout = torch.ops.aten.native_dropout.default
+    >>> draws(dropout, (torch.ones(2), 0.5, True), {}), draws(dropout, (torch.ones(2), 0.5, False), {})
+    (True, False)
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
+        return False
+    known = declared(op)
+    return not any(
+        name in known and argument(op, name, args, kwargs) == value for name, value in _DRAWS_NOTHING.items()
+    )
