@@ -138,7 +138,8 @@ def direct_call(op: Any) -> Callable[..., Any]:
 
 
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on some device
-BelowAutograd = torch._C._AutoDispatchBelowADInplaceOrView  # neither autograd nor version counters see what runs
+BelowAutograd = torch._C._AutoDispatchBelowAutograd  # autograd does not see what runs, version counters do
+BelowVersions = torch._C._AutoDispatchBelowADInplaceOrView  # neither of the two does
 
 
 def counting_versions() -> contextlib.AbstractContextManager[Any]:
@@ -169,9 +170,7 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def in_functorch_transform() -> bool:
-    """Whether a transform of ``torch.func`` is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+in_functorch_transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack  # None: in none
 
 
 GlobalStateGuard = torch._C._dynamo.guards.GlobalStateGuard  # compares all modes that Dynamo's guards know at once

@@ -47,6 +47,12 @@ def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
     return mode
 
 
+class _InKernel(threading.local):
+    """Whether a thread runs a meta kernel."""
+
+    value = False
+
+
 class CaptureFakeMode(FakeTensorMode):
     """Makes the fake tensors of one capture, some ops' by other meta kernels than torch's.
 
@@ -56,16 +62,20 @@ class CaptureFakeMode(FakeTensorMode):
 
     thread: int | None = None  # that captures
     metas: Mapping[Any, Callable[..., Any]] = {}
-    _in_kernel = _ended = False
+    _ended = False
+
+    def __init__(self, **options: Any) -> None:
+        self._in_kernel = _InKernel()
+        super().__init__(**options)
 
     @property
     def in_kernel_invocation(self) -> bool:
-        """Torch asks this first of a fake tensor's mode, also where no error may be raised."""
-        return self._in_kernel and self.thread in (None, threading.get_ident())
+        """Torch asks this first of a fake tensor's mode, also where no error may be raised; each thread for itself."""
+        return self._in_kernel.value
 
     @in_kernel_invocation.setter
     def in_kernel_invocation(self, value: bool) -> None:
-        self._in_kernel = value
+        self._in_kernel.value = value
 
     @contextlib.contextmanager
     def of_this_thread(self) -> Iterator[None]:

@@ -53,9 +53,7 @@ def storage_key(tensor: torch.Tensor) -> int:
         return -id(tensor)
 
 
-def storages_of(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """The identities of the storages that tensors with storages have."""
-    return {tensor.untyped_storage()._cdata for tensor in tensors}
+storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]  # the identity of a tensor's storage
 
 
 def bytes_of_original(handle: torch.Tensor) -> int | None:

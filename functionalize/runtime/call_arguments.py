@@ -6,6 +6,7 @@ or by name, in whatever order). Limits: those of ``StateWalk``.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +26,18 @@ class CallArguments:
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> None:
         """``names``: of the positional arguments."""
-        self.args, self.kwargs, self._names = list(args), kwargs, names
+        self._given, self.kwargs, self._names = args, kwargs, names
         self.values = (*args, *kwargs.values()) if kwargs else args
-        self.kinds = tuple(map(type, self.values))
+
+    @cached_property
+    def args(self) -> list[Any]:
+        """The positional arguments."""
+        return list(self._given)
+
+    @cached_property
+    def kinds(self) -> tuple[type, ...]:
+        """The types of the arguments."""
+        return tuple(map(type, self.values))
 
     @cached_property
     def flat(self) -> bool:
@@ -127,22 +137,19 @@ class InputSources:
         entries = list(enumerate(inputs))
         self._constants = [entry.constant for entry in inputs]
         self._arguments = [(n, entry.argument) for n, entry in entries if entry.argument is not None]
-        slots = [(n, entry.slot) for n, entry in entries if entry.slot is not None]
-        self._state = [(n, slot.container, slot.key) for n, slot in slots if not slot.steps]
-        self._nested = [(n, slot) for n, slot in slots if slot.steps]
+        self._state = [(n, entry.slot) for n, entry in entries if entry.slot is not None]
         self.gradients = [(n, entry.gradient_of) for n, entry in entries if entry.gradient_of is not None]
 
     def values(self, arguments: CallArguments) -> list[Any]:
-        """The inputs, in order."""
+        """The inputs, in order; None for those that are no longer there."""
         leaves, values = arguments.leaves, self._constants.copy()
         for number, leaf in self._arguments:
             values[number] = leaves[leaf]
-        for number, container, key in self._state:
-            values[number] = container[key]
-        for number, slot in self._nested:
-            values[number] = slot.get()
+        for number, slot in self._state:
+            with contextlib.suppress(LookupError, TypeError):
+                values[number] = slot.get()
         for number, source in self.gradients:
-            values[number] = values[source].grad
+            values[number] = getattr(values[source], "grad", None)
         return values
 
 

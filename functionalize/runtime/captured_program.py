@@ -131,7 +131,10 @@ class CapturedProgram:
             InputMismatchError: the inputs, or the modes of torch, are not such as the program was captured for.
             RuntimeError: inside of ``torch.func.grad``, ``vmap`` or ``jvp``, which would not see through the call.
         """
-        if in_functorch_transform():
+        plain = self._specializations[0].plain(args, kwargs)
+        if plain is not None:
+            return plain
+        if in_functorch_transform() is not None:
             raise RuntimeError(_IN_TRANSFORM)
         arguments = self._convention.arguments(args, kwargs)
         for index, known in enumerate(self._specializations):

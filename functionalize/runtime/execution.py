@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.dispatch import BelowAutograd
+from functionalize._torch.dispatch import BelowVersions
 from functionalize.aliasing.strided_layout import (
     copy_into,
     make_room,
@@ -58,7 +58,7 @@ def compute(
     _require_gradients(metadata, inputs)
     taken = [inputs[number] for number in metadata.taken]
     # The second costs less, also each operator.
-    unseen: AbstractContextManager[Any] = torch.no_grad() if writes else BelowAutograd()
+    unseen: AbstractContextManager[Any] = torch.no_grad() if writes else BelowVersions()
     if metadata.graph.keeps_workspaces:
         taken = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in taken]
         unseen = torch.enable_grad()
@@ -70,6 +70,15 @@ def compute(
     if torch.is_grad_enabled() and not metadata.gradients:
         given = _known_to_autograd(metadata, given, None, inputs)
     return _computed(metadata, given, {})
+
+
+def checked(metadata: ProgramMetadata, results: Sequence[Any]) -> Computed:
+    """What a graph gave that gives all results.
+
+    Raises:
+        DataDependentError: the data gave one of them another size.
+    """
+    return _computed(metadata, dict(enumerate(results)), {})
 
 
 def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None:

@@ -1,90 +1,186 @@
 """Whether a call is, for sure, like one that passed the guards: what torch and Python compare fast.
 
+What is compared is written down as the source of one Python function: a call of a small program takes about as long as
+a few operators, and so would a loop over a table of what to compare.
+
 Invariant: what passes here would pass the guards. Limits: what does not may pass them nevertheless; calls whose
 tensors are not strided, or whose sizes are new, always ask the guards themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from functionalize._torch import storages_of
-from functionalize._torch.dispatch import TensorGuards
+from functionalize._torch import storage_address
+from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.guards import Guards
-from functionalize.runtime.modes import ModeCheck
-from functionalize.runtime.settings import SettingsCheck
+from functionalize.runtime.settings import SettingsCheck, cell_content
+
+# Modes that torch's own check leaves out. They are to be off.
+_OFF: dict[str, Callable[[], Any]] = {
+    "function_modes": function_modes,
+    "inference_mode": torch.is_inference_mode_enabled,
+}
+Passes = Callable[[CallArguments], list[Any] | None]  # the program's inputs for a call; None: ask the guards
+
+
+def fast_guards(guards: Guards, arguments: CallArguments, values: Sequence[Any]) -> FastGuards | None:
+    """What compares calls with one that passed; ``values``: the inputs of that call. None in rare cases."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    rare = any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors)
+    rare = rare or any(is_on() for is_on in _OFF.values())
+    return None if rare else FastGuards(guards, arguments, values)
+
+
+class Source:
+    """The lines of a function, and what the names in it stand for."""
+
+    def __init__(self, lines: Sequence[str] = ()) -> None:
+        self.lines = list(lines)
+        self.known: dict[str, Any] = {}
+
+    def refuse(self, condition: str, **known: Any) -> None:
+        """Return None where a condition holds."""
+        self.known |= known
+        self.lines.append(f"if {condition}: return None")
+
+    def name(self, kind: str, value: Any) -> str:
+        """A name for a value."""
+        name = f"{kind}_{len(self.known)}"
+        self.known[name] = value
+        return name
+
+    def function(self, parameters: str, *ends: str) -> Any:
+        """The function; ``ends``: its last lines."""
+        body = "\n    ".join([*self.lines, *ends])
+        found = dict(self.known)
+        exec(compile(f"def function({parameters}):\n    {body}", "<functionalize: fast guards>", "exec"), found)
+        return found["function"]
 
 
 class FastGuards:
-    """Compares calls with one that passed."""
+    """The source of the comparison: from ``leaves``, tensors and plain values among the arguments, to ``inputs``."""
 
     def __init__(self, guards: Guards, arguments: CallArguments, values: Sequence[Any]) -> None:
-        """``values``: the inputs of the call that passed."""
-        self._guards, self._kinds = guards, arguments.kinds
-        self._structure = None if arguments.flat else arguments.structure
-        self._modes, self._settings = ModeCheck(), SettingsCheck(guards.settings)
-        self._constants = [
-            (index, leaf) for index, leaf in enumerate(arguments.leaves) if not isinstance(leaf, torch.Tensor)
+        self._guards, self.flat = guards, arguments.flat
+        self._arguments, self.source = Source(), Source()
+        if not arguments.flat:
+            self._arguments.refuse("arguments.kinds != kinds", kinds=arguments.kinds)
+            self._arguments.refuse("arguments.structure != structure", structure=arguments.structure)
+        self._numbers = [
+            number
+            for number, entry in enumerate(guards.inputs)
+            if entry.gradient_of is None and isinstance(values[number], torch.Tensor)
         ]
-        entries = list(enumerate(guards.inputs))
-        self._numbers = [n for n, e in entries if e.gradient_of is None and isinstance(values[n], torch.Tensor)]
-        self._gradients = [n for n, e in entries if e.gradient_of is not None]
-        tensors = [values[number] for number in self._numbers]
-        self._usable = all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors)
-        self._looks = TensorGuards(*tensors, **self._sizes(tensors)) if self._usable and tensors else None
-        self._apart = self._usable and len(storages_of(tensors)) == len(tensors)
-        self._dynamic = [number for number in self._numbers if number in guards.dynamic]
-        self._known_sizes = self._dynamic_sizes(values)
-        self._more = bool(
-            self._gradients
-            or self._dynamic
-            or guards.offsets
-            or guards.leaves
-            or guards.had_gradient
-            or guards.metadata.side_effects
-        )
+        off = " or ".join(f"{name}()" for name in _OFF)
+        self.source.refuse(f"not modes() or {off}", modes=GlobalStateGuard().check, **_OFF)
+        self._compare_leaves(arguments.leaves)
+        self._compare_settings()
+        self._take_inputs()
+        self._compare_tensors([values[number] for number in self._numbers])
+        for number, entry in enumerate(guards.inputs):
+            if entry.gradient_of is not None:
+                self.source.lines.append(f"inputs[{number}] = inputs[{entry.gradient_of}].grad")
+        rare = _RareChecks(guards, self._numbers, values)
+        self.rare = not rare.empty
+        if self.rare:
+            self.source.refuse("rare.differ(arguments, inputs)", rare=rare)
+
+    def passes(self) -> Passes:
+        """The comparison as a function."""
+        whole = Source([*self._arguments.lines, f"leaves = arguments.{'values' if self.flat else 'leaves'}"])
+        whole.lines += self.source.lines
+        whole.known = self._arguments.known | self.source.known
+        passes: Passes = whole.function("arguments", "return inputs")
+        return passes
+
+    def _compare_leaves(self, leaves: Sequence[Any]) -> None:
+        """All but the program's inputs."""
+        compared = {entry.argument for entry in self._guards.inputs}
+        for index, leaf in enumerate(leaves):
+            if not isinstance(leaf, torch.Tensor):
+                name = self.source.name("leaf", leaf)
+                self.source.refuse(
+                    f"leaves[{index}] is not {name} and not equal(leaves[{index}], {name})", equal=_equal
+                )
+            elif index not in compared:
+                self.source.refuse(f"type(leaves[{index}]) is not {self.source.name('type', type(leaf))}")
+
+    def _compare_settings(self) -> None:
+        found, source = SettingsCheck(self._guards.settings), self.source
+        entries = []
+        for container, key, value in found.entries:
+            if isinstance(container, types.CellType):
+                now = f"content({source.name('cell', container)})"
+            else:
+                now = f"{source.name('container', container)}[{source.name('key', key)}]"
+            entries.append(f"{now} is not {source.name('value', value)}")
+        source.known |= {"content": cell_content}
+        source.lines += ["try:", *(f"    if {entry}: return None" for entry in entries)] if entries else []
+        source.lines += ["except LookupError: return None"] if entries else []
+        for content in found.empty:
+            source.refuse(source.name("empty", content))
+        if found.contents:
+            source.refuse("changed()", changed=found.changed)
+
+    def _take_inputs(self) -> None:
+        """``inputs``: the program's, but for gradients."""
+        taken, source = list[str](), self.source
+        for entry in self._guards.inputs:
+            if entry.argument is not None:
+                taken.append(f"leaves[{entry.argument}]")
+            elif entry.slot is not None:
+                slot = entry.slot
+                steps = "".join(f"[{step}]" for step in slot.steps)
+                taken.append(f"{source.name('container', slot.container)}[{source.name('key', slot.key)}]{steps}")
+            else:
+                taken.append(source.name("constant", entry.constant))
+        source.lines += [f"try: inputs = [{', '.join(taken)}]", "except (LookupError, TypeError): return None"]
+
+    def _compare_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        names = [f"inputs[{number}]" for number in self._numbers]
+        if tensors:
+            looks = TensorGuards(*tensors, **self._sizes(tensors))
+            self.source.refuse(f"not looks({', '.join(names)})", looks=looks.check)
+        if len(set(map(storage_address, tensors))) < len(tensors):
+            self.source.refuse("guards.pattern(inputs) != guards.aliasing", guards=self._guards)
+        elif len(names) > 1:
+            storages = ", ".join(f"address({name})" for name in names)
+            self.source.refuse(f"len({{{storages}}}) != {len(names)}", address=storage_address)
 
     def _sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        pairs = list(zip(self._numbers, tensors, strict=True))
-        sizes = [[None] * t.dim() if n in self._guards.dynamic else list(t.size()) for n, t in pairs]
-        strides = [[None] * t.dim() if n in self._guards.dynamic else list(t.stride()) for n, t in pairs]
+        pairs, dynamic = list(zip(self._numbers, tensors, strict=True)), self._guards.dynamic
+        sizes = [[None] * t.dim() if n in dynamic else list(t.size()) for n, t in pairs]
+        strides = [[None] * t.dim() if n in dynamic else list(t.stride()) for n, t in pairs]
         return {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
 
-    def _dynamic_sizes(self, values: Sequence[Any]) -> list[Any]:
-        return [(values[number].size(), values[number].stride()) for number in self._dynamic]
 
-    def passes(self, arguments: CallArguments) -> list[Any] | None:
-        """The program's inputs for a call; None where the guards must be asked."""
-        if not (self._usable and arguments.kinds == self._kinds and self._modes.passes()):
-            return None
-        if self._structure is not None and arguments.structure != self._structure:
-            return None
-        if self._constants:
-            leaves = arguments.leaves
-            for index, value in self._constants:
-                if leaves[index] is not value and not _equal(leaves[index], value):
-                    return None
-        if not self._settings.passes():
-            return None
-        values = self._guards.sources.values(arguments)
-        tensors = [values[number] for number in self._numbers]
-        if self._looks is not None and not self._looks.check(*tensors):
-            return None
-        if self._apart:
-            alike = len(storages_of(tensors)) == len(tensors)
-        else:
-            alike = self._guards.pattern(values) == self._guards.aliasing
-        return values if alike and not (self._more and self._differs(arguments, values)) else None
+class _RareChecks:
+    """What few programs look at."""
 
-    def _differs(self, arguments: CallArguments, values: Sequence[Any]) -> bool:
-        """Whether it may be another call by what few programs look at."""
+    def __init__(self, guards: Guards, numbers: Sequence[int], values: Sequence[Any]) -> None:
+        self._guards = guards
+        self._gradients = [n for n, entry in enumerate(guards.inputs) if entry.gradient_of is not None]
+        self._dynamic = [number for number in numbers if number in guards.dynamic]
+        self._known_sizes = self._sizes(values)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compare."""
         guards = self._guards
-        if self._dynamic and self._dynamic_sizes(values) != self._known_sizes:
+        own = self._gradients or self._dynamic
+        return not (own or guards.offsets or guards.leaves or guards.had_gradient or guards.metadata.side_effects)
+
+    def differ(self, arguments: CallArguments, values: Sequence[Any]) -> bool:
+        """Whether it may be another call by these."""
+        guards = self._guards
+        if self._dynamic and self._sizes(values) != self._known_sizes:
             return True
         if any(values[number].storage_offset() != offset for number, offset in guards.offsets.items()):
             return True
@@ -100,7 +196,10 @@ class FastGuards:
             return True
         return False
 
+    def _sizes(self, values: Sequence[Any]) -> list[Any]:
+        return [(values[number].size(), values[number].stride()) for number in self._dynamic]
+
 
 def _equal(now: Any, before: Any) -> bool:
-    """Whether two values of one type are the same to a program."""
-    return type(now) in (int, str) and bool(now == before)
+    """Whether two plain values are, for sure, the same to a program."""
+    return type(now) is type(before) and type(now) in (int, str) and bool(now == before)

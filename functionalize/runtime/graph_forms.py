@@ -38,6 +38,24 @@ _VIEW_OF: dict[Any, Any] = {
     aten.diagonal_scatter.default: aten.diagonal.default,
 }
 
+# Ops whose results have the same elements in the same strides, whatever strides their arguments have.
+_PRODUCTS = frozenset(
+    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.dot.default}
+)
+# Copies of views, and what gives the same elements, in a view where it can.
+_UNCOPIED: dict[Any, Any] = {
+    aten.t_copy.default: aten.t.default,
+    aten.transpose_copy.int: aten.transpose.int,
+    aten.permute_copy.default: aten.permute.default,
+    aten.expand_copy.default: aten.expand.default,
+    aten.unsqueeze_copy.default: aten.unsqueeze.default,
+    aten.squeeze_copy.dim: aten.squeeze.dim,
+    aten.squeeze_copy.dims: aten.squeeze.dims,
+    aten.select_copy.int: aten.select.int,
+    aten.slice_copy.Tensor: aten.slice.Tensor,
+    aten.view_copy.default: aten.reshape.default,
+}
+
 
 def reinplace(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule | None:
     """The graph with writes in place where they can be; None where none can. The inputs must share no memory."""
@@ -106,14 +124,28 @@ def _write_in_place(graph: Graph, node: Node) -> None:
     graph.erase_node(node)
 
 
-def executable(graph: Graph, root: torch.nn.Module) -> GraphModule:
-    """The same graph, which calls its operators without torch's layer in Python: as a call runs it."""
+def executable(graph: Graph, root: torch.nn.Module, *, writes: bool = False) -> GraphModule:
+    """The same graph as a call runs it: operators without torch's layer in Python, no copies that products need not.
+
+    ``writes``: whether the graph does; a view would see that.
+    """
     new = Graph()
     new.output(new.graph_copy(graph, {}))
+    for node in () if writes else _read_by_products(new):
+        node.target = _UNCOPIED[node.target]
     for node in new.nodes:
         if isinstance(node.target, OpOverload):
             node.target = direct_call(node.target)
     return GraphModule(root, new, "Executed")
+
+
+def _read_by_products(graph: Graph) -> set[Node]:
+    """The copies of views that only products of matrices read, perhaps through other such copies."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.target in _UNCOPIED and all(user.target in _PRODUCTS or user in found for user in node.users):
+            found.add(node)
+    return found
 
 
 def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.dispatch import GlobalStateGuard, function_modes
+from functionalize._torch.dispatch import function_modes
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,3 @@ def in_modes(values: Mapping[str, Any]) -> Iterator[None]:
 def changed_modes(before: Mapping[str, Any]) -> dict[str, Any]:
     """The modes that are otherwise than they were."""
     return {name: value for name, value in modes_now().items() if value != before[name]}
-
-
-class ModeCheck:
-    """Whether the modes are, for sure, as they were when this was made. May say no where they are."""
-
-    def __init__(self) -> None:
-        self._guard, self._plain = GlobalStateGuard(), _is_plain()
-
-    def passes(self) -> bool:
-        """Asked at each call: torch compares in one go."""
-        return bool(self._plain and self._guard.check() and _is_plain())
-
-
-def _is_plain() -> bool:
-    """Whether the modes that torch's own check leaves out are off."""
-    return not (function_modes() or torch.is_inference_mode_enabled())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import types
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
 
 import torch
@@ -182,24 +181,17 @@ def _has_grown(value: Any, content: Any) -> bool:
 
 
 class SettingsCheck:
-    """Whether settings are, for sure, as they were when this was made. May say no where they are."""
+    """What tells, for sure, that settings are as they were when this was made. It may say no where they are."""
 
     def __init__(self, settings: Settings) -> None:
-        self._entries, self._cells, self._values = [], [], []
-        self._empty: list[Any] = []
-        self._containers: list[tuple[Any, Any]] = []
-        cells = []
+        self.entries: list[tuple[Any, Any, Any]] = []  # containers, keys, and the very objects that are to be there
+        self.empty: list[Any] = []  # containers that are to be empty
+        self.contents: list[tuple[Any, Any]] = []  # containers, and copies of what they are to hold
         seen: set[int] = set()
         for setting in settings.found:
             value = settings.read(setting.container, setting.key)
-            if isinstance(setting.container, types.CellType):
-                self._cells.append(setting.container)
-                cells.append(value)
-            else:
-                self._entries.append((setting.container, setting.key))
-                self._values.append(value)
+            self.entries.append((setting.container, setting.key, value))
             self._enter(value, seen)
-        self._values += cells
 
     def _enter(self, value: Any, seen: set[int], depth: int = _DEPTH) -> None:
         """Remember what the containers that a value consists of hold now."""
@@ -208,25 +200,15 @@ class SettingsCheck:
         seen.add(id(value))
         held = value if isinstance(value, (list, dict, set)) else getattr(value, "__dict__", None)
         if held is not None and not held:
-            self._empty.append(held)
+            self.empty.append(held)
         elif held is not None:
-            self._containers.append((held, list(held) if isinstance(held, (list, set)) else dict(held)))
+            self.contents.append((held, list(held) if isinstance(held, (list, set)) else dict(held)))
         for item in _parts(value)[1]:
             self._enter(item, seen, depth - 1)
 
-    def passes(self) -> bool:
-        """Asked at each call."""
-        try:
-            values = [container[key] for container, key in self._entries]
-            if self._cells:
-                values += map(cell_content, self._cells)
-        except (KeyError, IndexError):
-            return False
-        return (
-            all(map(is_, values, self._values))
-            and not any(self._empty)
-            and all(
-                set(content) == container if isinstance(container, set) else unchanged(container, content)
-                for container, content in self._containers
-            )
+    def changed(self) -> bool:
+        """Whether some container may hold something else."""
+        return not all(
+            set(content) == container if isinstance(container, set) else unchanged(container, content)
+            for container, content in self.contents
         )

@@ -24,17 +24,19 @@ from functionalize.runtime.autograd import ForwardCall, JointGraph, Orders
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
 from functionalize.runtime.execution import (
     Computed,
+    checked,
     compute,
     compute_differentiably,
     compute_undifferentiably,
     finish,
 )
-from functionalize.runtime.fast_guards import FastGuards
+from functionalize.runtime.fast_guards import FastGuards, Passes, fast_guards
 from functionalize.runtime.graph_forms import executable, reinplace
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import set_modes
 from functionalize.runtime.partition import PartitionFn, partition
+from functionalize.runtime.plain_call import Plain, PlainCall
 from functionalize.runtime.state_walk import StateWalk
 
 # Held by who captures, and by who has to look twice at a call: one may find fake tensors of the other in its state.
@@ -92,6 +94,9 @@ class Specialization:
     def __init__(self, capture: Capture, partition_fn: PartitionFn | None, recapture: Recapture) -> None:
         self.capture, self.recorded, self.metadata = capture, capture.recorded, capture.recorded.metadata
         self.guards, self._partition_fn, self._recapture = capture.guards, partition_fn, recapture
+        # Both give None for a call that is perhaps none of this program's, or takes longer to check.
+        self.passed: Passes = lambda arguments: None
+        self.plain: PlainCall = lambda args, kwargs: None
         self._fast: FastGuards | None = None
         self._orders: Orders | None = None
 
@@ -105,36 +110,51 @@ class Specialization:
         one, two = self.recorded, other.recorded
         return str(one.graph) == str(two.graph) and str(one.signature()) == str(two.signature())
 
-    def passed(self, arguments: CallArguments) -> list[Any] | None:
-        """The inputs for a call that is for sure one of this program's; None for another, or where it takes longer."""
-        return None if self._fast is None else self._fast.passes(arguments)
-
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
         """The inputs for a call, or why it is none of this program's."""
         try:
             inputs = self.guards.check(arguments)
         except InputMismatchError as error:
             return error
-        self._fast = FastGuards(self.guards, arguments, inputs)
+        self._fast = fast_guards(self.guards, arguments, inputs)
+        if self._fast is not None:
+            self.passed = self._fast.passes()
         return inputs
 
     def run(self, inputs: list[Any], arguments: CallArguments) -> Any:
         """Compute, write back, and return what the original does."""
-        metadata, zeros = self.metadata, self.guards.missing_gradients(inputs)
+        zeros = self.guards.missing_gradients(inputs)
         for number, gradient in zeros.items():
             inputs[number] = gradient
         computed = self._computed(inputs, arguments)
         for number, gradient in zeros.items():  # nothing is refused from here on
-            inputs[metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
-        leaves = finish(metadata, inputs, [self.capture.state, arguments], computed)
+            inputs[self.metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
+        leaves = finish(self.metadata, inputs, [self.capture.state, arguments], computed)
         if self.capture.modes_left:
             set_modes(self.capture.modes_left)
+        elif self._fast is not None and self._joint is None:
+            self._make_plain(self._fast, computed[0], leaves)
         return self._assemble(leaves)
+
+    def _make_plain(self, guards: FastGuards, results: Sequence[Any], leaves: Sequence[Any]) -> None:
+        """Have the next calls take the short way, if there is one. ``results``, ``leaves``: of this call."""
+
+        def otherwise(inputs: list[Any], results: Sequence[Any]) -> Any:
+            return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, results)))
+
+        function, writes = self._function
+        made = Plain(self.metadata, self.capture.convention, function, writes, self._assemble, otherwise)
+        self.plain, self._fast = made.call(guards, results, leaves) or self.plain, None
+
+    @property
+    def _joint(self) -> JointGraph | Exception | None:
+        """The backward, in a call that autograd is to know of."""
+        return self.recorded.joint if torch.is_grad_enabled() else None
 
     def _computed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         """What the graph gives, known to autograd where the original's results are."""
-        joint = self.recorded.joint
-        if joint is None or not torch.is_grad_enabled():
+        joint = self._joint
+        if joint is None:
             function, writes = self._function
             return compute(self.metadata, function, inputs, writes=writes)
         if isinstance(joint, Exception):
@@ -181,10 +201,12 @@ class Specialization:
         """
         graph, root, disjoint = self.recorded.graph, self.recorded.root, self.guards.inputs_are_disjoint
         in_place = reinplace(graph, root, self.metadata) if disjoint else None
-        return executable(graph if in_place is None else in_place.graph, root).forward, in_place is not None
+        if in_place is not None:
+            return executable(in_place.graph, root, writes=True).forward, True
+        return executable(graph, root).forward, False
 
     @functools.cached_property
-    def _assemble(self) -> Callable[[list[Any]], Any]:
+    def _assemble(self) -> Callable[[Sequence[Any]], Any]:
         """Makes what the program returns of its leaves."""
         spec = self.metadata.spec
         if spec.is_leaf():

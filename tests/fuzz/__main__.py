@@ -30,12 +30,15 @@ _CALL = re.compile(r"\.\w+\(|[-+*]=|\w\[")
 
 
 def modes_of(seed: int, mode: str) -> tuple[str, ...]:
-    """``all`` modes, one named mode, or (``rotate``) direct use and one traced mode that the seed chooses."""
+    """``all`` modes, one named mode, or (``rotate``) direct use and one traced mode that the seed chooses.
+
+    Calls otherwise than captured, which take as long as all others together, are no part of a rotation.
+    """
     if mode == "all":
         return MODES
     if mode != "rotate":
         return (mode,)
-    traced = [name for name in MODES if not name.startswith("direct")]
+    traced = [name for name in MODES if not name.startswith(("direct/", "calls/"))]
     return (("direct/mutations", "direct/views")[seed % 2], traced[seed // 2 % len(traced)])
 
 

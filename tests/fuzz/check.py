@@ -18,7 +18,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import capture, functionalize
-from functionalize.errors import DataDependentError, NotFunctionalError, UnsupportedMutationError
+from functionalize.errors import (
+    DataDependentError,
+    NotFunctionalError,
+    UnsupportedMutationError,
+    UnsupportedProgramError,
+)
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import Observation, differences, leaf_differences, observe
 from tests.fuzz.check_calls import check_calls
@@ -143,7 +148,7 @@ def _captured(program: Program, function: Any, made: Any, remove: str) -> Verdic
         assert_functional(captured.graph_module, remove)
     except NotFunctionalError as impure:
         return Verdict(FAILED, "purity", str(impure))
-    except UnsupportedMutationError as error:
+    except UnsupportedProgramError as error:
         return refusal(error)
     except Exception as error:
         return Verdict(NOT_COUNTED, "make_fx wrong, ours raises") if wrong else Verdict(FAILED, "trace", line_of(error))

@@ -16,7 +16,7 @@ import torch
 
 from functionalize import capture
 from functionalize._torch import FakeTensor
-from functionalize.errors import DataDependentError, InputMismatchError, NotFunctionalError, UnsupportedMutationError
+from functionalize.errors import DataDependentError, InputMismatchError, NotFunctionalError, UnsupportedProgramError
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import differences, leaf_differences, observe
 from tests.fuzz.calls import MODES, Call, Surrounded, calls_of, surrounded
@@ -24,7 +24,7 @@ from tests.fuzz.program import Program
 from tests.fuzz.verdict import FAILED, NOT_COUNTED, PASSED, REFUSED, Verdict, line_of, refusal, visible_differences
 
 SECOND_DERIVATIVES = False  # whether the gradients of gradients are compared as well
-REFUSALS = (InputMismatchError, UnsupportedMutationError, DataDependentError)
+REFUSALS = (InputMismatchError, UnsupportedProgramError, DataDependentError)
 _VISIBLE = ("requires_grad", "is_leaf", "is_conj", "is_neg", "is_inference", "storage_offset")
 Tensors = list[torch.Tensor]
 
@@ -43,7 +43,7 @@ def check_calls(program: Program, remove: str, implementation: Callable[[Any], A
         assert_functional(captured.graph_module, remove)
     except NotFunctionalError as impure:
         return Verdict(FAILED, "purity", str(impure))
-    except (UnsupportedMutationError, DataDependentError) as error:
+    except (UnsupportedProgramError, DataDependentError) as error:
         return refusal(error)
     except Exception as error:
         return Verdict(FAILED, "trace", f"{line_of(error)}; {calls[0]}")
