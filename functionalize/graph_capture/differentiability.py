@@ -67,6 +67,16 @@ def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> No
             )
 
 
+def check_has_gradients(result: torch.Tensor) -> None:
+    """Raise for a tensor of integers that autograd has in its graph: a comparison in place, of such and a leaf."""
+    if not (result.dtype.is_floating_point or result.dtype.is_complex):
+        raise UnsupportedMutationError(
+            f"a tensor of {result.dtype} requires gradients when the program ends",
+            why="it was written in place by an operator that autograd knows, and integers have no gradients",
+            hint="detach() what is written to it, or use the operator that is not in place",
+        )
+
+
 def drawn_in_backward(node: Node) -> UnsupportedMutationError:
     return UnsupportedMutationError(
         f"{node.target} in a backward that is differentiated",

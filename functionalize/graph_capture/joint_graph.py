@@ -24,9 +24,14 @@ from functionalize._torch.autograd import module_without_code
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
-from functionalize.errors import UnsupportedMutationError
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, item_of
-from functionalize.graph_capture.differentiability import check_differentiable, drawn_in_backward, requiring
+from functionalize.graph_capture.differentiability import (
+    check_differentiable,
+    check_has_gradients,
+    drawn_in_backward,
+    requiring,
+)
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
 from functionalize.runtime.autograd import JointGraph, tangent_name
@@ -153,6 +158,8 @@ class JointTracer:
             gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
             return functools.partial(self._frozen, copied, inputs, names, gradients, level.wanted)
         except Exception as error:
+            if isinstance(error, UnsupportedProgramError):
+                return error
             what = "the backward" if self._order == 1 else f"the derivative of order {self._order}"
             reason = RuntimeError(f"{what} of a captured program cannot be captured: {error}")
             reason.__cause__ = error
@@ -210,6 +217,7 @@ class JointTracer:
 
     def _tangent(self, target: torch.Tensor, tangents: list[list[Node]], requires_grad: bool) -> torch.Tensor:
         """A dense tensor for the gradient of a result, with a placeholder."""
+        check_has_gradients(target)
         graph = self._tracer.graph
         made: torch.Tensor = on_handles(torch.empty_like, (target,), {"requires_grad": False})
         made.requires_grad_(requires_grad)

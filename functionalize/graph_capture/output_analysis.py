@@ -33,7 +33,7 @@ from torch.fx import Node
 from functionalize._torch import storage_key
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing import view_rules
-from functionalize.aliasing.geometry import Layout, hint
+from functionalize.aliasing.geometry import Layout, size_hint
 from functionalize.aliasing.strided_layout import is_differentiable
 from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.inputs import TracedInput, is_leaf
@@ -169,7 +169,7 @@ class OutputAnalysis:
         members = [handles[number] for number in group]
         known = [handle for handle in members if handle.requires_grad and self._differentiable]
         roots = {id(root): root for root in map(autograd_base, known or members)}
-        root = max(roots.values(), key=lambda tensor: hint(tensor.numel()))
+        root = max(roots.values(), key=lambda tensor: size_hint(tensor.numel()))
         if known and len(roots) > 1:
             return None
         itself = next((number for number in group if handles[number] is root), None)
@@ -229,6 +229,11 @@ def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:
     if base.key == layout.key:
         return True
     if not (base.static and layout.static):
-        return base.contiguous or view is root
+        return view is root or (base.contiguous and _is_whole(root))
     (first, last), (start, end) = base.span, layout.span
     return base.dense and (start == end or (first <= start and end <= last))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a contiguous tensor has all of its storage; of symbols only what their expressions show."""
+    return bool(frozen_number(tensor.numel() * tensor.itemsize) == frozen_number(tensor.untyped_storage().nbytes()))
