@@ -381,9 +381,24 @@ def test_a_size_that_broadcasting_took_for_another_is_refused_before_anything_is
     x = torch.tensor([1.0, 2])
     assert all(torch.equal(got, torch.tensor([1.0, 2])) for got in program(x)) and torch.equal(x, torch.zeros(2))
     x = torch.tensor([1.0, -1])
-    with pytest.raises(DataDependentError, match=r"(?s)size \(1,\), not \(2,\).*torch._check"):
+    with pytest.raises(DataDependentError, match=r"(?s)u0 = 1.*for which Eq\(u0, 2\) does not hold.*torch._check"):
         program(x)
     assert torch.equal(x, torch.tensor([1.0, -1]))
+
+
+def test_sizes_that_an_operator_does_not_take_are_refused_though_nobody_reads_its_result() -> None:
+    def run(x: Tensor) -> None:
+        x.nonzero().view(3, 1)
+        x.zero_()
+
+    program = capture(run, (torch.tensor([1.0, 2, 0, 3]),))
+    x = torch.tensor([1.0, 0, 2, 0])
+    with pytest.raises(DataDependentError, match=r"u0 = 2.* for which Eq\(u0, 3\) does not hold"):
+        program(x)
+    assert torch.equal(x, torch.tensor([1.0, 0, 2, 0]))
+    x = torch.tensor([1.0, 5, 2, 0])
+    program(x)
+    assert torch.equal(x, torch.zeros(4))
 
 
 @pytest.mark.parametrize("writes", [(0, 0), (1, 1), (1, 0)])

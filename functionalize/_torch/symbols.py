@@ -52,6 +52,12 @@ def track_input(tracer: Any, tensor: torch.Tensor, node: Any) -> None:
         track_tensor_tree(tensor, torch.fx.Proxy(node, tracer), constant=None, tracer=tracer)
 
 
+def asserted(environment: ShapeEnv) -> Iterator[Any]:
+    """What the trace took for granted of symbols that only the data tell, as expressions."""
+    found = (one.expr for several in environment.deferred_runtime_asserts.values() for one in several)
+    return iter(dict.fromkeys(found))
+
+
 def guards(environment: ShapeEnv) -> Iterator[Any]:
     """What the trace took for granted of the symbols, as expressions."""
     return iter(dict.fromkeys(guard.expr for guard in environment.guards))

@@ -53,7 +53,8 @@ def storage_key(tensor: torch.Tensor) -> int:
         return -id(tensor)
 
 
-storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]  # the identity of a tensor's storage
+# The identity of a tensor's storage, as above, of tensors that have one.
+storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
 def bytes_of_original(handle: torch.Tensor) -> int | None:

@@ -159,9 +159,15 @@ def keeps_workspaces(graph: Graph) -> bool:
 
 
 def symbol_node_of(tracer: Any, expression: Any) -> Node | None:
-    """The node that gives a symbol, by the expression that it is; None where the tracer has not seen it."""
+    """The node that gives a symbol, by the expression that it was made as; None where the tracer has not seen it.
+
+    It gives what the data say, also where a guard has pinned the symbol since.
+    """
     entry = tracer.sympy_expr_tracker.get(expression)
-    return None if entry is None else symbol_node(tracer, entry.value)
+    if entry is None:
+        return None
+    proxy = entry.proxy.force() if hasattr(entry.proxy, "force") else entry.proxy
+    return proxy.node  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ Limits: strided layout. A strided view without a rule of its own is addressed by
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -231,8 +231,19 @@ def strided(source: Layout, out: Layout) -> ViewRule:
 
     The source is contiguous (see ``AliasGraph.locate``); ``ValueExecutor.call`` holds its value to that.
     """
-    layout = (list(out.size), list(out.stride), out.offset - source.offset)
-    return _scattered(aten.as_strided.default, aten.as_strided_scatter.default, *layout)
+    stride, start = list(out.stride), out.offset - source.offset
+    rule = _scattered(aten.as_strided.default, aten.as_strided_scatter.default, list(out.size), stride, start)
+    repeated = [dim for dim, step in enumerate(stride) if type(step) is int and step == 0]
+    if not repeated:
+        return rule
+    once = [1 if dim in repeated else size for dim, size in enumerate(out.size)]
+
+    def inverse(call: Call, base: LazyValue, view: Value) -> Value:
+        for dim in repeated:  # whose positions share one element, which a scatter refuses to write more than once
+            view = call(aten.slice.Tensor, view, dim, 0, 1)
+        return call(aten.as_strided_scatter.default, base(), view, once, stride, start)
+
+    return replace(rule, inverse=inverse)
 
 
 def permuted_dense(out: Layout) -> ViewRule:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import FakeTensor, is_symbolic
+from functionalize._torch import FakeTensor, is_symbolic, is_view
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     FakeFactory,
@@ -26,7 +26,7 @@ from functionalize._torch.fakes import (
 )
 from functionalize._torch.tracing import new_placeholder, recording, track
 from functionalize.call_stack import Origin
-from functionalize.errors import DataDependentError, check_remove
+from functionalize.errors import DataDependentError, UnsupportedProgramError, check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.finalize import GraphFinalizer
@@ -34,6 +34,7 @@ from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, T
 from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.python_state import reached
+from functionalize.graph_capture.tracing_errors import explained
 from functionalize.graph_capture.training import make_state, training_step
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.guards import Assumptions, Guards
@@ -240,6 +241,11 @@ class RecordingSession:
             recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
+        except RuntimeError as error:
+            known = explained(error)
+            if known is None:
+                raise
+            raise known from error
         return recorded
 
 
@@ -312,9 +318,22 @@ class CaptureSession(RecordingSession):
     def _program(self) -> Any:
         return self._func(*self._inputs.args, **self._inputs.kwargs)
 
+    def _check_answers(self, found: Recorded) -> None:
+        """Raise where the program asked an input whether it is a view: its stand-in is none."""
+        for entry in self._inputs.inputs:
+            if "being a view" not in found.asked or not isinstance(entry.value, torch.Tensor) or entry.fake is None:
+                continue
+            if is_view(entry.value) and not is_view(entry.fake):
+                raise UnsupportedProgramError(
+                    f"the program asks whether `{entry.target or entry.name}` is a view, by `_is_view` or `detach_`",
+                    why="it is one, of memory that the program does not get, and is captured on a tensor of its own",
+                    hint="use detach() instead of detach_(), pass a clone, or ask before what is captured",
+                )
+
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
+        self._check_answers(found)
         matter = bool(metadata.gradients) and not self.has_all_gradients
         assumptions = Assumptions(
             self._modes,
@@ -324,7 +343,6 @@ class CaptureSession(RecordingSession):
             [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
             sizes=size_guards(self.fake_mode.shape_env, metadata),
             gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
-            offsets_matter=found.asks_offsets,
-            leaves_matter=found.asks_leaves,
+            asked=found.asked,
         )
         return Capture(found, Guards(metadata, assumptions), inputs.state, inputs.convention, self.modes_left)

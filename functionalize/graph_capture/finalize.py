@@ -128,7 +128,8 @@ class GraphFinalizer:
         aliases = analysis.outputs(self.handles, self._results)
         made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf]
         refuse_gradients_of_made(made, () if whole else self.handles)
-        symbols = self._symbols(layouts.before, mutations, aliases, analysis.bases)
+        asserted = joint.asserted()
+        symbols = self._symbols(layouts.before, mutations, aliases, analysis.bases, asserted)
         wanted = [*results, *(GraphNumber(output) for output, _ in symbols.computed)]
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
@@ -331,6 +332,7 @@ class GraphFinalizer:
         mutations: Sequence[InputMutation],
         aliases: Sequence[OutputAlias],
         bases: Sequence[BaseResult],
+        asserted: Sequence[Any],
     ) -> SymbolSources:
         """Where a call reads the symbols that it looks up; one that no size tells becomes an output of the graph."""
         inputs = [(number, frozen_layout(layout)) for number, layout in layouts.items() if not layout.static]
@@ -341,9 +343,13 @@ class GraphFinalizer:
         ]
         outputs = [(a.result, a.layout) for a in aliases if a.result is not None and not a.layout.static]
         sources = SymbolSources(tuple(inputs), tuple(numbers), tuple(outputs))
-        nodes = [(symbol_node_of(self.tracer, s), s) for s in sources.untold(*looked_up(mutations, aliases, bases))]
+        layouts_read, numbers_read = looked_up(mutations, aliases, bases)
+        untold = sources.untold(layouts_read, [*numbers_read, *asserted])
+        nodes = [(symbol_node_of(self.tracer, symbol), symbol) for symbol in untold]
         computed = [(self.outputs.add(node, OutputKind.USER_OUTPUT), s) for node, s in nodes if node is not None]
-        return replace(sources, computed=tuple(computed))
+        sources = replace(sources, computed=tuple(computed))
+        told = sources.told if asserted else set()
+        return replace(sources, asserted=tuple(one for one in asserted if one.free_symbols <= told))
 
     def _drop_dead(self) -> None:
         """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""
@@ -380,10 +386,9 @@ class GraphFinalizer:
         self._historian.detach()
         shared = [group for group in groups.values() if len(group) > 1]
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
-        asks_offsets = self.context.asks_offsets or counts_from_storages(self.tracer.graph)
+        asked = self.context.asked | ({"storage offset"} if counts_from_storages(self.tracer.graph) else set())
         account = (self._historian, self._written, shared)
-        asks = (asks_offsets, self.context.asks_leaves)
-        return Recorded(*ended, lambda: signature_of(taken, specs), *account, *asks)
+        return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked))
 
 
 aten = torch.ops.aten

@@ -100,6 +100,15 @@ class JointTracer:
             and entry.fake.grad_fn is not self._grad_fns.get(id(entry), entry.fake.grad_fn)
         }
 
+    def asserted(self) -> list[Any]:
+        """What was taken for granted of symbols that only the data tell."""
+        environment = self._fake_mode.shape_env
+        if environment is None or not environment.deferred_runtime_asserts:
+            return []
+        from functionalize._torch.symbols import asserted  # here: loads sympy
+
+        return list(asserted(environment))
+
     def wanted(
         self,
         inputs: Sequence[TracedInput],

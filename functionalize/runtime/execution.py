@@ -25,7 +25,7 @@ from functionalize.aliasing.strided_layout import (
     with_lazy_bits,
     with_own_bits,
 )
-from functionalize.errors import DataDependentError
+from functionalize.errors import DataDependentError, UnsupportedMutationError
 from functionalize.runtime.autograd import InMemory, Orders, Undifferentiable, called, differentiable_call
 from functionalize.runtime.metadata import (
     AliasKind,
@@ -69,16 +69,16 @@ def compute(
     given = dict(zip(positions, results, strict=True))
     if torch.is_grad_enabled() and not metadata.gradients:
         given = _known_to_autograd(metadata, given, None, inputs)
-    return _computed(metadata, given, {})
+    return _computed(metadata, inputs, given, {})
 
 
-def checked(metadata: ProgramMetadata, results: Sequence[Any]) -> Computed:
+def checked(metadata: ProgramMetadata, inputs: Sequence[Any], results: Sequence[Any]) -> Computed:
     """What a graph gave that gives all results.
 
     Raises:
         DataDependentError: the data gave one of them another size.
     """
-    return _computed(metadata, dict(enumerate(results)), {})
+    return _computed(metadata, inputs, dict(enumerate(results)), {})
 
 
 def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None:
@@ -94,7 +94,7 @@ def compute_differentiably(metadata: ProgramMetadata, orders: Orders, inputs: Se
     outputs = differentiable_call(orders, [inputs[number] for number in metadata.taken])
     results = dict(zip(orders.first.joint.results, outputs, strict=False))
     further = dict(zip(orders.first.joint.bases, outputs[len(results) :], strict=True))
-    return _computed(metadata, results, further)
+    return _computed(metadata, inputs, results, further)
 
 
 def compute_undifferentiably(
@@ -103,13 +103,13 @@ def compute_undifferentiably(
     """What a graph gives; the reason why it has no backward is raised by those who ask for gradients.
 
     Raises:
-        Exception: the reason, where the program writes to an input through which gradients flow.
+        UnsupportedMutationError: the reason, where autograd must know of the writes to inputs, and cannot be told.
     """
-    if any(mutation.differentiable for mutation in metadata.mutations):
+    if isinstance(reason, UnsupportedMutationError) and any(m.differentiable for m in metadata.mutations):
         raise reason
     with torch.no_grad():
         results, _ = compute(metadata, function, inputs)
-    return _computed(metadata, _known_to_autograd(metadata, dict(enumerate(results)), reason, inputs), {})
+    return _computed(metadata, inputs, _known_to_autograd(metadata, dict(enumerate(results)), reason, inputs), {})
 
 
 def _known_to_autograd(
@@ -122,6 +122,7 @@ def _known_to_autograd(
     described: list[OutputAlias | BaseResult] = [*metadata.bases]
     described += [alias for alias in metadata.outputs if alias.kind is AliasKind.RESULT or alias.own_gradient]
     found = {one.result for one in described if one.requires_grad and one.result is not None}
+    found |= {write.result for m in metadata.mutations if m.differentiable for write in m.writes}
     positions = sorted(position for position in found if given.get(position) is not None)
     if not positions:
         return given
@@ -135,26 +136,31 @@ def _known_to_autograd(
     return given | dict(zip(positions, known, strict=True))
 
 
-def _computed(metadata: ProgramMetadata, given: dict[int, Any], further: dict[int, Any]) -> Computed:
+def _computed(
+    metadata: ProgramMetadata, inputs: Sequence[Any], given: dict[int, Any], further: dict[int, Any]
+) -> Computed:
     """Results, by position, with the values of bases; ``further``: of bases that are no results.
 
-    Raises where the data gave a result another size than tracing took for granted (a broadcast asks for one).
+    Raises where the data gave a size that tracing took for another (a broadcast asks for one).
     """
     results = [given.get(position) for position in range(metadata.graph.outputs)]
-    for position, expected in metadata.sized_outputs:
-        value = results[position]
-        if value is None or value.layout is not torch.strided:
-            continue
-        size = value.size()
-        if size != expected:
-            raise DataDependentError(
-                f"the data give a result of size {tuple(size)}, not {expected}",
-                why="a size that only the data tell was met with a number: tracing takes the two for equal, eager may "
-                "broadcast",
-                hint="say what is known of the size before (torch._check), or expand what has one element by itself",
-            )
+    if metadata.symbols.asserted:
+        _check_asserted(metadata, inputs, results)
     bases = [further.get(n) if base.result is None else results[base.result] for n, base in enumerate(metadata.bases)]
     return results, bases
+
+
+def _check_asserted(metadata: ProgramMetadata, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Raise where the data gave sizes that operators of the program do not take."""
+    bindings = metadata.symbols.bind(inputs, results)
+    for condition in metadata.symbols.asserted:
+        if not bindings.holds(condition):
+            raise DataDependentError(
+                f"the data give sizes ({bindings}) for which {condition} does not hold",
+                why="an operator of the program takes only such sizes, or was captured for them alone: where a size "
+                "that only the data tell met a number, tracing took the two for equal, and eager may broadcast",
+                hint="say what is known of the size before (torch._check), or expand what has one element by itself",
+            )
 
 
 def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed) -> list[Any]:

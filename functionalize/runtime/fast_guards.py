@@ -19,7 +19,7 @@ from functionalize._torch import storage_address
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
-from functionalize.runtime.guards import Guards
+from functionalize.runtime.guards import ASKED_PROPERTIES, Guards
 from functionalize.runtime.settings import SettingsCheck, cell_content
 
 # Modes that torch's own check leaves out. They are to be off.
@@ -175,14 +175,14 @@ class _RareChecks:
         """Whether there is nothing to compare."""
         guards = self._guards
         own = self._gradients or self._dynamic
-        return not (own or guards.offsets or guards.leaves or guards.had_gradient or guards.metadata.side_effects)
+        return not (own or guards.asked or guards.leaves or guards.had_gradient or guards.metadata.side_effects)
 
     def differ(self, arguments: CallArguments, values: Sequence[Any]) -> bool:
         """Whether it may be another call by these."""
         guards = self._guards
         if self._dynamic and self._sizes(values) != self._known_sizes:
             return True
-        if any(values[number].storage_offset() != offset for number, offset in guards.offsets.items()):
+        if any(ASKED_PROPERTIES[name](values[number]) != answer for (number, name), answer in guards.asked.items()):
             return True
         if any(values[number].is_leaf != leaf for number, leaf in guards.leaves.items() if values[number] is not None):
             return True

@@ -9,14 +9,14 @@ for one, or where inputs share memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import FakeTensor, storage_key
+from functionalize._torch import FakeTensor, is_view, storage_key
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
 from functionalize.runtime.call_arguments import CallArguments, InputSources
@@ -68,6 +68,12 @@ TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "negative bit": torch.is_neg,
     REQUIRES_GRAD: attrgetter("requires_grad"),
 }
+# What few programs ask: it matters to those alone.
+ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "storage offset": torch.Tensor.storage_offset,
+    "being a view": is_view,
+}
+LEAF = "is_leaf"
 _PROPERTIES = tuple(TENSOR_PROPERTIES)
 _READ = tuple(TENSOR_PROPERTIES.values())
 _SIZE, _STRIDES = _PROPERTIES.index("size"), _PROPERTIES.index("strides")
@@ -84,8 +90,7 @@ class Assumptions:
     values: Sequence[Any]  # of the inputs
     sizes: SizeGuards | None
     gradients_matter: bool  # whether it matters which of the inputs have a gradient
-    offsets_matter: bool  # whether the program asked where in their storages tensors lie
-    leaves_matter: bool  # whether it asked which tensors are leaves
+    asked: Set[str]  # what the program asked tensors, of `ASKED_PROPERTIES` and `LEAF`
 
 
 class Guards:
@@ -108,12 +113,13 @@ class Guards:
         self.leaves = {
             number: value.is_leaf
             for number, value in enumerate(values)
-            if (found.leaves_matter or number in written) and isinstance(value, torch.Tensor)
+            if (LEAF in found.asked or number in written) and isinstance(value, torch.Tensor)
         }
-        self.offsets = {
-            number: value.storage_offset()
+        self.asked = {
+            (number, name): ASKED_PROPERTIES[name](value)
+            for name in sorted(found.asked & ASKED_PROPERTIES.keys())
             for number, value in enumerate(values)
-            if found.offsets_matter and isinstance(value, torch.Tensor) and value.layout is torch.strided
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided
         }
         self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)
@@ -137,8 +143,8 @@ class Guards:
             if look is not None and entry.gradient_of is None:
                 yield from (Guard(entry.label, *pair) for pair in zip(_PROPERTIES, look, strict=True))
         labels = [entry.label for entry in self.inputs]
-        yield from (Guard(labels[number], "storage offset", offset) for number, offset in self.offsets.items())
-        yield from (Guard(labels[number], "is_leaf", leaf) for number, leaf in self.leaves.items())
+        yield from (Guard(labels[number], name, answer) for (number, name), answer in self.asked.items())
+        yield from (Guard(labels[number], LEAF, leaf) for number, leaf in self.leaves.items())
         yield from (Guard(labels[number], "has a gradient", had) for number, had in self.had_gradient.items())
         shared = [(number, entry) for number, entry in enumerate(self.aliasing) if isinstance(entry, tuple)]
         yield from (Guard(labels[n], f"shares memory with {labels[entry[0]]}", entry[1:]) for n, entry in shared)
@@ -203,9 +209,10 @@ class Guards:
             for name, one, other in zip(_PROPERTIES, now, before, strict=True):
                 if one != other and name != REQUIRES_GRAD and (entry.gradient_of is None or name != "strides"):
                     _refuse(f"the {name} of {entry.label}", one, other)
-        for number, before in self.offsets.items():
-            if values[number].storage_offset() != before:
-                _refuse(f"the storage offset of {self.inputs[number].label}", values[number].storage_offset(), before)
+        for (number, name), before in self.asked.items():
+            answer = ASKED_PROPERTIES[name](values[number])
+            if answer != before:
+                _refuse(f"the {name} of {self.inputs[number].label}", answer, before)
 
     def agree(self, numbers: Sequence[int], values: Sequence[Any]) -> bool:
         """Whether some inputs look as they did."""

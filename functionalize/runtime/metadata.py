@@ -50,6 +50,7 @@ class SymbolSources:
     numbers: tuple[tuple[int, Any], ...] = ()
     outputs: tuple[tuple[int, Layout], ...] = ()
     computed: tuple[tuple[int, Any], ...] = ()  # outputs of the graph that are symbols, which no size tells
+    asserted: tuple[Any, ...] = ()  # conditions on symbols, which a call must meet
 
     def bind(self, inputs: Sequence[Any], results: Sequence[Any]) -> SymbolBindings:
         """The bindings of one call, from its inputs and the results of its graph."""
@@ -72,7 +73,7 @@ class SymbolSources:
         """The symbols that a call learns."""
         known: set[Any] = set()
         sizes = [size for _, layout in (*self.inputs, *self.outputs) for size in layout.size if type(size) is not int]
-        for expression in [*(number for _, number in self.numbers), *sizes]:
+        for expression in [*(number for _, number in (*self.numbers, *self.computed)), *sizes]:
             unknown = expression.free_symbols - known
             if len(unknown) == 1 and _slope(expression, *unknown):
                 known |= unknown
@@ -116,6 +117,13 @@ class SymbolBindings:
             return size
         value = size.xreplace(self._known)
         return int(value) if type(value) is int or value.is_number else size
+
+    def holds(self, condition: Any) -> bool:
+        """Whether a condition may hold: where some symbol of it is not known, it may."""
+        return str(condition.xreplace(self._known)) != "False"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{symbol} = {number}" for symbol, number in self._known.items())
 
     def layout(self, layout: Layout) -> Layout:
         """A layout in this call."""
@@ -308,8 +316,3 @@ class ProgramMetadata:
     def moves_storages(self) -> bool:
         """Whether inputs leave their storages, or memory of these is written that they do not show."""
         return any(mutation.metadata or mutation.layout is not None for mutation in self.mutations)
-
-    @cached_property
-    def sized_outputs(self) -> list[tuple[int, tuple[Any, ...]]]:
-        """Outputs of the graph whose sizes were known at the capture, with these."""
-        return [(a.result, a.layout.size) for a in self.outputs if a.result is not None and a.layout.static]

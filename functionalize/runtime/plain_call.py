@@ -65,7 +65,13 @@ class Plain:
     def _returned(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[int]:
         """Which of the graph's results the program returns, as they are; none where it does more."""
         metadata = self.metadata
-        others = (metadata.bases, metadata.gradients, metadata.side_effects, metadata.requiring)
+        others = (
+            metadata.bases,
+            metadata.gradients,
+            metadata.side_effects,
+            metadata.requiring,
+            metadata.symbols.asserted,
+        )
         if any(others) or metadata.graph.keeps_workspaces or not all(map(_is_plain, metadata.mutations)):
             return []
         outputs = [metadata.outputs[one.number] for one in metadata.results if isinstance(one, TensorRef)]

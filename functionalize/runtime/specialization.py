@@ -69,8 +69,7 @@ class Recorded:
     historian: Historian
     written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
     shared: list[list[str]]  # names of graph inputs that share a storage
-    asks_offsets: bool  # whether the program asked where in their storages tensors lie
-    asks_leaves: bool  # whether it asked which tensors are leaves
+    asked: frozenset[str]  # what the program asked tensors, in the words of `Guards`
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +139,7 @@ class Specialization:
         """Have the next calls take the short way, if there is one. ``results``, ``leaves``: of this call."""
 
         def otherwise(inputs: list[Any], results: Sequence[Any]) -> Any:
-            return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, results)))
+            return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, inputs, results)))
 
         function, writes = self._function
         made = Plain(self.metadata, self.capture.convention, function, writes, self._assemble, otherwise)
@@ -200,7 +199,8 @@ class Specialization:
         It does in the memory of inputs that are written back anyway, where there are such.
         """
         graph, root, disjoint = self.recorded.graph, self.recorded.root, self.guards.inputs_are_disjoint
-        in_place = reinplace(graph, root, self.metadata) if disjoint else None
+        free = disjoint and not self.metadata.symbols.asserted  # a call that is refused has written nothing
+        in_place = reinplace(graph, root, self.metadata) if free else None
         if in_place is not None:
             return executable(in_place.graph, root, writes=True).forward, True
         return executable(graph, root).forward, False

@@ -56,8 +56,7 @@ class FunctionalizationContext:
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.hooked: list[Any] = []  # functions of autograd, and leaves, whose gradients the program changes by hooks
-        self.asks_offsets = False  # whether the program asked where in their storages tensors lie
-        self.asks_leaves = False  # whether it asked which tensors are leaves
+        self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 

@@ -24,6 +24,7 @@ from functionalize._torch import (
     current_proxy_mode,
     enable_python_dispatcher,
     has_symbol,
+    is_view,
     mode_stack,
     on_handles,
     pytree,
@@ -314,13 +315,15 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stub
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
 _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-_ASK_OFFSETS: frozenset[Any] = frozenset(
-    getattr(torch.Tensor, name)
-    for name in ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
-) | {torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA}
+_OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
+_ASKS: dict[Any, str] = {  # what a program asks by them
+    **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), "storage offset"),
+    **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), "storage offset"),
+    **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), "is_leaf"),
+    **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), "being a view"),
+}
 _HOOK: Any = torch.Tensor.register_hook
-_ASK_LEAVES: frozenset[Any] = frozenset(getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn"))
-_UNDISPATCHED = _ASK_OFFSETS | _ASK_LEAVES | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
+_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -354,10 +357,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in _ASK_OFFSETS:
-            self._context.asks_offsets = True
-        if func in _ASK_LEAVES:
-            self._context.asks_leaves = True
+        if func in _ASKS:
+            self._context.asked.add(_ASKS[func])
         if func in _BACKWARD:
             return self._context.differentiate(func, args, kwargs)
         if func is _HOOK:

@@ -181,7 +181,8 @@ def _overlapping(call: WritingCall) -> Any:
     if in_order:
         return _by_slices(call)
     expanded = next(filter(repeats, targets), None)
-    if expanded is not None and call.func.overloadpacket not in _ALIKE_EVERYWHERE:
+    alike = call.func.overloadpacket in _ALIKE_EVERYWHERE or _puts_one_number(call)
+    if expanded is not None and not alike:
         raise _shared_elements(call.func, expanded)
     return NotImplemented
 
@@ -322,9 +323,30 @@ def _masked_fill(call: WritingCall) -> bool:
     return True
 
 
+def _puts_one_number(call: WritingCall) -> bool:
+    """Whether all elements that are written get the same number."""
+    if call.func is not aten.index_put_.default or call.argument("accumulate"):
+        return False
+    numel = call.argument("values").numel()
+    return type(numel) is int and numel == 1
+
+
+def _index_put(call: WritingCall) -> bool:
+    """One number for all: a mask says where, as above."""
+    context, (target, indices) = call.context, call.args[:2]
+    if not repeats(target) or not _puts_one_number(call):
+        return False
+    with context.enter():
+        mask = torch.zeros(target.size(), dtype=torch.bool, device=target.device)
+        mask = aten.index_put.default(mask, indices, torch.ones((), dtype=torch.bool, device=target.device))
+        number = call.argument("values").reshape(())
+    return _masked_fill(dataclasses.replace(call, args=[target, mask, number], kwargs={}))
+
+
 _SPECIAL: dict[Any, Callable[[WritingCall], bool]] = {
     aten.copy_.default: _copy,
     aten.fill_.Scalar: _fill,
+    aten.index_put_.default: _index_put,
     aten.masked_fill_.Scalar: _masked_fill,
     aten.masked_fill_.Tensor: _masked_fill,
     aten.zero_.default: _fill,
