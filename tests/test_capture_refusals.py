@@ -69,6 +69,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: X,
         "the module `inner` is a ScriptModule",
     ),
+    "where memory is": (lambda: lambda x: x + (x.data_ptr() > 0), lambda: X, "asks where in memory a tensor lies"),
+    "an array": (lambda: lambda x: x + int(x.numpy().sum()), lambda: X, "makes a NumPy array of a tensor"),
+    "a backward that goes further": (
+        lambda: lambda x: x.sum().backward(),
+        lambda: torch.ones(3, requires_grad=True) * 2,
+        "runs a backward through how its inputs were computed",
+    ),
+    "a hook that stays": (
+        lambda: lambda x: x.register_hook(lambda gradient: gradient * 2) and x * 2,
+        lambda: torch.ones(3, requires_grad=True),
+        "registers a hook on the gradient of `x`",
+    ),
+    "being a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "asks whether `x` is a view"),
 }
 
 

@@ -347,3 +347,28 @@ def test_a_product_of_views_is_that_of_eager_with_views_removed() -> None:
         got = program(*inputs)
         assert_same(run(*inputs), got)
         assert got[1].data_ptr() == inputs[0].data_ptr()
+
+
+def test_a_hook_that_came_later_is_noticed_where_the_program_computes_gradients() -> None:
+    layer = torch.nn.Linear(2, 1)
+
+    def step(x: Tensor) -> None:
+        layer.zero_grad()
+        layer(x).sum().backward()
+
+    program = capture(step, (torch.ones(3, 2),))
+    program(torch.ones(3, 2))
+    handle = layer.weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(InputMismatchError, match=r"hooks on its gradient of the state .*weight.* is True"):
+        program(torch.ones(3, 2))
+    handle.remove()
+    program(torch.ones(3, 2))
+    assert_same(torch.full((1, 2), 3.0), layer.weight.grad)
+
+
+def test_whether_an_input_is_a_view_is_a_guard_where_the_program_asks() -> None:
+    program = capture(lambda x: x + int(x._is_view()), (torch.ones(2),))
+    assert_same(torch.ones(2), program(torch.ones(2)))
+    with pytest.raises(InputMismatchError, match="being a view of the input `x` is True"):
+        program(torch.ones(3)[1:])
+    assert_same(torch.full((2,), 2.0), capture(lambda x: x * 2, (torch.ones(2),))(torch.ones(3)[1:]))

@@ -23,6 +23,7 @@ SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Whether a tensor's place is written in symbols. Private, but one question in C++ where sizes and strides are many.
 is_symbolic: Callable[[torch.Tensor], bool] = attrgetter("_has_symbolic_sizes_strides")
 is_view = torch.Tensor._is_view  # whether autograd knows a tensor as a view of another
+_hooks = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 is_zero_tensor = torch.Tensor._is_zerotensor  # whether a tensor is zeros without memory: gradients in forward mode
 
 # The containers in which a module holds its state, no copies: entries are put in, and taken out, behind its back.
@@ -52,6 +53,19 @@ def storage_key(tensor: torch.Tensor) -> int:
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
 
+
+def has_gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Whether something of Python's runs when a tensor's gradient is computed."""
+    return any(_hooks(tensor))
+
+
+# What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
+OFFSET, VIEW, HOOKS, LEAF = "storage offset", "being a view", "having hooks on its gradient", "is_leaf"
+ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
+    OFFSET: torch.Tensor.storage_offset,
+    VIEW: is_view,
+    HOOKS: has_gradient_hooks,
+}
 
 # The identity of a tensor's storage, as above, of tensors that have one.
 storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]

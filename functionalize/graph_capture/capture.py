@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import FakeTensor, is_symbolic, is_view
+from functionalize._torch import ASKED_PROPERTIES, FakeTensor, has_gradient_hooks, is_symbolic
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     FakeFactory,
@@ -26,7 +26,7 @@ from functionalize._torch.fakes import (
 )
 from functionalize._torch.tracing import new_placeholder, recording, track
 from functionalize.call_stack import Origin
-from functionalize.errors import DataDependentError, UnsupportedProgramError, check_remove
+from functionalize.errors import DataDependentError, check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.finalize import GraphFinalizer
@@ -34,7 +34,7 @@ from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, T
 from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.python_state import reached
-from functionalize.graph_capture.tracing_errors import explained
+from functionalize.graph_capture.tracing_errors import OTHERWISE, explained, hooked, otherwise
 from functionalize.graph_capture.training import make_state, training_step
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.guards import Assumptions, Guards
@@ -318,22 +318,20 @@ class CaptureSession(RecordingSession):
     def _program(self) -> Any:
         return self._func(*self._inputs.args, **self._inputs.kwargs)
 
-    def _check_answers(self, found: Recorded) -> None:
-        """Raise where the program asked an input whether it is a view: its stand-in is none."""
+    def _check_stand_ins(self, found: Recorded) -> None:
+        """Raise where the program asked of an input what its stand-in says otherwise, or left a hook on it."""
         for entry in self._inputs.inputs:
-            if "being a view" not in found.asked or not isinstance(entry.value, torch.Tensor) or entry.fake is None:
-                continue
-            if is_view(entry.value) and not is_view(entry.fake):
-                raise UnsupportedProgramError(
-                    f"the program asks whether `{entry.target or entry.name}` is a view, by `_is_view` or `detach_`",
-                    why="it is one, of memory that the program does not get, and is captured on a tensor of its own",
-                    hint="use detach() instead of detach_(), pass a clone, or ask before what is captured",
-                )
+            if isinstance(entry.value, torch.Tensor) and entry.fake is not None:
+                for name in sorted(found.asked & OTHERWISE.keys()):
+                    if ASKED_PROPERTIES[name](entry.value) and not ASKED_PROPERTIES[name](entry.fake):
+                        raise otherwise(name, entry.target or entry.name)
+                if has_gradient_hooks(entry.fake):
+                    raise hooked(entry.target or entry.name)
 
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
-        self._check_answers(found)
+        self._check_stand_ins(found)
         matter = bool(metadata.gradients) and not self.has_all_gradients
         assumptions = Assumptions(
             self._modes,

@@ -14,7 +14,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 from torch.fx import Graph, Node
 
-from functionalize._torch import pytree, storage_key, unwrap_functorch
+from functionalize._torch import OFFSET, pytree, storage_key, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, symbol_node_of, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
@@ -386,7 +386,7 @@ class GraphFinalizer:
         self._historian.detach()
         shared = [group for group in groups.values() if len(group) > 1]
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
-        asked = self.context.asked | ({"storage offset"} if counts_from_storages(self.tracer.graph) else set())
+        asked = self.context.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
         account = (self._historian, self._written, shared)
         return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked))
 

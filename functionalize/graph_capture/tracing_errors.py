@@ -1,12 +1,13 @@
-"""Errors that torch raises since tensors are fake while a program is captured, in words that say what to do.
+"""What cannot be captured since the program runs on fake tensors in the places of its inputs, and what to do then.
 
-Limits: known by their text, written against torch 2.13 and 2.15; another one goes on to the caller as it is.
+Limits: errors of torch's are known by their text, written against 2.13 and 2.15; another goes on as it is.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from functionalize._torch import HOOKS, VIEW
 from functionalize.call_stack import decisive_line
 from functionalize.errors import UnsupportedProgramError
 
@@ -49,3 +50,40 @@ def explained(error: Exception) -> UnsupportedProgramError | None:
         if isinstance(error, RuntimeError) and known.text in str(error):
             return UnsupportedProgramError(known.what, why=known.why, hint=known.hint, at=decisive_line(error))
     return None
+
+
+class _Otherwise(NamedTuple):
+    """What a program asks of an input, where a fake tensor says otherwise."""
+
+    what: str
+    why: str
+    hint: str
+
+
+OTHERWISE = {
+    VIEW: _Otherwise(
+        "the program asks whether `{}` is a view, by `_is_view` or `detach_`",
+        "it is one, of memory that the program does not get, and is captured on a tensor of its own",
+        "use detach() instead of detach_(), pass a clone, or ask before what is captured",
+    ),
+    HOOKS: _Otherwise(
+        "the program computes gradients, and `{}` has hooks on its own",
+        "a capture computes them by fake tensors, which have no hooks, and a graph could not call what they do",
+        "remove the hooks and do in the program what they do, or leave the backward out of what is captured",
+    ),
+}
+
+
+def otherwise(name: str, label: str) -> UnsupportedProgramError:
+    """The error for one of these; ``label``: what the input is called."""
+    found = OTHERWISE[name]
+    return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint)
+
+
+def hooked(label: str) -> UnsupportedProgramError:
+    """The error for a hook that the program leaves on an input."""
+    return UnsupportedProgramError(
+        f"the program registers a hook on the gradient of `{label}`, and leaves it there",
+        why="each call would have to register it on its own input, and what the hook refers to is the capture's",
+        hint="register it once before what is captured, or remove it inside again (`handle.remove()`)",
+    )

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import storage_address
+from functionalize._torch import ASKED_PROPERTIES, storage_address
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
-from functionalize.runtime.guards import ASKED_PROPERTIES, Guards
+from functionalize.runtime.guards import Guards
 from functionalize.runtime.settings import SettingsCheck, cell_content
 
 # Modes that torch's own check leaves out. They are to be off.

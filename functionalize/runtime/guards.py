@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import FakeTensor, is_view, storage_key
+from functionalize._torch import ASKED_PROPERTIES, LEAF, FakeTensor, storage_key
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
 from functionalize.runtime.call_arguments import CallArguments, InputSources
@@ -68,12 +68,6 @@ TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "negative bit": torch.is_neg,
     REQUIRES_GRAD: attrgetter("requires_grad"),
 }
-# What few programs ask: it matters to those alone.
-ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
-    "storage offset": torch.Tensor.storage_offset,
-    "being a view": is_view,
-}
-LEAF = "is_leaf"
 _PROPERTIES = tuple(TENSOR_PROPERTIES)
 _READ = tuple(TENSOR_PROPERTIES.values())
 _SIZE, _STRIDES = _PROPERTIES.index("size"), _PROPERTIES.index("strides")
@@ -120,6 +114,7 @@ class Guards:
             for name in sorted(found.asked & ASKED_PROPERTIES.keys())
             for number, value in enumerate(values)
             if isinstance(value, torch.Tensor) and value.layout is torch.strided
+            if self.inputs[number].gradient_of is None
         }
         self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)

@@ -13,7 +13,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import (
+    HOOKS,
+    LEAF,
+    OFFSET,
     PLAIN_TYPES,
+    VIEW,
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
@@ -317,10 +321,10 @@ _DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
 _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 _OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
 _ASKS: dict[Any, str] = {  # what a program asks by them
-    **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), "storage offset"),
-    **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), "storage offset"),
-    **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), "is_leaf"),
-    **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), "being a view"),
+    **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), OFFSET),
+    **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), OFFSET),
+    **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), LEAF),
+    **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), VIEW),
 }
 _HOOK: Any = torch.Tensor.register_hook
 _UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
@@ -360,6 +364,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in _ASKS:
             self._context.asked.add(_ASKS[func])
         if func in _BACKWARD:
+            self._context.asked.add(HOOKS)
             return self._context.differentiate(func, args, kwargs)
         if func is _HOOK:
             self._context.hooked.append(args[0].grad_fn or args[0])
