@@ -39,7 +39,7 @@ class CheckpointRegions:
             return
         found = checkpoint_frame()
         if found is None:
-            if is_random(node) and in_reentrant_checkpoint():
+            if in_reentrant_checkpoint() and is_random(node):
                 raise UnsupportedMutationError(
                     f"{node.target} in a checkpointed region with use_reentrant=True",
                     why="the region runs again in the backward, and would draw other random numbers there",

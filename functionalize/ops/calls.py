@@ -36,9 +36,13 @@ def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     >>> draws(dropout, (torch.ones(2), 0.5, True), {}), draws(dropout, (torch.ones(2), 0.5, False), {})
     (True, False)
     """
+    switches = _switches(op)
+    return switches is not None and all(argument(op, name, args, kwargs) != _DRAWS_NOTHING[name] for name in switches)
+
+
+@functools.cache
+def _switches(op: Any) -> list[str] | None:
+    """Of an op that draws random numbers the arguments by which a call may draw none; None of others."""
     if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
-        return False
-    known = declared(op)
-    return not any(
-        name in known and argument(op, name, args, kwargs) == value for name, value in _DRAWS_NOTHING.items()
-    )
+        return None
+    return [name for name in _DRAWS_NOTHING if name in declared(op)]

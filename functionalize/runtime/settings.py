@@ -7,13 +7,14 @@ neither modules, containers nor plain objects with attributes are compared by id
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from functionalize.runtime.state_walk import OPAQUE, unchanged
+from functionalize.runtime.state_walk import OPAQUE, joined, unchanged
 
 _VALUES: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, torch.Size),
@@ -51,14 +52,21 @@ class _Content:
         return f"{self.kind.__name__}({items})"
 
 
+_PLAIN = frozenset(_VALUES)
+_NOTHING = {kind: _Content(kind, (), ()) for kind in (OrderedDict, dict, list)}  # what empty containers hold
+
+
 def frozen(value: Any, memo: dict[int, Any], depth: int = _DEPTH) -> Any:
     """What a value is, so that it can be compared later: containers by their content.
 
     ``memo``: of containers that were met before, by identity; they must outlive it.
     """
-    if isinstance(value, _VALUES):
+    kind = type(value)
+    if kind in _PLAIN or issubclass(kind, _VALUES):
         return value
-    if depth == 0 or isinstance(value, _NOT_ENTERED) or callable(value):
+    if kind in _NOTHING and not value:  # the hooks of most modules
+        return _NOTHING[kind]
+    if depth == 0 or issubclass(kind, _NOT_ENTERED) or callable(value):
         return _Identity(None if isinstance(value, torch.Tensor) else value)
     known = memo.get(id(value))
     if known is None:
@@ -100,15 +108,20 @@ def same(now: Any, before: Any) -> bool:
     return bool(now == before) if type(now) not in (float, complex) else repr(now) == repr(before)  # NaN, -0.0
 
 
-@dataclass(frozen=True, eq=False)
-class Setting:
+class Setting(NamedTuple):
     """One value: what messages call it, where it is, and what it was."""
 
-    path: str
+    owner: str  # the path of the module whose attribute it is; empty of others
+    name: str
     container: Any  # a dict, a list, or the cell of a variable that a function closes over
     key: Any
     value: Any
     content: Any  # the value, frozen
+
+    @property
+    def path(self) -> str:
+        """What messages call it."""
+        return joined(self.owner, self.name)
 
 
 def cell_content(cell: types.CellType) -> Any:
@@ -141,14 +154,17 @@ class Settings:
         if (id(container), key) not in self._seen:
             self._seen.add((id(container), key))
             value = self.read(container, key)
-            self.found.append(Setting(path, container, key, value, frozen(value, self._memo)))
+            self.found.append(Setting("", path, container, key, value, frozen(value, self._memo)))
 
     def add_module(self, module: torch.nn.Module, path: str, entered: Container[int]) -> None:
         """What a module decides by: whether it trains, its hooks, its attributes but for the ``entered`` ones."""
-        content = module.__dict__
+        content, memo = module.__dict__, self._memo
         for name, value in content.items():
-            if name not in _OF_MODULES and id(value) not in entered and not isinstance(value, torch.Tensor):
-                self.add(f"{path}.{name}" if path else name, content, name)
+            if name in _OF_MODULES:
+                continue
+            if type(value) in _PLAIN or not (id(value) in entered or issubclass(type(value), torch.Tensor)):
+                self._seen.add((id(content), name))
+                self.found.append(Setting(path, name, content, name, value, frozen(value, memo)))
 
     def without(self, changed: Container[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
@@ -173,7 +189,7 @@ class Settings:
 
 
 def _has_grown(value: Any, content: Any) -> bool:
-    if not isinstance(value, (list, dict)) or len(value) <= len(content.items):
+    if not issubclass(type(value), (list, dict)) or len(value) <= len(content.items):
         return False
     keys, items = _parts(value)
     first = [frozen(item, {}) for item in items[: len(content.items)]]

@@ -222,15 +222,15 @@ def holds_tensors(value: Any, known: dict[int, bool], depth: int = _STEPS) -> bo
     kind = type(value)
     if kind in _PLAIN:
         return False
-    if kind in TENSOR_TYPES or isinstance(value, torch.Tensor):
+    if kind in TENSOR_TYPES or issubclass(kind, torch.Tensor):
         return True
-    if depth == 0 or isinstance(value, _NOT_ENTERED):
+    if depth == 0 or issubclass(kind, _NOT_ENTERED):
         return False
-    if kind is tuple or kind is list or isinstance(value, (tuple, list)):
+    if kind is tuple or kind is list or issubclass(kind, (tuple, list)):
         return not _PLAIN.issuperset(map(type, value)) and any(holds_tensors(item, known, depth - 1) for item in value)
     found = known.get(id(value)) if depth == _STEPS else None
     if found is None:
-        items = value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values()
+        items = value.values() if issubclass(kind, Mapping) else getattr(value, "__dict__", {}).values()
         found = any(holds_tensors(item, known, depth - 1) for item in list(items))
         if depth == _STEPS:  # a configuration that many modules share
             known[id(value)] = found
