@@ -519,3 +519,30 @@ def test_a_view_that_autograd_accepts_no_more_is_refused() -> None:
 
     with pytest.raises(UnsupportedMutationError, match=r"accepts no more(?s:.*)clone"):
         capture(run, (torch.ones(3),))
+
+
+def test_a_view_that_is_saved_survives_what_the_call_does_to_its_input() -> None:
+    weight = torch.ones(2, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        x.as_strided_((2,), (2,), 1)
+        return x * weight
+
+    program = capture(run, (torch.arange(4.0),), remove="mutations")
+    for _ in range(2):
+        program(torch.arange(4.0)).sum().backward()
+        torch.testing.assert_close(weight.grad, torch.tensor([1.0, 3.0]))
+        weight.grad = None
+
+
+def test_a_write_without_a_backward_raises_when_a_gradient_is_asked_for() -> None:
+    def run(x: Tensor) -> None:
+        x.cumprod_(0)
+        x[0] = 2  # eager, too, has no gradient for the line above from here on
+
+    leaf = torch.full((3,), 2.0, requires_grad=True)
+    x = leaf * 1
+    capture(run, (leaf * 1,))(x)
+    torch.testing.assert_close(x.detach(), torch.tensor([2.0, 4, 8]))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        x.sum().backward()

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from functionalize._torch import storage_key
 from functionalize._torch.autograd import SavedTensor, keeps_graph, make_saved_tensor, without_autocast
 from functionalize._torch.dispatch import any_autocast
 from functionalize.aliasing.geometry import Layout
@@ -104,6 +105,14 @@ class ForwardCall:
     def copied(self) -> frozenset[int]:
         """The inputs that the call is about to write, and that are needed afterwards as they were."""
         return self.joint.at_risk.intersection(self.read.union(self.saved))
+
+    def safe(self, saved: list[Any], inputs: Sequence[Any]) -> list[Any]:
+        """What is saved, where it is a view of an input that the call is about to write, as a copy."""
+        at_risk = {storage_key(inputs[n]) for n in self.joint.at_risk if isinstance(inputs[n], torch.Tensor)}
+        if not at_risk:
+            return saved
+        tensors = [isinstance(value, torch.Tensor) and storage_key(value) in at_risk for value in saved]
+        return [value.clone() if risky else value for value, risky in zip(saved, tensors, strict=True)]
 
     def _inputs_among(self, sources: Sequence[int]) -> frozenset[int]:
         known = functools.reduce(operator.or_, sources, 0)
@@ -226,7 +235,7 @@ class CapturedFunction(torch.autograd.Function):
         with derivation.random.again() if derivation.order > 1 else contextlib.nullcontext():
             results = call.run(inputs)
         values = [*(derivation.copies.get(number, value) for number, value in enumerate(inputs)), *results]
-        saved = [values[position] for position in call.saved]
+        saved = call.safe([values[position] for position in call.saved], inputs)
         ctx.call, ctx.plain = call, [_TENSOR if isinstance(value, torch.Tensor) else value for value in saved]
         ctx.save_for_backward(*[value for value in saved if isinstance(value, torch.Tensor)])
         derivation.hold(inputs)
