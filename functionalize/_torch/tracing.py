@@ -83,11 +83,15 @@ class _NodeEntry(_ProxyTensor):
     """An entry for a node, made when somebody asks for it unless it is there; its proxy is made when torch asks."""
 
     def __init__(self, given: Node | Callable[[], Node], tracer: Any) -> None:
-        self._given, self._tracer, self.constant = given, tracer, None
+        self._tracer, self.constant = tracer, None
+        if isinstance(given, Node):
+            self.__dict__["node"] = given  # as if it were made already
+        else:
+            self._given = given
 
     @cached_property
     def node(self) -> Node:
-        return self._given if isinstance(self._given, Node) else self._given()
+        return self._given()
 
     @cached_property
     def proxy(self) -> Proxy:  # type: ignore[override]
@@ -110,12 +114,17 @@ def name_for(op: Any) -> str:
     return str(Graph()._target_to_str(op.overloadpacket.__name__))
 
 
+# A node asks of each attribute that is set whether it is its graph's business, in Python.
+_set_args: Callable[[Node, tuple[Any, ...]], None] = Node.args.fset  # type: ignore[attr-defined]
+_set_kwargs: Callable[[Node, dict[str, Any]], None] = Node.kwargs.fset  # type: ignore[attr-defined]
+
+
 def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
     """A call of an op, given nodes: ``create_node`` would look through the arguments for symbols, which takes time."""
     node = graph.create_node("call_function", op, name=name)
-    node.args = args
+    _set_args(node, args)
     if kwargs:
-        node.kwargs = kwargs
+        _set_kwargs(node, kwargs)
     return node
 
 
@@ -126,7 +135,8 @@ def new_placeholder(graph: Graph, name: str) -> Node:
     node, so this one can have it back.
     """
     node = graph.create_node("placeholder", name, name=name)
-    node.name = name
+    if node.name != name:
+        node.name = name
     return node
 
 

@@ -233,7 +233,10 @@ def strided(source: Layout, out: Layout) -> ViewRule:
     """
     stride, start = list(out.stride), out.offset - source.offset
     rule = _scattered(aten.as_strided.default, aten.as_strided_scatter.default, list(out.size), stride, start)
-    repeated = [dim for dim, step in enumerate(stride) if type(step) is int and step == 0]
+    sizes = enumerate(zip(out.size, stride, strict=True))
+    repeated = [
+        d for d, (size, step) in sizes if type(step) is int and step == 0 and not (type(size) is int and size <= 1)
+    ]
     if not repeated:
         return rule
     once = [1 if dim in repeated else size for dim, size in enumerate(out.size)]

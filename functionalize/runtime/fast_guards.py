@@ -202,4 +202,5 @@ class _RareChecks:
 
 def _equal(now: Any, before: Any) -> bool:
     """Whether two plain values are, for sure, the same to a program."""
-    return type(now) is type(before) and type(now) in (int, str) and bool(now == before)
+    plain = type(now) in (int, str) or (type(now) is float and now)  # zeros have a sign
+    return bool(plain and type(now) is type(before) and now == before)

@@ -97,6 +97,7 @@ class Specialization:
         self.passed: Passes = lambda arguments: None
         self.plain: PlainCall = lambda args, kwargs: None
         self._fast: FastGuards | None = None
+        self._slowly = 0  # how many calls the guards themselves let pass
         self._orders: Orders | None = None
 
     @functools.cached_property
@@ -115,9 +116,11 @@ class Specialization:
             inputs = self.guards.check(arguments)
         except InputMismatchError as error:
             return error
-        self._fast = fast_guards(self.guards, arguments, inputs)
-        if self._fast is not None:
-            self.passed = self._fast.passes()
+        self._slowly += 1
+        if self._slowly & (self._slowly - 1) == 0:  # ever more seldom: it takes as long as calls do
+            self._fast = fast_guards(self.guards, arguments, inputs)
+            if self._fast is not None:
+                self.passed = self._fast.passes()
         return inputs
 
     def run(self, inputs: list[Any], arguments: CallArguments) -> Any:

@@ -33,22 +33,24 @@ def fakes_of(
     for tensor in tensors:
         groups[storage_key(tensor)][id(tensor)] = tensor
     fakes: dict[int, torch.Tensor] = {}
-    originals: list[torch.Tensor] = []
-    for group in groups.values():
-        originals += group.values()
-        if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
-            with below_dispatch(), torch.inference_mode(False):  # a fake made there is an inference tensor
+    others: list[dict[int, torch.Tensor]] = []
+    with below_dispatch(), torch.inference_mode(False):  # a fake made in inference mode is an inference tensor
+        for group in groups.values():
+            if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
                 for key, fake in _of_group(factory, group):
                     mark_as(fake, group[key])
                     fakes[key] = fake
-        else:
-            inference = any(tensor.is_inference() for tensor in group.values())
-            with warnings.catch_warnings(), torch.inference_mode(inference and torch.is_inference_mode_enabled()):
-                warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
-                for key, tensor in group.items():
-                    fake = (convert if dynamic else factory.mode.from_tensor)(tensor)
-                    # A write to a view would go to its base in autograd, past what leads to the view.
-                    fakes[key] = fresh(fake) if is_view(fake) and not fake.is_leaf else fake
+            else:
+                others.append(group)
+    for group in others:
+        inference = any(tensor.is_inference() for tensor in group.values())
+        with warnings.catch_warnings(), torch.inference_mode(inference and torch.is_inference_mode_enabled()):
+            warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
+            for key, tensor in group.items():
+                fake = (convert if dynamic else factory.mode.from_tensor)(tensor)
+                # A write to a view would go to its base in autograd, past what leads to the view.
+                fakes[key] = fresh(fake) if is_view(fake) and not fake.is_leaf else fake
+    originals = [tensor for group in groups.values() for tensor in group.values()]
     counted = [tensor for tensor in originals if not tensor.is_inference()]
     set_versions([fakes[id(tensor)] for tensor in counted], [tensor._version for tensor in counted])
     return fakes
