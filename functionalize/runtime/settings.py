@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -166,16 +166,18 @@ class Settings:
                 self._seen.add((id(content), name))
                 self.found.append(Setting(path, name, content, name, value, frozen(value, memo)))
 
-    def without(self, changed: Container[tuple[int, Any]]) -> Settings:
+    def without(self, changed: Set[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
         kept = Settings()
-        kept.found = [one for one in self.found if (id(one.container), one.key) not in changed]
+        kept.found = (
+            [one for one in self.found if (id(one.container), one.key) not in changed] if changed else self.found
+        )
         return kept
 
     def without_logs(self) -> Settings:
         """Those but for containers that have only grown since: what a program writes down, it does not decide by."""
         kept = Settings()
-        kept.found = [setting for setting in self.found if not _has_grown(setting.value, setting.content)]
+        kept.found = [one for one in self.found if type(one.value) in _PLAIN or not _has_grown(one.value, one.content)]
         return kept
 
     def differing(self) -> tuple[Setting, Any] | None:
