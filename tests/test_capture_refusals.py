@@ -71,6 +71,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     ),
     "where memory is": (lambda: lambda x: x + (x.data_ptr() > 0), lambda: X, "asks where in memory a tensor lies"),
     "an array": (lambda: lambda x: x + int(x.numpy().sum()), lambda: X, "makes a NumPy array of a tensor"),
+    "a set of numbers": (
+        lambda: lambda x: x.add_(len(set(x.int().flatten().tolist()))),
+        lambda: X,
+        "a number that the data tell into a set",
+    ),
     "a backward that goes further": (
         lambda: lambda x: x.sum().backward(),
         lambda: torch.ones(3, requires_grad=True) * 2,

@@ -241,7 +241,7 @@ class RecordingSession:
             recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             known = explained(error)
             if known is None:
                 raise

@@ -36,6 +36,12 @@ _KNOWN = (
         f"compute with torch, or {_OPERATOR}",
     ),
     _Known(
+        "unhashable type: non-nested SymInt",
+        "the program puts a number that the data tell into a set, or looks it up",
+        "the number is not known while the program is captured",
+        "use operators of torch that do the same (torch.unique, torch.isin, an index)",
+    ),
+    _Known(
         "Tried to backward() through example input",
         "the program runs a backward through how its inputs were computed",
         "a captured program begins with its inputs: what lies before them is none of its graph",
@@ -47,7 +53,7 @@ _KNOWN = (
 def explained(error: Exception) -> UnsupportedProgramError | None:
     """The same error in other words, if it is one of those."""
     for known in _KNOWN:
-        if isinstance(error, RuntimeError) and known.text in str(error):
+        if known.text in str(error):
             return UnsupportedProgramError(known.what, why=known.why, hint=known.hint, at=decisive_line(error))
     return None
 
