@@ -38,9 +38,11 @@ def refusal(error: Exception) -> Verdict:
     return Verdict(REFUSED, "refused", why)
 
 
-def visible_differences(eager: Observation, actual: Observation, names: Sequence[str]) -> Iterator[str]:
+def visible_differences(
+    eager: Observation, actual: Observation, names: Sequence[str], of: Sequence[str] = ("outputs", "inputs")
+) -> Iterator[str]:
     """Differences in what the tensors themselves say, in the order of outputs and inputs."""
-    for label in ("outputs", "inputs"):
+    for label in of:
         for index, (want, got) in enumerate(zip(getattr(eager, label), getattr(actual, label), strict=True)):
             for name in names if isinstance(want, torch.Tensor) else ():
                 wanted, have = _answer(want, name), _answer(got, name)
