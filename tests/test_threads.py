@@ -89,6 +89,7 @@ def capturing(module: torch.nn.Module, want: Tensor) -> Callable[[], None]:
     return work
 
 
+@pytest.mark.slow(seconds=11)
 def test_threads_capture_other_models_and_the_same() -> None:
     module = model()
     want = module(X)

@@ -139,6 +139,7 @@ class Settings:
         self.found: list[Setting] = []
         self._memo: dict[int, Any] = {}
         self._seen: set[tuple[int, Any]] = set()
+        self._modules: set[int] = set()  # the identities of their attributes' dicts
 
     @staticmethod
     def read(container: Any, key: Any) -> Any:
@@ -151,20 +152,22 @@ class Settings:
 
     def add(self, path: str, container: Any, key: Any) -> None:
         """One more, as it is now."""
-        if (id(container), key) not in self._seen:
+        if (id(container), key) not in self._seen and id(container) not in self._modules:
             self._seen.add((id(container), key))
             value = self.read(container, key)
             self.found.append(Setting("", path, container, key, value, frozen(value, self._memo)))
 
     def add_module(self, module: torch.nn.Module, path: str, entered: Container[int]) -> None:
         """What a module decides by: whether it trains, its hooks, its attributes but for the ``entered`` ones."""
-        content, memo = module.__dict__, self._memo
+        content, memo, found = module.__dict__, self._memo, self.found
+        self._modules.add(id(content))
         for name, value in content.items():
             if name in _OF_MODULES:
                 continue
-            if type(value) in _PLAIN or not (id(value) in entered or issubclass(type(value), torch.Tensor)):
-                self._seen.add((id(content), name))
-                self.found.append(Setting(path, name, content, name, value, frozen(value, memo)))
+            if type(value) in _PLAIN:
+                found.append(Setting(path, name, content, name, value, value))
+            elif not (id(value) in entered or issubclass(type(value), torch.Tensor)):
+                found.append(Setting(path, name, content, name, value, frozen(value, memo)))
 
     def without(self, changed: Set[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
