@@ -23,7 +23,7 @@ from tests.fuzz.calls import MODES, Call, Surrounded, calls_of, surrounded
 from tests.fuzz.program import Program
 from tests.fuzz.verdict import FAILED, NOT_COUNTED, PASSED, REFUSED, Verdict, line_of, refusal, visible_differences
 
-SECOND_DERIVATIVES = False  # whether the gradients of gradients are compared as well
+TWICE = 4  # of so many programs one is differentiated twice: that takes as long as all else
 REFUSALS = (InputMismatchError, UnsupportedProgramError, DataDependentError)
 _VISIBLE = ("requires_grad", "is_leaf", "is_conj", "is_neg", "is_inference")
 Tensors = list[torch.Tensor]
@@ -79,6 +79,7 @@ class _Called:
         arguments, leaves = _arguments(call)
         self.tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
         self.wanted = [tensor for tensor in (*leaves, *self.tensors, *state) if tensor.requires_grad]
+        self._twice = program.seed % TWICE == 0
         grad_mode = torch.is_grad_enabled()
         with MODES[call.mode]():
             torch.manual_seed(0)
@@ -117,8 +118,11 @@ class _Called:
                 return []
             return list(torch.autograd.grad(roots, wanted, tangents, allow_unused=True, **options))
 
-        first = derived([*self.seen.outputs, *self.tensors], create_graph=SECOND_DERIVATIVES)
-        return [*first, *(derived(first) if SECOND_DERIVATIVES else ())]
+        first = derived([*self.seen.outputs, *self.tensors], create_graph=self._twice)
+        if not self._twice:
+            return first
+        second = derived(first) or [None] * len(wanted)  # a gradient that depends on nothing may say so, or be zeros
+        return [*first, *(torch.zeros_like(t) if g is None else g for t, g in zip(wanted, second, strict=True))]
 
 
 def _state(tensors: Tensors) -> dict[str, Any]:
