@@ -149,6 +149,11 @@ def counting_versions() -> contextlib.AbstractContextManager[Any]:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
+def as_before_modes() -> contextlib.AbstractContextManager[Any]:
+    """In inference mode, where ops of ops come to a mode first: so that what these call meets the kernels for views."""
+    return counting_versions() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+
+
 def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:
     """Whether fake tensors made by these modes have symbolic sizes."""
     return any(isinstance(mode, FakeTensorMode) and mode.shape_env is not None for mode in modes)

@@ -221,9 +221,9 @@ class GraphFinalizer:
         if view is not None:
             self._written.append((kind, target, view.base))
         metadata, after = self._frozen_steps(back.metadata, layouts), self._frozen_steps(back.after, layouts)
-        return InputMutation(
-            number, metadata, writes, after, layout, differentiable, layouts.after[number].has_internal_overlap
-        )
+        overlaps = layouts.after[number].has_internal_overlap
+        becomes = handle.is_inference() and back.input.storage != storage_key(handle)
+        return InputMutation(number, metadata, writes, after, layout, differentiable, overlaps, inference=becomes)
 
     def _frozen_steps(self, steps: Sequence[Any], layouts: InputLayouts) -> tuple[Any, ...]:
         return tuple((op, tuple(self._frozen(arg, layouts) for arg in args)) for op, args in steps)

@@ -129,7 +129,9 @@ class OutputAnalysis:
                 alias = self._in_group(handle, alias, bases[key], names[key])
             else:
                 kind, source, own = self._alone(handle, key)
-                alias = replace(alias, kind=kind, input=source, own_gradient=own)
+                of = None if source is None else self._inputs[source].fake
+                becomes = handle.is_inference() and of is not None and not of.is_inference()
+                alias = replace(alias, kind=kind, input=source, own_gradient=own, inference=becomes)
             made = is_leaf(handle) and id(handle) not in self._numbers
             found.append(replace(alias, **_LEAF, leaf=_kind_of(handle)) if made else alias)
         return found

@@ -219,6 +219,8 @@ class _Ending:
                 aten.copy_.default(part, self._results[write.result])
         for op, args in mutation.after:
             op(target, *map(self._argument, args))
+        if mutation.inference and not target.is_inference():
+            target.data = _remade(target, inference=True)
 
     def _argument(self, argument: Any) -> Any:
         """What a call has for an argument of an op on an input: tensors, sizes, lists of sizes."""
@@ -292,7 +294,11 @@ class _Ending:
             make_room(tensor, layout)
             with torch.no_grad():
                 copy_into(view_at(tensor, base, layout), self._result(alias))
-        return view_at(_seen_by_autograd(tensor, alias), base, layout)
+        made = view_at(_seen_by_autograd(tensor, alias), base, layout)
+        wanted = alias.inference or tensor.is_inference()
+        if made.is_inference() == wanted or not torch.is_inference_mode_enabled():
+            return made
+        return _remade(made, wanted).requires_grad_(alias.requires_grad)
 
     def _make_shared(self, group: int | None) -> None:
         """Outputs that share a storage: copied to their places in one."""
@@ -315,3 +321,10 @@ class _Ending:
 def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:
     """What an output is a view of: detached where the original's output has no gradient."""
     return tensor if alias.requires_grad or not tensor.requires_grad else tensor.detach()
+
+
+def _remade(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
+    """A tensor in the same place of the same memory that is an inference tensor, or none."""
+    where = tensor.size(), tensor.stride(), tensor.storage_offset()
+    with torch.inference_mode(inference):
+        return tensor_at(tensor.untyped_storage(), where, tensor.dtype)

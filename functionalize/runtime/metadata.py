@@ -186,6 +186,7 @@ class OutputAlias:
     base: int | None = None  # of VIEW_OF_BASE: the position among the bases
     own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
     leaf: type[torch.Tensor] | None = None  # of a leaf that the program made: a tensor, or a parameter
+    inference: bool = False  # whether it is an inference tensor although the input that it is a view of is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +234,7 @@ class InputMutation:
     layout: Layout | None = None  # if not the input itself is written, but other memory of its storage
     differentiable: bool = False  # whether autograd is to see the copy
     overlaps: bool = False  # whether several positions of the input share an element
+    inference: bool = False  # whether the input gets data that are an inference tensor
 
 
 def needed_results(

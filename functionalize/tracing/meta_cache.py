@@ -23,6 +23,7 @@ from functionalize.ops.tables import ViewKind
 
 _ENTRIES = 100_000  # after so many all is forgotten: a bound on memory, far above what one model needs
 _AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_KEPT_APART = frozenset({torch.ops.aten.view.dtype})  # gives inference tensors in inference mode, unlike other views
 _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -100,7 +101,7 @@ def _is_usable(func: Any) -> bool:
     row = tables.row(func)
     plain = not func._schema.is_mutable and not row.composite and row.view is not ViewKind.INPLACE_VIEW
     data = _DEPENDS_ON_DATA.intersection(func.tags) and func is not torch.ops.aten.index.Tensor
-    return plain and not data and "lift" not in func.name()
+    return plain and not data and func not in _KEPT_APART and "lift" not in func.name()
 
 
 def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> bool:

@@ -23,6 +23,7 @@ from functionalize._torch import (
     HigherOrderOperator,
     TorchDispatchMode,
     alias_of_wrapper,
+    as_before_modes,
     below_all_modes,
     counts_versions,
     current_proxy_mode,
@@ -61,9 +62,8 @@ class FunctionalizeMode(TorchDispatchMode):
     def __init__(self, *, remove_views: bool, functionalize_body: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # Made outside of the mode: the executor looks at the modes that will run below it.
-        self.context = FunctionalizationContext(
-            ValueExecutor(remove_views=remove_views), lambda: self, functionalize_body
-        )
+        executor = ValueExecutor(remove_views=remove_views)
+        self.context = FunctionalizationContext(executor, lambda: self, functionalize_body)
         self._tracer = self.context.executor.proxies
         self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
         self._bases, self._run = self.context.graph.bases, self.context.executor.run
@@ -118,8 +118,14 @@ class FunctionalizeMode(TorchDispatchMode):
         return self._functional(tables.overload(tables.row(func).functional or ""), args, kwargs)
 
     def _composite(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        with self:
+        with self, as_before_modes():
             return func.decompose(*args, **kwargs)
+
+    def _unsafe_split(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if torch.is_inference_mode_enabled():
+            with self, as_before_modes():  # it has no kernel for views of its own: there that of the safe one is met
+                return _SAFE_SPLITS[func](*args, **kwargs)
+        return self._view(func, args, kwargs)
 
     def _addressing(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if self.context.graph.find(args[0]) is None:  # its storage was neither viewed nor written
@@ -252,6 +258,8 @@ def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> 
 
 
 _DEVICE = torch.ops.prim.device.default
+_SPLITS = [aten.split.Tensor, aten.split_with_sizes.default]
+_SAFE_SPLITS = dict(zip([aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default], _SPLITS, strict=True))
 
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
@@ -288,6 +296,7 @@ _BY_OP: dict[Any, Handler] = {
         for name in packet.overloads()
         if "out" not in name
     },
+    **dict.fromkeys(_SAFE_SPLITS, FunctionalizeMode._unsafe_split),
     **dict.fromkeys(ADDRESSING, FunctionalizeMode._addressing),
     **dict.fromkeys(random_ops.AS_FILLS, FunctionalizeMode._filling),
 }
@@ -317,7 +326,7 @@ def _choose(func: Any) -> Handler:
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
-_DROPOUTS = frozenset({torch.dropout, torch.nn.functional.dropout})
+_DROPOUTS = {torch.dropout, torch.nn.functional.dropout}
 _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 _OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
 _ASKS: dict[Any, str] = {  # what a program asks by them

@@ -37,8 +37,8 @@ def check_calls(program: Program, remove: str, implementation: Callable[[Any], A
     again = "recapture" if random.Random(f"{program.seed} guards").random() < 0.5 else "raise"
     module = _callable(program)
     try:
+        arguments, _ = _arguments(calls[0])
         with MODES[calls[0].mode]():
-            arguments, _ = _arguments(calls[0])
             captured = capture(implementation(module), arguments, remove=remove, on_guard_failure=again)
         assert_functional(captured.graph_module, remove)
     except NotFunctionalError as impure:
