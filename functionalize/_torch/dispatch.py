@@ -48,6 +48,10 @@ def counts_versions(op: OpOverload) -> bool:
     """Whether an op that writes has grown the version counters of what it writes before modes see it, or never does."""
     if op.namespace == "aten":  # of those without such a kernel only the `foreach` ones call others that have one
         return not op.name().startswith("aten::_foreach_")
+    return _has_kernel_above_modes(op)
+
+
+def _has_kernel_above_modes(op: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
 
 
@@ -149,9 +153,13 @@ def counting_versions() -> contextlib.AbstractContextManager[Any]:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
-def as_before_modes() -> contextlib.AbstractContextManager[Any]:
-    """In inference mode, where ops of ops come to a mode first: so that what these call meets the kernels for views."""
-    return counting_versions() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+def as_before_modes(op: OpOverload) -> contextlib.AbstractContextManager[Any]:
+    """In inference mode, where composite ops come to a mode first: so that what they call meets the kernels for views.
+
+    Some have such a kernel themselves, which has been met by then.
+    """
+    met = not torch.is_inference_mode_enabled() or _has_kernel_above_modes(op)
+    return contextlib.nullcontext() if met else counting_versions()
 
 
 def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:

@@ -96,6 +96,13 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
     torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 
+def count_writes(tensor: torch.Tensor, count: int) -> None:
+    """Tell autograd so often that a tensor was written."""
+    if not tensor.is_inference():  # of which it knows no versions
+        for _ in range(count):
+            torch._C._increment_version((tensor,))
+
+
 def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
     """Copy ``value`` into ``handle``'s memory, seen by no mode and no version counter. Same shape and dtype."""
     with below_dispatch(), torch._C._AutoDispatchBelowADInplaceOrView():

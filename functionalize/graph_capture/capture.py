@@ -222,6 +222,11 @@ class RecordingSession:
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order)
         joint.begin(inputs)
+        if any(entry.edge is not None for entry in inputs):
+            mode.context.hides_writes = False
+        for entry in inputs:
+            if entry.fake is not None and not entry.fake.is_inference():
+                entry.version = entry.fake._version
         follow(mode.context)
 
         def program() -> Any:
@@ -342,5 +347,6 @@ class CaptureSession(RecordingSession):
             sizes=size_guards(self.fake_mode.shape_env, metadata),
             gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
             asked=found.asked,
+            written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
         )
         return Capture(found, Guards(metadata, assumptions), inputs.state, inputs.convention, self.modes_left)

@@ -6,7 +6,7 @@ is said beside it. Limits: strided tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,7 +109,7 @@ class GraphFinalizer:
 
         ``entries``: the program's inputs as they lay before it ran; ``returned``: what it gave back.
         """
-        gradients = self.new_gradients()
+        gradients, writes = self.new_gradients(), {id(entry): entry.writes for entry in self.inputs}
         whole = bool(gradients)  # the backward is a part of the program
         left = len(self.handles)  # in objects, and as gradients
         leaves, spec = pytree.tree_flatten(returned)
@@ -133,8 +133,9 @@ class GraphFinalizer:
         wanted = [*results, *(GraphNumber(output) for output, _ in symbols.computed)]
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
+        versions = self._versions(writes, {mutation.input for mutation in mutations})
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols
+            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols, versions
         )
         return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
 
@@ -172,6 +173,13 @@ class GraphFinalizer:
                     why="the gradient of the one input would have to flow through the other",
                     hint="pass the tensor once and take the views of it inside of the function",
                 )
+            if entry.fake.storage_offset() and self._written_by_address(entry.fake):
+                return UnsupportedMutationError(
+                    f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and does not "
+                    "begin its storage",
+                    why="autograd would look for the place in a gradient, which has a storage of its own",
+                    hint="write through select, narrow or diagonal, or pass a copy (`.clone()`)",
+                )
             if not mutation.writes or mutation.metadata or mutation.after:
                 return UnsupportedMutationError(
                     f"`{entry.target or entry.name}`, which requires gradients, gets new metadata",
@@ -179,6 +187,11 @@ class GraphFinalizer:
                     hint="return the new tensor instead",
                 )
         return None
+
+    def _written_by_address(self, handle: torch.Tensor) -> bool:
+        view = self.context.graph.find(handle)
+        written = [] if view is None else view.base.log.views()
+        return any(step.rule is not None and step.rule.addresses_storage for one in written for step in one.lineage())
 
     # Constants
 
@@ -298,6 +311,7 @@ class GraphFinalizer:
         side_effects: Sequence[SideEffect],
         layouts: InputLayouts,
         symbols: SymbolSources,
+        versions: Mapping[int, int],
     ) -> ProgramMetadata:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
@@ -324,7 +338,20 @@ class GraphFinalizer:
             before,
             after,
             symbols,
+            versions,
         )
+
+    def _versions(self, writes: Mapping[int, int | None], written: set[int]) -> dict[int, int]:
+        """How often the program told autograd that it wrote each input that changed; of one lifted late: once."""
+        begun = {n: storage_key(e.value) for n, e in enumerate(self.inputs) if isinstance(e.value, torch.Tensor)}
+        changed = {begun[number] for number in written if number in begun}
+        found: dict[int, int] = {}
+        for number, key in begun.items():
+            entry = self.inputs[number]
+            if key in changed and self._numbers.get(id(entry.fake)) == number:  # else a tensor that is passed twice
+                count = writes.get(id(entry))
+                found[number] = int(number in written) if count is None else count
+        return {number: count for number, count in found.items() if count}
 
     def _symbols(
         self,

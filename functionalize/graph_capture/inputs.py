@@ -48,11 +48,17 @@ class TracedInput:
     gradient_of: TracedInput | None = None
     fake: torch.Tensor | None = None  # what the program gets in place of a tensor; a constant stays itself
     edge: Any = None  # where autograd finds its gradient, if it requires one
+    version: int | None = None  # of the fake tensor, when the program began to run
 
     @property
     def is_tensor(self) -> bool:
         """Whether the graph gets a tensor here."""
         return isinstance(self.value, (torch.Tensor, MissingGradient))
+
+    @property
+    def writes(self) -> int | None:
+        """How often autograd was told by now that it was written; None where that is not known."""
+        return None if self.version is None or self.fake is None else self.fake._version - self.version
 
     def frozen(self, numbers: dict[int, int]) -> GraphInput:
         """What a call needs to know; ``numbers`` are the positions of inputs by identity."""

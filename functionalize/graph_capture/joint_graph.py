@@ -10,22 +10,22 @@ what lives outside of it is refused; one that draws random numbers is differenti
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from functionalize._torch import is_symbolic, on_handles, pytree, storage_key
-from functionalize._torch.autograd import module_without_code
+from functionalize._torch.autograd import module_without_code, without_autocast
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, item_of
+from functionalize.graph_capture.dependence import reads_storages, sharing, sources_of
 from functionalize.graph_capture.differentiability import (
     check_differentiable,
     check_has_gradients,
@@ -201,7 +201,8 @@ class JointTracer:
         given = [self._tangent(target, tangents, create_graph) for target in targets]
         writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
         writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
-        with FunctionalizeFunctionMode(context), self._mode, requiring(level.sources):
+        # A backward runs after the regions of autocast that its forward ran in.
+        with FunctionalizeFunctionMode(context), self._mode, requiring(level.sources), without_autocast():
             gradients: Sequence[Any] = [None] * len(level.sources)
             if targets and level.sources:
                 gradients = torch.autograd.grad(
@@ -268,13 +269,14 @@ class JointTracer:
         taken = [n for n in range(len(names)) if n not in metadata.unused]
         if self._order > 1:  # of others than the first, only what is used
             graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
-            taken = [n for n in taken if placeholders[n].users]
+            taken = [n for n in taken if placeholders[n].users or gradients.get(n) is not None]
         for number in set(range(len(names))).difference(taken):
             graph.erase_node(placeholders[number])
         written = {storage_key(inputs[m.input].fake) for m in metadata.mutations} if self._order == 1 else set()  # type: ignore[arg-type]
         fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
         at_risk = [n for n in taken if n in fakes and storage_key(fakes[n]) in written]
         positions = {number: position for position, number in enumerate(gradients)}
+        together = sharing([fakes.get(number) for number in taken])
         return JointGraph(
             module_without_code(self._tracer.root, graph),
             tuple(taken),
@@ -285,9 +287,11 @@ class JointTracer:
             tuple(position for position, _ in wanted.targets),
             tuple(positions[n] if gradients.get(n) is not None else None for n in taken),
             frozenset(map(taken.index, at_risk)),
+            reads_storages(graph),
+            bool(self._mode.context.hides_writes),
             _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),
-            _sources(graph, len(wanted.layouts), values=False),
-            _sources(graph, len(wanted.layouts), values=True),
+            sources_of(graph, len(wanted.layouts), together, values=False),
+            sources_of(graph, len(wanted.layouts), together, values=True),
             _draws(self._tracer.root, graph, names),
         )
 
@@ -299,44 +303,6 @@ class _Level:
     sources: Sequence[Any]
     wanted: Differentiable
     results: list[Any]
-
-
-_OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read none of its values
-    getattr(torch.ops.aten, name).default
-    for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
-)
-
-
-# Of batch norms in training the arguments whose values they do not read but for the running statistics that they give:
-# the position of the flag, and which arguments.
-_IN_TRAINING: dict[Any, tuple[int, tuple[int, ...]]] = {
-    torch.ops.aten._native_batch_norm_legit_functional.default: (5, (3, 4)),
-    torch.ops.aten.native_batch_norm_backward.default: (7, (3, 4)),
-}
-
-
-def _sources(graph: Graph, results: int, *, values: bool) -> tuple[int, ...]:
-    """For each gradient the placeholders that it is computed from, as bits; ``values``: whose values matter."""
-    found: dict[Node, int] = {}
-    for number, node in enumerate(graph.find_nodes(op="placeholder")):
-        found[node] = 1 << number
-    for node in graph.nodes:
-        if node not in found and not (values and node.target in _OF_SIZE):
-            read = _read(node) if values else node.all_input_nodes
-            found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in read), 0)
-    ends: Any = graph.output_node().args[0]
-    return tuple(found.get(node, 0) for node in ends[results:])
-
-
-def _read(node: Node) -> list[Node]:
-    """The arguments whose values a node depends on."""
-    whole = item_of(node)
-    if whole is not None and whole.target in _IN_TRAINING and cast(int, node.args[1]) >= 3:  # the running statistics
-        return [*whole.all_input_nodes]
-    flag, unread = _IN_TRAINING.get(node.target, (0, ()))
-    if not (unread and node.args[flag] is True):
-        return node.all_input_nodes
-    return [one for position, one in enumerate(node.args) if position not in unread and isinstance(one, Node)]
 
 
 def _copied(

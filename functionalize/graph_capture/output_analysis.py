@@ -156,6 +156,8 @@ class OutputAnalysis:
         if not (self._differentiable and handle.requires_grad) or handle is root:
             return False
         layouts = Layout.of(root), Layout.of(handle)
+        if layouts[0].has_internal_overlap:
+            return True  # the gradient of an expanded tensor has places of its own for what shares an element
         return not (is_differentiable(*layouts) and _is_view_of(handle, root, self._hooked))
 
     def _in_group(self, handle: torch.Tensor, alias: OutputAlias, base: int | None, group: int) -> OutputAlias:

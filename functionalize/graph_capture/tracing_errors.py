@@ -10,6 +10,7 @@ from typing import NamedTuple
 from functionalize._torch import HOOKS, VIEW
 from functionalize.call_stack import decisive_line
 from functionalize.errors import UnsupportedProgramError
+from functionalize.tracing.fakeify import BEYOND
 
 
 class _Known(NamedTuple):
@@ -42,7 +43,7 @@ _KNOWN = (
         "use operators of torch that do the same (torch.unique, torch.isin, an index)",
     ),
     _Known(
-        "Tried to backward() through example input",
+        BEYOND,
         "the program runs a backward through how its inputs were computed",
         "a captured program begins with its inputs: what lies before them is none of its graph",
         "call backward() outside of what is captured, or pass leaves and compute the inputs of them inside",

@@ -28,9 +28,9 @@ from torch.fx import GraphModule
 
 from functionalize._torch import storage_key
 from functionalize._torch.autograd import SavedTensor, keeps_graph, make_saved_tensor, without_autocast
-from functionalize._torch.dispatch import any_autocast
+from functionalize._torch.dispatch import BelowVersions, any_autocast
 from functionalize.aliasing.geometry import Layout
-from functionalize.aliasing.strided_layout import has_strides, with_layout
+from functionalize.aliasing.strided_layout import has_strides, tensor_at, with_layout
 from functionalize.runtime.metadata import SymbolSources
 from functionalize.runtime.modes import in_modes, modes_now
 from functionalize.runtime.random_state import RandomState
@@ -55,6 +55,8 @@ class JointGraph:
     tangents: tuple[int, ...]  # which of both have one
     gradients: tuple[int | None, ...]  # for each input its position among the gradients
     at_risk: frozenset[int]  # inputs in whose storages a call writes
+    reads_storages: bool  # whether it reads at addresses in their storages
+    hides_writes: bool  # whether tensors were written that autograd takes for what they were before
     symbols: SymbolSources  # in positions of these inputs and results
     sources: tuple[int, ...]  # of each gradient, what it is computed from: a bit for each input, then each tangent
     values: tuple[int, ...]  # the same, without those whose values do not matter
@@ -75,7 +77,7 @@ class ForwardCall:
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """The forward's results, and after them what else is to be saved."""
         apart = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
-        with torch.enable_grad():  # kernels ask whether to keep what a backward needs; nothing here requires grad
+        with torch.enable_grad(), BelowVersions():  # kernels ask whether to keep what a backward needs
             results = list(called(self.forward, apart))
         for position in self.doubles:
             if isinstance(results[position], torch.Tensor):
@@ -116,7 +118,8 @@ class ForwardCall:
 
     def _inputs_among(self, sources: Sequence[int]) -> frozenset[int]:
         known = functools.reduce(operator.or_, sources, 0)
-        return frozenset(number for number in range(len(self.joint.names)) if known >> number & 1)
+        every = self.joint.hides_writes  # what was overwritten has gradients, and is none of the sources
+        return frozenset(number for number in range(len(self.joint.names)) if every or known >> number & 1)
 
     def may_require_grad(self, required: int) -> list[bool]:
         """Of each gradient: whether it is computed from what requires gradients; ``required``: a bit for each."""
@@ -187,13 +190,24 @@ class Derivation:
         try:
             values = [*self.inputs(), *tangents]
         except RuntimeError as error:
-            known = [value.data for value in self.held.values() if isinstance(value, SavedTensor)]
-            return Undifferentiable.apply(error, len(gradients), *gradients, *known, *tangents)  # type: ignore[no-untyped-call,no-any-return]
-        required = sum(1 << n for n, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad)
-        known = self.call.may_require_grad(required)
+            held = [value.data for value in self.held.values() if isinstance(value, SavedTensor)]
+            return Undifferentiable.apply(error, len(gradients), *gradients, *held, *tangents)  # type: ignore[no-untyped-call,no-any-return]
+        if self.call.joint.hides_writes:
+            known = self._known_to_next(len(gradients))
+        else:
+            required = sum(1 << n for n, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad)
+            known = self.call.may_require_grad(required)
         if not any(known):
             return gradients
         return _Gradients.apply(self, gradients, known, *values)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _known_to_next(self, count: int) -> list[bool]:
+        """Of each gradient whether the next order differentiates it; all, where there is none: it is asked again."""
+        try:
+            known = self.orders.call(self.order + 1).joint.tangents
+        except RuntimeError:
+            return [True] * count
+        return [number in known for number in range(count)]
 
     def next_results(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The gradients of this call, computed by the next order from its inputs and tangents."""
@@ -220,10 +234,21 @@ def differentiable_call(orders: Orders, inputs: Sequence[Any]) -> tuple[Any, ...
     """What the forward of a program gives, known to autograd."""
     call = orders.first
     with torch.enable_grad():
-        copies = {n: inputs[n].clone() for n in call.copied if isinstance(inputs[n], torch.Tensor)}
+        copy = _with_storage if call.joint.reads_storages else torch.clone
+        copies = {n: copy(inputs[n]) for n in call.copied if isinstance(inputs[n], torch.Tensor)}
         random = RandomState.now(call.joint.draws, dict(zip(call.joint.names, inputs, strict=True)))
         derivation = Derivation(orders, 1, call, random, copies)
         return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor at the same place of a copy of its storage, known to autograd."""
+    storage = tensor.untyped_storage()
+    if tensor.layout is not torch.strided or storage.nbytes() == tensor.numel() * tensor.itemsize:
+        return tensor.clone()
+    where = tensor.size(), tensor.stride(), tensor.storage_offset()
+    copied: torch.Tensor = InMemory.apply(tensor, tensor_at(storage.clone(), where, tensor.dtype))  # type: ignore[no-untyped-call]
+    return copied
 
 
 class CapturedFunction(torch.autograd.Function):

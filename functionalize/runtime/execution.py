@@ -9,13 +9,14 @@ Limits: outputs that share a storage which neither an input nor a single output 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from functionalize._torch.dispatch import BelowVersions
+from functionalize._torch.tensors import count_writes
 from functionalize.aliasing.strided_layout import (
     copy_into,
     make_room,
@@ -40,6 +41,11 @@ from functionalize.runtime.side_effects import GraphNumber, Walked, reconstruct
 
 aten = torch.ops.aten
 Computed = tuple[Sequence[Any], Sequence[Any]]  # the results of a program's graph, and the values of its bases
+_BACKWARD_INSIDE = (
+    "a backward through a result of a captured program whose own backward() left gradients\n"
+    "    why  that backward is a part of the graph, and what it needed of the forward is gone\n"
+    "    try  capture the forward alone, and call backward() on its results"
+)
 _OF_INPUTS = frozenset({AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE})
 
 
@@ -48,27 +54,18 @@ def compute(
     function: Callable[..., Any],
     inputs: Sequence[Any],
     positions: Sequence[int] | None = None,
-    *,
-    writes: bool = True,
 ) -> Computed:
-    """What a graph gives, unseen by autograd.
-
-    ``positions``: which of the program's results it gives, if not all; ``writes``: whether it may write in place.
-    """
+    """What a graph gives, unseen by autograd; ``positions``: which of the program's results it gives, if not all."""
     _require_gradients(metadata, inputs)
     taken = [inputs[number] for number in metadata.taken]
-    # The second costs less, also each operator.
-    unseen: AbstractContextManager[Any] = torch.no_grad() if writes else BelowVersions()
-    if metadata.graph.keeps_workspaces:
-        taken = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in taken]
-        unseen = torch.enable_grad()
-    with unseen:
+    with BelowVersions(), torch.enable_grad() if metadata.graph.keeps_workspaces else contextlib.nullcontext():
         results = called(function, taken)
     if positions is None:
         positions = range(metadata.graph.outputs)
     given = dict(zip(positions, results, strict=True))
-    if torch.is_grad_enabled() and not metadata.gradients:
-        given = _known_to_autograd(metadata, given, None, inputs)
+    if torch.is_grad_enabled():
+        reason = RuntimeError(_BACKWARD_INSIDE) if metadata.gradients else None
+        given = _known_to_autograd(metadata, given, reason, inputs)
     return _computed(metadata, inputs, given, {})
 
 
@@ -169,9 +166,14 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
     ``states``: the objects of the program's state, and those of the call's arguments.
     """
     ending = _Ending(metadata, inputs, computed)
+    counted = dict.fromkeys(metadata.versions, 0)
     for mutation in metadata.mutations:
-        with torch.set_grad_enabled(mutation.differentiable):
+        with torch.enable_grad() if mutation.differentiable else BelowVersions():
             ending.write_back(mutation)
+        if mutation.differentiable:
+            counted[mutation.input] = len(mutation.writes) + len(mutation.metadata) + len(mutation.after)
+    for number, count in metadata.versions.items():
+        count_writes(inputs[number], count - counted[number])
     for number, gradient in metadata.gradients.items():
         inputs[number].grad = None if gradient is None else ending.tensor(gradient)
     for number, requires in metadata.requiring:
@@ -292,7 +294,7 @@ class _Ending:
             return self._result(alias)
         if alias.kind is AliasKind.VIEW_OF_NEW_STORAGE:
             make_room(tensor, layout)
-            with torch.no_grad():
+            with BelowVersions():
                 copy_into(view_at(tensor, base, layout), self._result(alias))
         made = view_at(_seen_by_autograd(tensor, alias), base, layout)
         wanted = alias.inference or tensor.is_inference()

@@ -85,6 +85,7 @@ class Assumptions:
     sizes: SizeGuards | None
     gradients_matter: bool  # whether it matters which of the inputs have a gradient
     asked: Set[str]  # what the program asked tensors, of `ASKED_PROPERTIES` and `LEAF`
+    written: Set[int]  # inputs that autograd saw being written, also where nothing changed: leaves refuse that
 
 
 class Guards:
@@ -104,6 +105,7 @@ class Guards:
             if found.gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
         }
         written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
+        written |= found.written
         self.leaves = {
             number: value.is_leaf
             for number, value in enumerate(values)
@@ -278,21 +280,25 @@ class Guards:
 
 
 def alias_pattern(values: Sequence[Any]) -> Pattern:
-    """How tensors share memory: for each its own position, or the first that shares its storage and how they lie."""
+    """How tensors share memory: for each its own position, or the first that shares its storage and how they lie.
+
+    Also which of them are one object.
+    """
     first: dict[int, int] = {}
+    same: dict[int, int] = {}
     pattern: list[Any] = []
     for position, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             pattern.append(None)
             continue
-        other = first.setdefault(storage_key(value), position)
+        other, itself = first.setdefault(storage_key(value), position), same.setdefault(id(value), position)
         if other == position:
             pattern.append(position)
         else:
             before = values[other]
             start, first_start = (hint(one.storage_offset()) * one.itemsize for one in (value, before))
             strides = tuple(tuple(map(hint, one.stride())) for one in (value, before))
-            pattern.append((other, start - first_start, *strides))
+            pattern.append((other, start - first_start, *strides, itself if itself != position else None))
     return tuple(pattern)
 
 
@@ -324,4 +330,6 @@ def _words(value: Any) -> str:
 def _relation(entry: Any) -> str:
     if not isinstance(entry, tuple):
         return "share no memory"
+    if entry[4] is not None:
+        return "are one tensor"
     return f"share memory ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])})"

@@ -302,6 +302,7 @@ class ProgramMetadata:
     layouts_before: Mapping[int, Layout]
     layouts_after: Mapping[int, Layout]
     symbols: SymbolSources = field(default_factory=SymbolSources)
+    versions: Mapping[int, int] = field(default_factory=dict)  # of inputs: by how much their versions grow
 
     @cached_property
     def taken(self) -> list[int]:

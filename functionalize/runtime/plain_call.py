@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from functionalize._torch.dispatch import (
-    BelowAutograd,
     BelowVersions,
     TensorGuards,
     any_autocast,
     in_functorch_transform,
 )
+from functionalize._torch.tensors import count_writes
 from functionalize.runtime.autograd import called
 from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.fast_guards import FastGuards, Source
@@ -39,7 +39,6 @@ class Plain:
     metadata: ProgramMetadata
     convention: CallingConvention
     function: Callable[..., Any]  # the graph
-    writes: bool  # whether it does
     assemble: Callable[[Sequence[Any]], Any]  # from leaves to what the program returns
     otherwise: Callable[[list[Any], Sequence[Any]], Any]  # the same from inputs and results of another look
 
@@ -86,9 +85,9 @@ class Plain:
         return {
             # Whether some autocast is on was compared.
             "graph": (lambda *inputs: called(self.function, inputs)) if any_autocast() else self.function,
-            "unseen": torch.no_grad if self.writes else BelowVersions,
-            "counted": BelowAutograd,
+            "unseen": BelowVersions,
             "copy": _copy,
+            "count": count_writes,
             "alike": looks.check,
             "assemble": self.assemble,
             "otherwise": self.otherwise,
@@ -101,8 +100,9 @@ class Plain:
         return [
             f"with unseen(): results = graph({taken})",
             f"if not alike({leaves}): return otherwise(inputs, results)",
-            *(["with counted():"] if copies else []),  # autograd does not see these writes, version counters do
+            *(["with unseen():"] if copies else []),
             *(f"    if inputs[{n}] is not results[{k}]: copy(inputs[{n}], results[{k}])" for k, n in copies),
+            *(f"count(inputs[{n}], {count})" for n, count in self.metadata.versions.items()),
             f"return assemble(({leaves},))",
         ]
 

@@ -144,8 +144,7 @@ class Specialization:
         def otherwise(inputs: list[Any], results: Sequence[Any]) -> Any:
             return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, inputs, results)))
 
-        function, writes = self._function
-        made = Plain(self.metadata, self.capture.convention, function, writes, self._assemble, otherwise)
+        made = Plain(self.metadata, self.capture.convention, self._function, self._assemble, otherwise)
         self.plain, self._fast = made.call(guards, results, leaves) or self.plain, None
 
     @property
@@ -157,8 +156,7 @@ class Specialization:
         """What the graph gives, known to autograd where the original's results are."""
         joint = self._joint
         if joint is None:
-            function, writes = self._function
-            return compute(self.metadata, function, inputs, writes=writes)
+            return compute(self.metadata, self._function, inputs)
         if isinstance(joint, Exception):
             return compute_undifferentiably(self.metadata, self.graph_module.forward, inputs, joint)
         if self._orders is None:
@@ -196,17 +194,14 @@ class Specialization:
         return captured
 
     @functools.cached_property
-    def _function(self) -> tuple[Callable[..., Any], bool]:
-        """The graph as a function, and whether it writes.
-
-        It does in the memory of inputs that are written back anyway, where there are such.
-        """
+    def _function(self) -> Callable[..., Any]:
+        """The graph as a function. It writes in the memory of inputs that are written back anyway, where it can."""
         graph, root, disjoint = self.recorded.graph, self.recorded.root, self.guards.inputs_are_disjoint
         free = disjoint and not self.metadata.symbols.asserted  # a call that is refused has written nothing
         in_place = reinplace(graph, root, self.metadata) if free else None
         if in_place is not None:
-            return executable(in_place.graph, root, writes=True).forward, True
-        return executable(graph, root).forward, False
+            return executable(in_place.graph, root, writes=True).forward
+        return executable(graph, root).forward
 
     @functools.cached_property
     def _assemble(self) -> Callable[[Sequence[Any]], Any]:

@@ -2,8 +2,8 @@
 
 Invariant: two fakes share a storage exactly where the originals do, and a storage is as large as the original; their
 versions are the originals'.
-Limits: tensors of other layouts, views that autograd knows of, and symbolic sizes are converted by torch's own
-converter, whose storages may be smaller than the originals.
+Limits: tensors of other layouts and symbolic sizes are converted by torch's own converter, whose storages may be
+smaller than the originals.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ def fakes_of(
                     fakes[key] = fake
             else:
                 others.append(group)
+    for group in groups.values():
+        for key, tensor in group.items():
+            if key in fakes and tensor.requires_grad and not tensor.is_leaf:
+                fakes[key] = fresh(fakes[key])
     for group in others:
         inference = any(tensor.is_inference() for tensor in group.values())
         with warnings.catch_warnings(), torch.inference_mode(inference and torch.is_inference_mode_enabled()):
@@ -63,8 +67,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (is_symbolic(tensor) or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         and not (tensor.is_inference() or tensor.device.type == "meta")
-        and (tensor.is_leaf or not tensor.requires_grad)
-        and not (is_view(tensor) and tensor.requires_grad)
         and unwrap_functorch(tensor) is tensor
     )
 
@@ -83,6 +85,9 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
         yield key, factory.at(storage, tensor)
 
 
+BEYOND = "a backward goes through how an example input was computed"
+
+
 class _Fresh(torch.autograd.Function):
     """The same memory, as a tensor that is no leaf and no view, so that it may be written."""
 
@@ -92,7 +97,7 @@ class _Fresh(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
+        raise RuntimeError(BEYOND)
 
 
 def fresh(leaf: torch.Tensor) -> torch.Tensor:

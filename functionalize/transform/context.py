@@ -17,6 +17,7 @@ from functionalize._torch import (
     below_autograd,
     below_mode,
     is_symbolic,
+    is_view,
     mode_stack,
     pytree,
     storage_id,
@@ -24,7 +25,7 @@ from functionalize._torch import (
     unbacked,
 )
 from functionalize.aliasing.alias_graph import AliasGraph
-from functionalize.aliasing.bases import View
+from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.history import Historian
 from functionalize.aliasing.regenerate import commit, regenerate, top_value
@@ -36,6 +37,9 @@ from functionalize.transform import dry_run
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 
 aten = torch.ops.aten
+
+
+_STILL_A_VIEW = "its `.data` was replaced, and autograd takes the write for one to what the tensor is a view of"
 
 
 class FunctionalizationContext:
@@ -56,6 +60,7 @@ class FunctionalizationContext:
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.hooked: list[Any] = []  # functions of autograd, and leaves, whose gradients the program changes by hooks
+        self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
@@ -156,6 +161,8 @@ class FunctionalizationContext:
         if original is not None:
             self.graph.track(original, base.root)
         self.graph.track(handle, view)
+        if self.hides_writes is False:
+            self.hides_writes = _is_hidden(handle, base)
         self.graph.prepare_write(view)
         if self.historian is not None:
             self.historian.wrote(view, self.op)
@@ -170,6 +177,8 @@ class FunctionalizationContext:
                 self.refuse_constant(handle)
                 self.unshare(handle)
                 view = self.graph.ensure(source)
+                if handle.requires_grad and is_view(handle):
+                    self.protect(source, _STILL_A_VIEW)
                 self.graph.track(handle, view)
                 # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
                 self._carriers.pop(view, None)
@@ -274,3 +283,10 @@ class FunctionalizationContext:
             if tables.row(func).random or not self.executor.observed:
                 self.executor.sync_memory(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
+
+
+def _is_hidden(handle: torch.Tensor, base: Base) -> bool:
+    """Whether autograd takes memory for what it was before a write: without grad mode, or through a detached alias."""
+    if torch.is_grad_enabled() and handle.requires_grad:
+        return False
+    return any(known is not None and known.requires_grad for known in (ref() for ref in base.handles.values()))

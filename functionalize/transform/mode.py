@@ -118,12 +118,12 @@ class FunctionalizeMode(TorchDispatchMode):
         return self._functional(tables.overload(tables.row(func).functional or ""), args, kwargs)
 
     def _composite(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        with self, as_before_modes():
+        with self, as_before_modes(func):
             return func.decompose(*args, **kwargs)
 
     def _unsafe_split(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if torch.is_inference_mode_enabled():
-            with self, as_before_modes():  # it has no kernel for views of its own: there that of the safe one is met
+            with self, as_before_modes(func):  # the safe one has a kernel for views
                 return _SAFE_SPLITS[func](*args, **kwargs)
         return self._view(func, args, kwargs)
 
@@ -234,9 +234,8 @@ class FunctionalizeMode(TorchDispatchMode):
         # Eager's kernel makes its writes by other ops, each of which grows a version.
         versions = [(leaf, leaf._version) for leaf in tensor_leaves(call.targets, {}) if not leaf.is_inference()]
         out = mutation.mutate(call)
-        for handle, version in versions:
-            if handle._version == version:
-                torch.autograd.graph.increment_version(handle)
+        for handle in [handle for handle, version in versions if handle._version == version]:
+            torch.autograd.graph.increment_version(handle)
         return out
 
     def _undeclared(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:

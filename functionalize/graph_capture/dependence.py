@@ -1,0 +1,76 @@
+"""What the gradients of a joint graph are computed from: which of its placeholders, and whether by their values.
+
+Invariant: nothing that a gradient depends on is left out. Limits: of operators that read only sizes the tables know a
+few; others count as reading values.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize._torch import storage_key
+from functionalize.graph_capture.checkpointing import item_of
+
+aten = torch.ops.aten
+
+
+def sharing(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """Of each tensor those that share its memory, itself among them: a bit for each; the same for what is none."""
+    keys = [number if tensor is None else ("storage", storage_key(tensor)) for number, tensor in enumerate(tensors)]
+    bits: dict[Any, int] = {}
+    for number, key in enumerate(keys):
+        bits[key] = bits.get(key, 0) | 1 << number
+    return [bits[key] for key in keys]
+
+
+def reads_storages(graph: Graph) -> bool:
+    """Whether a graph reads at addresses in storages, perhaps beyond what an input shows of its own."""
+    return any(graph.find_nodes(op="call_function", target=op, sort=False) for op in _BY_ADDRESS)
+
+
+_BY_ADDRESS = [aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default]
+_OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read none of its values
+    getattr(aten, name).default
+    for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
+)
+
+
+# Of batch norms in training the arguments whose values they do not read but for the running statistics that they give:
+# the position of the flag, and which arguments.
+_IN_TRAINING: dict[Any, tuple[int, tuple[int, ...]]] = {
+    aten._native_batch_norm_legit_functional.default: (5, (3, 4)),
+    aten.native_batch_norm_backward.default: (7, (3, 4)),
+}
+
+
+def sources_of(graph: Graph, results: int, together: Sequence[int], *, values: bool) -> tuple[int, ...]:
+    """For each gradient the placeholders that it is computed from, as bits; ``values``: whose values matter.
+
+    ``together``: of each of the first placeholders all that share its memory, where a graph may read one for another.
+    """
+    found: dict[Node, int] = {}
+    for number, node in enumerate(graph.find_nodes(op="placeholder")):
+        found[node] = together[number] if number < len(together) else 1 << number
+    for node in graph.nodes:
+        if node not in found and not (values and node.target in _OF_SIZE):
+            read = _read(node) if values else node.all_input_nodes
+            found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in read), 0)
+    ends: Any = graph.output_node().args[0]
+    return tuple(found.get(node, 0) for node in ends[results:])
+
+
+def _read(node: Node) -> list[Node]:
+    """The arguments whose values a node depends on."""
+    whole = item_of(node)
+    if whole is not None and whole.target in _IN_TRAINING and cast(int, node.args[1]) >= 3:  # the running statistics
+        return [*whole.all_input_nodes]
+    flag, unread = _IN_TRAINING.get(node.target, (0, ()))
+    if not (unread and node.args[flag] is True):
+        return node.all_input_nodes
+    return [one for position, one in enumerate(node.args) if position not in unread and isinstance(one, Node)]
