@@ -33,6 +33,7 @@ from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError, name_of
 from functionalize.ops import tables
 from functionalize.transform import dry_run
+from functionalize.transform.unseen_aliases import UnseenAliases
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 
 aten = torch.ops.aten
@@ -51,6 +52,7 @@ class FunctionalizationContext:
         self.enter = enter  # has the ops inside dispatched to this program again
         self.functionalize_body = functionalize_body  # of a higher-order op: a program of its own, with a `Frame`
         self.graph = AliasGraph(held=executor.predates_call)
+        self.unseen = UnseenAliases(executor, self.graph) if executor.on_memory else None
         self.op: Any = None  # the op that the program called last
         self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
@@ -137,6 +139,8 @@ class FunctionalizationContext:
         self._carriers.clear()
         self._protected.clear()
         self.hooked.clear()
+        if self.unseen is not None:
+            self.unseen.forget()
         self.graph.close()
 
     def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:
