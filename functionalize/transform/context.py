@@ -32,6 +32,7 @@ from functionalize.aliasing.tensor_queries import same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError, name_of
 from functionalize.ops import tables
+from functionalize.ops.calls import draws
 from functionalize.transform import dry_run
 from functionalize.transform.unseen_aliases import UnseenAliases
 from functionalize.transform.values import ADDRESSING, ValueExecutor
@@ -275,6 +276,6 @@ class FunctionalizationContext:
                 continue
             if self.executor.observed:
                 self.graph.create_base(handle, value)
-            if tables.row(func).random or not self.executor.observed:
+            if draws(func, args, kwargs) or not self.executor.observed:
                 self.executor.sync_memory(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
