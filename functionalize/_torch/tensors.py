@@ -61,7 +61,7 @@ def has_gradient_hooks(tensor: torch.Tensor) -> bool:
 
 
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
-OFFSET, VIEW, HOOKS, LEAF = "storage offset", "being a view", "having hooks on its gradient", "is_leaf"
+OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "has hooks on its gradient", "is a leaf"
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,
