@@ -86,7 +86,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: torch.ones(3, requires_grad=True),
         "registers a hook on the gradient of `x`",
     ),
-    "being a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "asks whether `x` is a view"),
+    "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "asks whether `x` is a view"),
 }
 
 

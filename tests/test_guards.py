@@ -359,7 +359,7 @@ def test_a_hook_that_came_later_is_noticed_where_the_program_computes_gradients(
     program = capture(step, (torch.ones(3, 2),))
     program(torch.ones(3, 2))
     handle = layer.weight.register_hook(lambda gradient: gradient * 2)
-    with pytest.raises(InputMismatchError, match=r"hooks on its gradient of the state .*weight.* is True"):
+    with pytest.raises(InputMismatchError, match=r"the state .*weight.* has hooks on its gradient, and had none when"):
         program(torch.ones(3, 2))
     handle.remove()
     program(torch.ones(3, 2))
@@ -369,6 +369,43 @@ def test_a_hook_that_came_later_is_noticed_where_the_program_computes_gradients(
 def test_whether_an_input_is_a_view_is_a_guard_where_the_program_asks() -> None:
     program = capture(lambda x: x + int(x._is_view()), (torch.ones(2),))
     assert_same(torch.ones(2), program(torch.ones(2)))
-    with pytest.raises(InputMismatchError, match="being a view of the input `x` is True"):
+    with pytest.raises(InputMismatchError, match="the input `x` is a view, and was none when"):
         program(torch.ones(3)[1:])
     assert_same(torch.full((2,), 2.0), capture(lambda x: x * 2, (torch.ones(2),))(torch.ones(3)[1:]))
+
+
+X = torch.zeros(2, 3)
+SENTENCES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
+    "the strides of the input `x` are (1, 2), and were (3, 1)": (torch.sin, (X,), (torch.zeros(3, 2).t(),)),
+    "the size of the input `x` is (3, 2), and was (2, 3)": (torch.sin, (X,), (torch.zeros(3, 2),)),
+    "the dtype of the input `x` is torch.int64, and was torch.float32": (torch.sin, (X,), (X.long(),)),
+    "the storage offset of the input `x` is 3, and was 0": (
+        lambda x: x + x.storage_offset(),
+        (X[0],),
+        (X[1],),
+    ),
+    "the input `x` is a view, and was none": (lambda x: x + int(x._is_view()), (X,), (torch.zeros(3, 2).view(2, 3),)),
+}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_sentences(sentence: str) -> None:
+    func, before, now = SENTENCES[sentence]
+    program = capture(lambda x: func(x), before)
+    with pytest.raises(InputMismatchError) as caught:
+        program(*now)
+    assert str(caught.value).startswith(f"{sentence} when the program was captured\n")
+
+
+def test_sentences_of_the_number_of_dimensions_and_of_modes() -> None:
+    program = capture(lambda x: x * 2, (X,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    with pytest.raises(
+        InputMismatchError, match=r"size of the input `x` is of 1 dimension, and was of 2 dimensions when"
+    ):
+        program(X[0])
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(InputMismatchError, match=r"^the use of deterministic algorithms is"):
+            program(X)
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -6,6 +6,7 @@ a guard. Limits: plain tensors; loads no sympy, which where there are symbols to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -60,7 +61,7 @@ def has_gradient_hooks(tensor: torch.Tensor) -> bool:
 
 
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
-OFFSET, VIEW, HOOKS, LEAF = "storage offset", "being a view", "having hooks on its gradient", "is_leaf"
+OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "has hooks on its gradient", "is a leaf"
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,
@@ -69,6 +70,20 @@ ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 # The identity of a tensor's storage, as above, of tensors that have one.
 storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+
+_users: Callable[[int], int] = torch._C._storage_Use_Count
+
+
+def has_others(key: int, count: int) -> bool:
+    """Whether a storage, by its identity as :func:`storage_key` told it, has more than a number of tensors."""
+    return _users(key) >= _users_of_one() + count
+
+
+@functools.cache
+def _users_of_one() -> int:
+    """How many have the storage of one tensor once that has been asked for: the storage's Python object may count."""
+    tensor = torch.empty(1)
+    return _users(storage_key(tensor))
 
 
 def bytes_of_original(handle: torch.Tensor) -> int | None:

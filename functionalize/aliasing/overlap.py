@@ -6,6 +6,7 @@ Limits: proofs need sizes known as plain integers; symbolic layouts compare equa
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -146,6 +147,29 @@ def spans_disjoint(one: Layout, two: Layout) -> bool:
         return False
     (low_1, high_1), (low_2, high_2) = one.span, two.span
     return low_1 == high_1 or low_2 == high_2 or high_1 <= low_2 or high_2 <= low_1
+
+
+def disjoint(one: Layout, two: Layout) -> bool:
+    """Whether two layouts of a storage provably share no element, also where their spans meet (columns of a matrix)."""
+    if spans_disjoint(one, two):
+        return True
+    if not (one.static and two.static):
+        return False
+    length = max(one.span[1], two.span[1]) // one.dtype.itemsize
+    for grid in (_grid(one, length), _grid(two, length)):
+        boxes = [None if grid is None else box_of(grid, layout) for layout in (one, two)]
+        if boxes[0] is not None and boxes[1] is not None and boxes_disjoint(boxes[0], boxes[1]):
+            return True
+    return False
+
+
+def _grid(layout: Layout, length: int) -> Layout | None:
+    """A whole storage as a grid whose lines run as those of a layout; None where its strides do not nest."""
+    strides = sorted({1, *(n for size, n in zip(layout.size, layout.stride, strict=True) if size > 1 and n)})
+    if any(outer % inner for inner, outer in itertools.pairwise(strides)):
+        return None
+    sizes = [outer // inner for inner, outer in itertools.pairwise(strides)] + [-(-length // strides[-1])]
+    return replace(layout, size=tuple(sizes[::-1]), stride=tuple(strides[::-1]), offset=0, conj=False, neg=False)
 
 
 def reaches(source: Layout, layout: Layout) -> bool:

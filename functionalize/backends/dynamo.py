@@ -27,10 +27,13 @@ from functionalize._torch.dynamo import (
     run_apart,
     to_fakes,
 )
+from functionalize._torch.tensors import autograd_base
+from functionalize.backends.view_inputs import ViewInputs
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove
 from functionalize.graph_capture.capture import RecordingSession
 from functionalize.graph_capture.checkpointing import CheckpointRegions
+from functionalize.graph_capture.differentiability import OverlappingInputsError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.autograd import ForwardCall, Orders
 from functionalize.runtime.execution import Computed, compute, compute_differentiably, finish
@@ -45,12 +48,15 @@ from functionalize.transform.api import run_call
 from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
-# A Dynamo graph, what computes it, and the modes of torch that it leaves otherwise than it finds them.
-_Compiled = tuple[ProgramMetadata, Callable[[Sequence[Any]], Computed], Mapping[str, Any]]
 _SIZES = (
     "it depends on sizes in another way than the program does\n"
     "    why  the graph was compiled for sizes that may differ, and Dynamo can be told nothing more of them\n"
     "    try  torch.compile(..., dynamic=False)"
+)
+_OVERLAPPING = (
+    "inputs that overlap were written, and the tensor that they are views of is no input\n"
+    "    why  the elements of that tensor beside them are not kept for derivatives of derivatives\n"
+    "    try  pass that tensor, and take the views of it inside of what is compiled"
 )
 _OPTIONS = ("compiler", "remove", "partition_fn")
 
@@ -126,6 +132,22 @@ def backend(
 
 
 @dataclass(frozen=True, eq=False)
+class _Compiled:
+    """A Dynamo graph for one way in which its inputs share memory."""
+
+    metadata: ProgramMetadata
+    views: ViewInputs
+    modes_left: Mapping[str, Any]  # modes of torch that it leaves otherwise than it finds them
+    computed: Callable[[Sequence[Any]], Computed]
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        values = self.views.extended(inputs)
+        results = finish(self.metadata, values, [], self.computed(values))
+        set_modes(self.modes_left)
+        return results
+
+
+@dataclass(frozen=True, eq=False)
 class _Backend:
     """One Dynamo graph, and what is to be done with it."""
 
@@ -141,38 +163,40 @@ class _Backend:
     def compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The graph as a function; compiled once more for each other way in which its inputs share memory."""
         given = [*self.state.values(), *inputs]
-        first, pattern = self._compiled(given), alias_pattern(given)
-        metadata = first[0]
-        looks = bool(metadata.mutations) or any(alias.input is not None for alias in metadata.outputs)
+        first, sharing = self._compiled(given), _sharing(given)
+        looks = bool(first.metadata.mutations) or any(alias.input is not None for alias in first.metadata.outputs)
         others: dict[Any, _Compiled] = {}
 
         def compiled(*args: Any) -> Any:
-            flat = [*self.state.values(), *args]
-            metadata, computed, modes_left = first
-            if looks and (now := alias_pattern(flat)) != pattern:
+            flat, chosen = [*self.state.values(), *args], first
+            if looks and (now := _sharing(flat)) != sharing:
                 key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
                 if key not in others:
                     others[key] = self._compiled(flat)
-                metadata, computed, modes_left = others[key]
-            results = finish(metadata, flat, [], computed(flat))
-            set_modes(modes_left)
-            return results
+                chosen = others[key]
+            return chosen(flat)
 
         return compiled
 
     def _compiled(self, inputs: Sequence[Any]) -> _Compiled:
         """The graph for one way in which its inputs share memory; in two halves where gradients are wanted."""
         mode, fakes = to_fakes(inputs)
-        found, modes_left = self._recorded(mode, fakes)
+        views = ViewInputs()
+        found, modes_left = self._recorded(mode, fakes, views)
+        if isinstance(found.joint, OverlappingInputsError):
+            views = ViewInputs.among(inputs)
+            fakes = views.extended(fakes)
+            found, modes_left = self._recorded(mode, fakes, views)
         metadata, joint = found.metadata, found.joint
         if isinstance(joint, Exception):
             raise joint
         known = dict(zip((entry.name for entry in metadata.inputs), fakes, strict=False))
         handed = partial(self._handed, mode, known)
+        compiled = partial(_Compiled, metadata, views, modes_left)
         if joint is not None:
             halves = partition(joint, self.partition_fn, handed)
-            orders = Orders(halves, partial(self._next_order, mode, fakes))
-            return metadata, partial(compute_differentiably, metadata, orders), modes_left
+            orders = Orders(halves, partial(self._next_order, mode, fakes, views))
+            return compiled(partial(compute_differentiably, metadata, orders))
         numbers = [GraphNumber(position) for position, _ in metadata.symbols.computed]
         described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *numbers])
         positions = needed_results(*described, further_bases=False)
@@ -181,12 +205,14 @@ class _Backend:
         graph.output(tuple(results[position] for position in positions))
         graph.eliminate_dead_code(Node.is_impure)  # without that, Dynamo takes random numbers for dead
         function = handed(GraphModule(found.root, graph))
-        return metadata, partial(compute, metadata, function, positions=positions), modes_left
+        return compiled(partial(compute, metadata, function, positions=positions))
 
-    def _next_order(self, mode: FakeTensorMode, fakes: Sequence[Any], order: int) -> ForwardCall:
+    def _next_order(self, mode: FakeTensorMode, fakes: Sequence[Any], views: ViewInputs, order: int) -> ForwardCall:
         """The derivative of an order, for the sizes and symbols that Dynamo gave."""
+        if views.added:
+            raise RuntimeError(_OVERLAPPING)
         known = number_of_guards(mode)
-        joint = self._recorded(mode, fakes, order)[0].joint
+        joint = self._recorded(mode, fakes, views, order)[0].joint
         if isinstance(joint, Exception):
             raise joint
         if joint is None or number_of_guards(mode) != known:
@@ -194,7 +220,7 @@ class _Backend:
         return partition(joint, self.partition_fn, partial(self._handed, mode, {}))
 
     def _recorded(
-        self, mode: FakeTensorMode, fakes: Sequence[Any], order: int = 1
+        self, mode: FakeTensorMode, fakes: Sequence[Any], views: ViewInputs, order: int = 1
     ) -> tuple[Recorded, Mapping[str, Any]]:
         """Run the graph on fake tensors, and record it without mutation; with the modes that it leaves otherwise.
 
@@ -204,20 +230,26 @@ class _Backend:
         session = RecordingSession(mode, note_origin, remove_views=remove_views, symbolic=True, order=order)
         names = [name.replace(".", "_") for name in self.state]
         names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
+        count = len(names)
+        names += [f"Root_{number}" for number in range(len(views.added))]  # no name of a graph begins so
         with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
             handles = [fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
+            handles = views.placed(handles)
         inputs = [
-            TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position)
+            TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position, given=position < count)
             for position, (name, handle) in enumerate(zip(names, handles, strict=True))
         ]
-        for entry in inputs:
-            entry.fake = entry.value if isinstance(entry.value, torch.Tensor) else None
+        for entry, value in zip(inputs, fakes, strict=True):
+            if isinstance(value, torch.Tensor):
+                entry.fake, entry.base = entry.value, autograd_base(value)
+        for position, root in views.roots:
+            inputs[position].root = inputs[root]
         session.add_inputs(inputs)
         run = _Run(self.graph, session.regions)
 
         def program() -> Any:
             held = {f"graph.{name}": value for name, value in zip(self.state, handles, strict=False)}
-            given = tuple(handles[len(held) :])
+            given = tuple(handles[len(held) : count])
             results = torch.func.functional_call(run, held, given) if held else run(*given)
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
@@ -234,6 +266,13 @@ class _Backend:
             values.append(value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value)
         with run_apart(mode):
             return self.compiler(graph, values)
+
+
+def _sharing(inputs: Sequence[Any]) -> tuple[Any, ViewInputs]:
+    """How inputs share memory, and what autograd knows of that."""
+    pattern = alias_pattern(inputs)
+    shared = any(isinstance(entry, tuple) for entry in pattern)
+    return pattern, ViewInputs.among(inputs) if shared else ViewInputs()
 
 
 class _Runner(Interpreter):

@@ -242,7 +242,7 @@ class RecordingSession:
             return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
 
         try:
-            fakes = [entry.fake for entry in inputs if entry.fake is not None]
+            fakes = [entry.fake for entry in inputs if entry.fake is not None and entry.given]
             recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
         except data_dependent() as error:
             raise DataDependentError.of(error) from error

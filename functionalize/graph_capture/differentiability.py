@@ -13,7 +13,18 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.fx import Node
 
+from functionalize._torch import storage_key
+from functionalize._torch.tensors import autograd_base
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.graph_capture.inputs import TracedInput
+from functionalize.runtime.metadata import InputMutation
+from functionalize.transform.context import FunctionalizationContext
+
+
+class OverlappingInputsError(UnsupportedMutationError):
+    """Gradients flow through a write to an input that another one overlaps."""
 
 
 @contextlib.contextmanager
@@ -83,3 +94,53 @@ def drawn_in_backward(node: Node) -> UnsupportedMutationError:
         why="the derivative of the next order computes that backward again, and would draw other random numbers",
         hint="draw the random numbers in the forward, or take the gradients inside of what is captured",
     )
+
+
+def refused_write(
+    context: FunctionalizationContext, inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]
+) -> Exception | None:
+    """Why autograd cannot be told of some write from outside of the graph; None where it can of all.
+
+    A write-back to one of several inputs of a storage is seen by autograd as in eager, and so are later uses of the
+    others. In the program it is not, but where the others were made as views of one of the inputs.
+    """
+    for mutation in mutations:
+        entry = inputs[mutation.input]
+        if not mutation.differentiable or entry.fake is None:
+            continue
+        if any(_meet(entry, other) for other in inputs):
+            return OverlappingInputsError(
+                f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with another input",
+                why="the gradient of the one input would have to flow through the other",
+                hint="pass the tensor once and take the views of it inside of the function",
+            )
+        if entry.fake.storage_offset() and _written_by_address(context, entry.fake):
+            return UnsupportedMutationError(
+                f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and does not "
+                "begin its storage",
+                why="autograd would look for the place in a gradient, which has a storage of its own",
+                hint="write through select, narrow or diagonal, or pass a copy (`.clone()`)",
+            )
+        if not mutation.writes or mutation.metadata or mutation.after:
+            return UnsupportedMutationError(
+                f"`{entry.target or entry.name}`, which requires gradients, gets new metadata",
+                why="autograd cannot be told of that from outside of the graph",
+                hint="return the new tensor instead",
+            )
+    return None
+
+
+def _written_by_address(context: FunctionalizationContext, handle: torch.Tensor) -> bool:
+    view = context.graph.find(handle)
+    written = [] if view is None else view.base.log.views()
+    return any(step.rule is not None and step.rule.addresses_storage for one in written for step in one.lineage())
+
+
+def _meet(one: TracedInput, other: TracedInput) -> bool:
+    """Whether two inputs share elements, and are for autograd parts of one tensor, of which the program knows not."""
+    if other.fake is None or other.fake is one.fake or storage_key(other.fake) != storage_key(one.fake):  # type: ignore[arg-type]
+        return False
+    if (one.root or one) is (other.root or other) or disjoint(Layout.of(one.fake), Layout.of(other.fake)):  # type: ignore[arg-type]
+        return False
+    bases = [autograd_base(entry.value) if entry.base is None else entry.base for entry in (one, other)]
+    return bases[0] is bases[1]

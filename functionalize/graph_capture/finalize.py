@@ -20,8 +20,7 @@ from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
-from functionalize.errors import UnsupportedMutationError
-from functionalize.graph_capture.differentiability import refuse_gradients_of_made
+from functionalize.graph_capture.differentiability import refuse_gradients_of_made, refused_write
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
 from functionalize.graph_capture.output_analysis import (
@@ -152,46 +151,12 @@ class GraphFinalizer:
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
             return None
-        refused = self._refused(mutations)
+        refused = refused_write(self.context, self.inputs, mutations)
         if refused is not None:
             return refused
         with tracing_disabled():
             bases = [self._node(self.context.value(analysis.base_handles[number])) for number in wanted.bases]
         return joint.trace(self.inputs, wanted, self.outputs.nodes, bases)
-
-    def _refused(self, mutations: Sequence[InputMutation]) -> Exception | None:
-        """Writes through which gradients flow, and that autograd cannot be told of from outside of the graph."""
-        for mutation in mutations:
-            entry = self.inputs[mutation.input]
-            if not mutation.differentiable or entry.fake is None:
-                continue
-            key = storage_key(entry.fake)
-            if any(o.fake is not None and o.fake is not entry.fake and storage_key(o.fake) == key for o in self.inputs):
-                return UnsupportedMutationError(
-                    f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with "
-                    "another input",
-                    why="the gradient of the one input would have to flow through the other",
-                    hint="pass the tensor once and take the views of it inside of the function",
-                )
-            if entry.fake.storage_offset() and self._written_by_address(entry.fake):
-                return UnsupportedMutationError(
-                    f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and does not "
-                    "begin its storage",
-                    why="autograd would look for the place in a gradient, which has a storage of its own",
-                    hint="write through select, narrow or diagonal, or pass a copy (`.clone()`)",
-                )
-            if not mutation.writes or mutation.metadata or mutation.after:
-                return UnsupportedMutationError(
-                    f"`{entry.target or entry.name}`, which requires gradients, gets new metadata",
-                    why="autograd cannot be told of that from outside of the graph",
-                    hint="return the new tensor instead",
-                )
-        return None
-
-    def _written_by_address(self, handle: torch.Tensor) -> bool:
-        view = self.context.graph.find(handle)
-        written = [] if view is None else view.base.log.views()
-        return any(step.rule is not None and step.rule.addresses_storage for one in written for step in one.lineage())
 
     # Constants
 

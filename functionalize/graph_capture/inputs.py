@@ -49,6 +49,9 @@ class TracedInput:
     fake: torch.Tensor | None = None  # what the program gets in place of a tensor; a constant stays itself
     edge: Any = None  # where autograd finds its gradient, if it requires one
     version: int | None = None  # of the fake tensor, when the program began to run
+    base: torch.Tensor | None = None  # what autograd knows the example for a view of, where the value does not tell
+    root: TracedInput | None = None  # another input, of which autograd knows the fake for a view
+    given: bool = True  # whether the program gets it; of others it gets views
 
     @property
     def is_tensor(self) -> bool:

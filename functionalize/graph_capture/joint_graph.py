@@ -80,7 +80,7 @@ class JointTracer:
                 if entry.fake is not None and entry.gradient_of is None and id(entry.fake) not in seen:
                     seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
                     self._grad_fns[id(entry)] = entry.fake.grad_fn
-                    entry.edge = gradient_edge(entry.fake)
+                    entry.edge = gradient_edge(entry.fake) if entry.root is None else None
 
     def find_new_leaves(self, inputs: Sequence[TracedInput]) -> None:
         """Inputs of which the program says that they require gradients have these from then on."""

@@ -10,7 +10,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+from functionalize._torch import OpOverload
+from functionalize.ops import tables
 
 # Arguments of operators that draw random numbers, each with the value by which a call draws none.
 _DRAWS_NOTHING: Mapping[str, object] = {"dropout_p": 0.0, "train": False, "training": False}
@@ -43,6 +44,6 @@ def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 @functools.cache
 def _switches(op: Any) -> list[str] | None:
     """Of an op that draws random numbers the arguments by which a call may draw none; None of others."""
-    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
+    if not (isinstance(op, OpOverload) and tables.row(op).random):
         return None
     return [name for name in _DRAWS_NOTHING if name in declared(op)]

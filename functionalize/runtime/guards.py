@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, LEAF, FakeTensor, storage_key
+from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, FakeTensor, storage_key
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
 from functionalize.runtime.call_arguments import CallArguments, InputSources
@@ -28,6 +28,8 @@ from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
 
 Pattern = tuple[Any, ...]
+_SINGULAR = "is", "was"
+_WHEN = "when the program was captured"
 _HINT = "pass inputs like those of the capture, capture again, or capture with on_guard_failure='recapture'"
 
 
@@ -56,21 +58,38 @@ def _strides(tensor: torch.Tensor) -> Any:
     return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
 
 
-REQUIRES_GRAD = "requires_grad"
+@dataclass(frozen=True)
+class _Dimensions:
+    """The size of a tensor of which nothing but the number of dimensions counts."""
+
+    count: int
+
+    def __repr__(self) -> str:
+        return f"of {self.count} dimension{'' if self.count == 1 else 's'}"
+
+
+REQUIRES_GRAD, STRIDES = "requires_grad", "strides"
 TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "class": _class_of,
     "layout": attrgetter("layout"),
     "dtype": attrgetter("dtype"),
     "device": attrgetter("device"),
     "size": _size,
-    "strides": _strides,
+    STRIDES: _strides,
     "conjugate bit": torch.is_conj,
     "negative bit": torch.is_neg,
     REQUIRES_GRAD: attrgetter("requires_grad"),
 }
+# Of what is true of an input or not, what is said of it now, and of when the program was captured.
+_TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
+    REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
+    LEAF: (("is no leaf", "was none"), ("is a leaf", "was one")),
+    VIEW: (("is no view", "was none"), ("is a view", "was one")),
+    HOOKS: (("has no hooks on its gradient", "had none"), ("has hooks on its gradient", "had some")),
+}
 _PROPERTIES = tuple(TENSOR_PROPERTIES)
 _READ = tuple(TENSOR_PROPERTIES.values())
-_SIZE, _STRIDES = _PROPERTIES.index("size"), _PROPERTIES.index("strides")
+_SIZE, _STRIDES = _PROPERTIES.index("size"), _PROPERTIES.index(STRIDES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +180,7 @@ class Guards:
         modes = modes_now()
         for name, before in self.modes.items():
             if name != GRAD_MODE and modes[name] != before:
-                _refuse(name, modes[name], before)
+                _refuse(f"the {name}", modes[name], before)
         self._check_constants(arguments)
         self._check_settings()
         values = self.sources.values(arguments)
@@ -172,7 +191,7 @@ class Guards:
             self.sizes.check(values)
         self._check_aliasing(self.pattern(values))
         if modes[GRAD_MODE] != self.modes[GRAD_MODE]:  # what can be followed comes last: all else is as it was
-            _refuse(GRAD_MODE, modes[GRAD_MODE], self.modes[GRAD_MODE], GradientMismatchError)
+            _refuse(f"the {GRAD_MODE}", modes[GRAD_MODE], self.modes[GRAD_MODE], GradientMismatchError)
         self._check_gradients(values)
         return values
 
@@ -182,7 +201,7 @@ class Guards:
             return None
         look = [read(value) for read in _READ]
         if number in self.dynamic:
-            look[_SIZE], look[_STRIDES] = f"of {value.dim()} dimensions", None
+            look[_SIZE], look[_STRIDES] = _Dimensions(value.dim()), None
         return look
 
     def _check_constants(self, arguments: CallArguments) -> None:
@@ -202,14 +221,15 @@ class Guards:
             if now == before or (entry.gradient_of is not None and value is None):
                 continue
             if now is None or before is None:
-                _refuse(entry.label, now and "a tensor", before and "a tensor")
+                one, other = ("no tensor" if look is None else "a tensor" for look in (now, before))
+                raise InputMismatchError(f"{entry.label} is {one}, and was {other} {_WHEN}", hint=_HINT)
             for name, one, other in zip(_PROPERTIES, now, before, strict=True):
-                if one != other and name != REQUIRES_GRAD and (entry.gradient_of is None or name != "strides"):
-                    _refuse(f"the {name} of {entry.label}", one, other)
+                if one != other and name != REQUIRES_GRAD and (entry.gradient_of is None or name != STRIDES):
+                    self._refuse_property(number, name, one, other)
         for (number, name), before in self.asked.items():
             answer = ASKED_PROPERTIES[name](values[number])
             if answer != before:
-                _refuse(f"the {name} of {self.inputs[number].label}", answer, before)
+                self._refuse_property(number, name, answer, before)
 
     def agree(self, numbers: Sequence[int], values: Sequence[Any]) -> bool:
         """Whether some inputs look as they did."""
@@ -226,13 +246,23 @@ class Guards:
 
     def _check_gradients(self, values: Sequence[Any]) -> None:
         """What autograd tells of the inputs: which require gradients, and which of those that change are leaves."""
-        for entry, value, look in zip(self.inputs, values, self._looks, strict=True):
+        for number, (value, look) in enumerate(zip(values, self._looks, strict=True)):
             if look is not None and value is not None and value.requires_grad != look[-1]:
-                _refuse(f"{REQUIRES_GRAD} of {entry.label}", value.requires_grad, look[-1], GradientMismatchError)
+                self._refuse_property(number, REQUIRES_GRAD, value.requires_grad, look[-1], GradientMismatchError)
         for number, before in self.leaves.items():
             if values[number] is not None and values[number].is_leaf != before:
-                label = f"`is_leaf` of {self.inputs[number].label}"
-                _refuse(label, values[number].is_leaf, before, GradientMismatchError)
+                self._refuse_property(number, LEAF, values[number].is_leaf, before, GradientMismatchError)
+
+    def _refuse_property(
+        self, number: int, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError
+    ) -> None:
+        label, said = self.inputs[number].label, _TRUE_OR_NOT.get(name)
+        if said is None:
+            _refuse(
+                f"the {name} of {label}", now, before, kind, verbs=("are", "were") if name == STRIDES else _SINGULAR
+            )
+        else:
+            raise kind(f"{label} {said[now][0]}, and {said[before][1]} {_WHEN}", hint=_HINT)
 
     def missing_gradients(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Zeros for the gradients that will be added to and are not there, by input."""
@@ -259,7 +289,7 @@ class Guards:
                 if now is not before and not same(frozen(now, {}), frozen(before, {})):
                     label = name if number is None else self.inputs[number].target
                     raise StateMismatchError(
-                        f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(before)} when captured",
+                        f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(before)} {_WHEN}",
                         hint="the program changes it, and is right for that value only: set it back, or capture again",
                     )
 
@@ -319,8 +349,14 @@ def _entry(container: Any, key: Any) -> Any:
     return container[key] if key < len(container) else ABSENT
 
 
-def _refuse(what: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError) -> None:
-    raise kind(f"{what} is {_words(now)}, and was {_words(before)} when the program was captured", hint=_HINT)
+def _refuse(
+    what: str,
+    now: Any,
+    before: Any,
+    kind: type[InputMismatchError] = InputMismatchError,
+    verbs: tuple[str, str] = _SINGULAR,
+) -> None:
+    raise kind(f"{what} {verbs[0]} {_words(now)}, and {verbs[1]} {_words(before)} {_WHEN}", hint=_HINT)
 
 
 def _words(value: Any) -> str:

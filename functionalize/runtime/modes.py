@@ -53,8 +53,8 @@ MODES: dict[str, Mode] = {
     "autocast on cuda": Mode(partial(_autocast, "cuda"), partial(_set_autocast, "cuda")),
     "default dtype": Mode(torch.get_default_dtype, torch.set_default_dtype),
     "default device": Mode(torch.get_default_device, torch.set_default_device),
-    "deterministic algorithms": Mode(_deterministic, _set_deterministic),
-    "torch function modes": Mode(function_modes),
+    "use of deterministic algorithms": Mode(_deterministic, _set_deterministic),
+    "number of torch function modes": Mode(function_modes),
 }
 
 

@@ -127,9 +127,15 @@ def run_call(
         tree = (args, kwargs) if reached is None else reached
         inputs = [Input.of(handle) for handle in handles_in(tree)] if context.executor.observed else []
         context.graph.expect_inputs([entry.handle for entry in inputs])
+        if context.unseen is not None:
+            context.unseen.note([entry.handle for entry in inputs])
     try:
         with FunctionalizeFunctionMode(context), mode:
             outputs = func(*args, **kwargs)
+        if context.unseen is not None:
+            with DisableTorchFunction():
+                context.unseen.adopt(handles_in(outputs))
+                context.unseen.forget()
         return end(context, inputs, outputs)
     finally:
         context.close()

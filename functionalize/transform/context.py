@@ -33,7 +33,9 @@ from functionalize.aliasing.tensor_queries import same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError, name_of
 from functionalize.ops import tables
+from functionalize.ops.calls import draws
 from functionalize.transform import dry_run
+from functionalize.transform.unseen_aliases import UnseenAliases
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 
 aten = torch.ops.aten
@@ -55,6 +57,7 @@ class FunctionalizationContext:
         self.enter = enter  # has the ops inside dispatched to this program again
         self.functionalize_body = functionalize_body  # of a higher-order op: a program of its own, with a `Frame`
         self.graph = AliasGraph(held=executor.predates_call)
+        self.unseen = UnseenAliases(executor, self.graph) if executor.on_memory else None
         self.op: Any = None  # the op that the program called last
         self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
@@ -142,6 +145,8 @@ class FunctionalizationContext:
         self._carriers.clear()
         self._protected.clear()
         self.hooked.clear()
+        if self.unseen is not None:
+            self.unseen.forget()
         self.graph.close()
 
     def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:
@@ -280,7 +285,7 @@ class FunctionalizationContext:
                 continue
             if self.executor.observed:
                 self.graph.create_base(handle, value)
-            if tables.row(func).random or not self.executor.observed:
+            if draws(func, args, kwargs) or not self.executor.observed:
                 self.executor.sync_memory(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
 

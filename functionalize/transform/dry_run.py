@@ -16,6 +16,7 @@ import torch
 from functionalize._torch import below_all_modes, copy_of_memory, on_handles, pytree, storage_key, uncached_fakes
 from functionalize.aliasing.geometry import hint
 from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
+from functionalize.ops.calls import draws
 from functionalize.transform.values import ValueExecutor
 
 Kwargs = dict[str, Any]
@@ -37,7 +38,7 @@ def on_twins(
         call_args, call_kwargs = pytree.tree_map_only(
             torch.Tensor, lambda handle: twins.get(id(handle), handle), (tuple(args), kwargs)
         )
-        with _same_random_numbers(func), uncached_fakes(originals):
+        with _same_random_numbers(func, args, kwargs), uncached_fakes(originals):
             executor.on_handles(func, call_args, call_kwargs)
         for twin in twins.values() if executor.symbolic else ():
             executor.track_sizes(twin)
@@ -77,7 +78,7 @@ def on_copies(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: K
         func(*new[0], **new[1])
 
     try:
-        with _same_random_numbers(func):
+        with _same_random_numbers(func, args, kwargs):
             below_all_modes(run, (), {})
     except Exception as error:  # what else zeros cannot do says nothing of the program
         if not fake or str(error).startswith("unsupported operation:"):
@@ -113,7 +114,7 @@ def with_eager_strides(executor: ValueExecutor, func: Any, args: Sequence[Any], 
     if not _DATA_DEPENDENT.isdisjoint(func.tags):
         return out  # shapes that only the data tell, and tensors whose strides are their own
     flat, spec = pytree.tree_flatten(out)
-    with _same_random_numbers(func):
+    with _same_random_numbers(func, args, kwargs):
         wanted = pytree.tree_leaves(executor.on_handles(func, args, kwargs))
     for index, (leaf, want) in enumerate(zip(flat, wanted, strict=True)):
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not same_strides(leaf, want):
@@ -123,13 +124,13 @@ def with_eager_strides(executor: ValueExecutor, func: Any, args: Sequence[Any], 
 
 def result_dtype(func: Any, args: Sequence[Any], kwargs: Kwargs) -> torch.dtype | None:
     """The dtype of the first tensor that an op gives."""
-    with _same_random_numbers(func):
+    with _same_random_numbers(func, args, kwargs):
         results = tensor_leaves([on_handles(func, args, kwargs)], {})
     return next((result.dtype for result in results), None)
 
 
 @contextlib.contextmanager
-def _same_random_numbers(func: Any) -> Iterator[None]:
+def _same_random_numbers(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Iterator[None]:
     """A second run of an op must not draw from the program's random numbers."""
-    with torch.random.fork_rng(enabled=torch.Tag.nondeterministic_seeded in func.tags):
+    with torch.random.fork_rng(enabled=draws(func, args, kwargs)):
         yield

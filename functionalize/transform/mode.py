@@ -91,6 +91,11 @@ class FunctionalizeMode(TorchDispatchMode):
         if self.aside():
             return func(*args, **kwargs) if kwargs else func(*args)
         context.op, context.origin = func, None
+        if context.unseen is not None:
+            context.unseen.adopt(tensor_leaves(args, kwargs))
+            out = handler(self, func, args, kwargs)
+            context.unseen.note(tensor_leaves(out if isinstance(out, (list, tuple)) else [out], {}))
+            return out
         if handler is _FUNCTIONAL and not self._bases:
             return self._run(func, args, kwargs)
         return handler(self, func, args, kwargs)

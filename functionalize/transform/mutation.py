@@ -20,7 +20,7 @@ from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import counts_elements, is_plain_strided, repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
-from functionalize.ops.calls import declared
+from functionalize.ops.calls import declared, draws
 from functionalize.transform import dry_run
 from functionalize.transform.handlers import custom_ops, random_ops
 from functionalize.transform.writing_call import Call, Kwargs, WritingCall
@@ -34,7 +34,7 @@ def mutate(call: WritingCall) -> Any:
     context, row, written = call.context, call.row, call.written
     if not written:
         return _without_write(call)
-    if row.functional is None or (row.random and not context.executor.observed):
+    if row.functional is None or (not context.executor.observed and draws(call.func, call.args, call.kwargs)):
         return custom_ops.run(call)
     meet = any(w.is_list for w in written) and _entries_meet(call)
     if not context.executor.observed and (meet or not all(map(is_plain_strided, call.tensors))):

@@ -72,6 +72,8 @@ class ValueExecutor:
         self._recorder = self.proxies if isinstance(self.proxies, RecordingMode) and not own else None
         self.run: Run = _dispatch if self._recorder is None else self._recorder.run  # one op, on values
         self.observed = any(not isinstance(mode, FakeTensorMode) for mode in mode_stack())
+        fake = any(isinstance(mode, FakeTensorMode) for mode in mode_stack())
+        self.on_memory = self.proxies is not None and not fake  # a graph is traced while eager computes
         self.symbolic = self.proxies is not None and has_symbols(mode_stack())
         self._frozen: dict[int, int] = {}  # which storages copies stand for
         self._start = last_node(self.proxies) if self.proxies is not None else None

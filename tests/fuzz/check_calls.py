@@ -108,7 +108,9 @@ class _Called:
         def derived(results: Sequence[Any], **options: Any) -> list[Any]:
             roots = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
             # Whole numbers, whose sums are the same in any order, also in float16.
-            tangents = [torch.randint(1, 8, r.shape, generator=random_numbers).sub(3.5).mul(2).to(r.dtype) for r in roots]
+            tangents = [
+                torch.randint(1, 8, r.shape, generator=random_numbers).sub(3.5).mul(2).to(r.dtype) for r in roots
+            ]
             if not roots or not wanted:
                 return []
             return list(torch.autograd.grad(roots, wanted, tangents, allow_unused=True, **options))

@@ -1,0 +1,72 @@
+"""Tensors that got the memory of others where no mode sees it: ``torch.nn.Parameter(tensor)``, in a real trace.
+
+The tracer would take such a tensor for a constant. Here it stands for the node of the tensor that it was made of, whose
+memory it has. (A fake tensor is no plain tensor, so that a parameter is made of it by ``detach()``, which is seen.)
+
+Invariant: what the program can still make an alias of is held, and little more. Limits: an alias has the layout of a
+tensor that the program got from an op, or was passed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from functionalize._torch import has_others, storage_key
+from functionalize.aliasing.alias_graph import AliasGraph
+from functionalize.aliasing.geometry import Layout
+from functionalize.transform.values import ValueExecutor
+
+_FEW = 16  # tensors that nobody else has are dropped when there are twice as many as then, and these
+
+
+class UnseenAliases:
+    """The tensors of a trace, by storage and layout."""
+
+    def __init__(self, executor: ValueExecutor, graph: AliasGraph) -> None:
+        self._executor, self._graph = executor, graph
+        self._known: dict[int, dict[Any, torch.Tensor]] = {}
+        self._limit = _FEW
+
+    def note(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Remember tensors that the tracer knows."""
+        for tensor in tensors:
+            key = storage_key(tensor)
+            if key > 0:
+                self._known.setdefault(key, {}).setdefault(Layout.of(tensor).key, tensor)
+        if len(self._known) > self._limit:
+            self._drop_unreached()
+            self._limit = 2 * len(self._known) + _FEW
+
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let those that the tracer takes for constants, and that have the memory of a known one, stand for that."""
+        for tensor in tensors:
+            together = self._known.get(storage_key(tensor))
+            known = None if together is None else together.get(Layout.of(tensor).key)
+            if known is None or known is tensor or not self._executor.is_constant(tensor):
+                continue
+            view = self._graph.find(tensor)
+            if view is not None:
+                self._graph.track(tensor, view)
+            self._executor.retarget_proxy(tensor, known)
+
+    def forget(self) -> None:
+        """Let go of all tensors: nothing more will be made of them."""
+        self._known.clear()
+
+    def _drop_unreached(self) -> None:
+        """Let go of the tensors that are alone with their storages and that nobody else has."""
+        alone = {
+            key: {layout: weakref.ref(tensor) for layout, tensor in together.items()}
+            for key, together in self._known.items()
+            if not has_others(key, len(together))
+        }
+        for key in alone:
+            del self._known[key]
+        for key, together in alone.items():
+            reached = {layout: tensor for layout, known in together.items() if (tensor := known()) is not None}
+            if reached:
+                self._known[key] = reached

@@ -1,0 +1,46 @@
+"""Every module of torch's module database, trained by captured calls and compiled, against eager; a shard a test.
+
+A part of the samples; with `-m full` many more.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.opinfo.check import FAILED, PASSED
+from tests.opinfo.modules import Make, captured, check, compiled, module_names, samples
+
+SHARDS = 8
+pytestmark = pytest.mark.slow  # loading the database takes seconds
+# They decide by data: BatchNorm without momentum by how often it ran, the others by their arguments.
+DECIDING = {"nn_BatchNorm1d", "nn_BatchNorm2d", "nn_BatchNorm3d", "nn_CTCLoss", "nn_GaussianNLLLoss"}
+DECIDING |= {"nn_Transformer", "nn_TransformerEncoder"}
+
+
+def check_modules(names: list[str], make: Make, limit: int | None) -> None:
+    for name in names:
+        verdicts = [check(sample, make) for sample in samples(name, limit)]
+        failures = [f"{one.case}: {one.kind} {one.reason[:300]}" for one in verdicts if one.status == FAILED]
+        assert not failures, "\n".join(failures)
+        refused = {one.case for one in verdicts if one.kind == "refused"}
+        assert not refused or name in DECIDING, refused
+        assert name in DECIDING or any(one.status == PASSED for one in verdicts), name
+
+
+@pytest.mark.slow(seconds=20)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_training_by_calls(shard: int) -> None:
+    check_modules(module_names()[shard::SHARDS], captured, 2)
+
+
+@pytest.mark.slow(seconds=20)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_training_compiled(shard: int) -> None:
+    check_modules(module_names()[shard::SHARDS], compiled, 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(("make", "limit"), [(captured, 30), (compiled, 6)], ids=["captured", "compiled"])
+def test_training_with_many_samples(make: Make, limit: int, shard: int) -> None:
+    check_modules(module_names()[shard::SHARDS], make, limit)
