@@ -119,7 +119,7 @@ class Scopes:
             if code is until:  # another thread's scope, or none
                 outer = self._base
                 break
-            if _is_programs(code.co_filename):
+            if _PROGRAMS[code.co_filename]:
                 found.append((id(code), frame.f_lasti))
                 _CODES[id(code)] = code
             if frame is scope:
@@ -154,7 +154,7 @@ def decisive_line(error: BaseException) -> str:
     """The innermost line of the user's code, or of the libraries that it is written with, in an error's traceback."""
     found = "unknown"
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if _is_programs(frame.f_code.co_filename):
+        if _PROGRAMS[frame.f_code.co_filename]:
             found = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
     return found
 
@@ -165,7 +165,13 @@ def _is_users(file: str) -> bool:
     return not file.startswith((_OWN, _TORCH, "<"))
 
 
-@cache
-def _is_programs(file: str) -> bool:
-    """Whether code is the user's, or of a part of torch that programs are written with."""
-    return not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))
+class _Programs(dict[str, bool]):
+    """By file: whether code is the user's, or of a part of torch that programs are written with."""
+
+    def __missing__(self, file: str) -> bool:
+        users = not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))
+        self[file] = users
+        return users
+
+
+_PROGRAMS = _Programs()  # a dict: each frame of each op is asked about
