@@ -397,4 +397,8 @@ _WITH_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, at
 
 def counts_from_storages(graph: Graph) -> bool:
     """Whether a graph says where in a storage something lies: it is right for inputs that lie where they did."""
-    return any(len(node.args) > _WITH_OFFSETS.get(node.target, len(node.args)) for node in graph.nodes)
+    return any(
+        len(node.args) > position
+        for op, position in _WITH_OFFSETS.items()
+        for node in graph.find_nodes(op="call_function", target=op)
+    )
