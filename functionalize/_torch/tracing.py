@@ -127,8 +127,12 @@ def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
     As ``create_node``, which takes twice as long: it looks through the arguments for symbols, and for hooks.
     """
+    return _add_node(graph, "call_function", op, args, kwargs or _NO_KWARGS, name)
+
+
+def _add_node(graph: Graph, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
     unique = graph._graph_namespace.create_name(name, None)
-    node = Node(graph, unique, "call_function", op, args, kwargs or _NO_KWARGS)
+    node = Node(graph, unique, kind, target, args, kwargs)
     graph._graph_namespace.associate_name_with_obj(unique, node)
     graph._insert(node)
     graph._find_nodes_lookup_table.insert(node)
@@ -142,7 +146,7 @@ def new_placeholder(graph: Graph, name: str) -> Node:
     FX renames what is called like a function of Python's (`input` to `input_1`). It never gives such a name to another
     node, so this one can have it back.
     """
-    node = graph.create_node("placeholder", name, name=name)
+    node = _add_node(graph, "placeholder", name, (), _NO_KWARGS, name)
     if node.name != name:
         node.name = name
     return node
