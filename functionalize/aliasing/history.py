@@ -15,7 +15,7 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.call_stack import Location, Origin
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Event:
     index: int  # among the program's views, or among its writes
     base: BaseRecord
@@ -34,7 +34,7 @@ class _Event:
         return self.origin.location
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ViewRecord(_Event):
     """One layout in a storage that the program had a tensor for."""
 
@@ -42,14 +42,14 @@ class ViewRecord(_Event):
     region: Layout
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class WriteRecord(_Event):
     """One write."""
 
     view: ViewRecord
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class BaseRecord:
     """One storage that was viewed or written."""
 
