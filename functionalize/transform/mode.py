@@ -348,14 +348,11 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         self._symbols = symbols_in_making(mode_stack())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types:
+        if types and not PLAIN_TYPES.issuperset(types):
             self._context.refuse_subclasses(types)
         if self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))):
             with enable_python_dispatcher():
-                return self._call(func, args, kwargs)
-        return self._call(func, args, kwargs)
-
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+                return self._spell_out(func, args, kwargs or {})
         if func in _UNDISPATCHED:
             return self._spell_out(func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
