@@ -10,7 +10,7 @@ import linecache
 import sys
 import traceback
 from collections.abc import Iterator
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -63,10 +63,13 @@ Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost fi
 class Origin:
     """Where a program is: the frames of the scope that runs, and the origin of the scope itself."""
 
+    __slots__ = ("_trace", "frames", "outer")
+
     def __init__(self, frames: Positions, outer: Origin | Location) -> None:
         self.frames, self.outer = frames, outer  # outermost: the line that calls the program
+        self._trace: str | None = None
 
-    @cached_property
+    @property
     def location(self) -> Location:
         """The line of the innermost frame that is the user's."""
         user = next((one for one in self.frames if _is_users(_CODES[one[0]].co_filename)), None)
@@ -74,13 +77,15 @@ class Origin:
             return location_of(user)
         return self.outer if isinstance(self.outer, Location) else self.outer.location
 
-    @cached_property
+    @property
     def trace(self) -> str:
         """The program's lines, outermost first, as in a traceback: the user's, and those of torch's modules."""
-        outer = "" if isinstance(self.outer, Location) else self.outer.trace
-        return outer + "".join(map(_line_of_trace, reversed(self.frames)))
+        if self._trace is None:
+            outer = "" if isinstance(self.outer, Location) else self.outer.trace
+            self._trace = outer + "".join(map(_line_of_trace, reversed(self.frames)))
+        return self._trace
 
-    @cached_property
+    @property
     def text(self) -> str:
         """The trace as a node's meta has it."""
         return self.trace.rstrip()
@@ -98,7 +103,7 @@ class Scopes:
         self._scopes: list[tuple[FrameType | None, Origin, dict[Positions, Origin]]] = [(None, self._base, {})]
 
     def enter(self, frame: FrameType) -> None:
-        """Begin a scope: what runs inside of a frame."""
+        """Begin a scope: what runs inside of a frame of the program's."""
         assert frame.f_back is not None
         self._scopes.append((frame, self._origin(frame.f_back), {}))
 
@@ -116,13 +121,13 @@ class Scopes:
         until = self._until
         while frame is not None:
             code = frame.f_code
-            if code is until:  # another thread's scope, or none
-                outer = self._base
-                break
-            if _is_programs(code.co_filename):
+            if _PROGRAMS[code.co_filename]:
                 found.append((id(code), frame.f_lasti))
                 _CODES[id(code)] = code
-            if frame is scope:
+                if frame is scope:
+                    break
+            elif code is until:  # another thread's scope, or none
+                outer = self._base
                 break
             frame = frame.f_back
         frames = tuple(found)
@@ -154,7 +159,7 @@ def decisive_line(error: BaseException) -> str:
     """The innermost line of the user's code, or of the libraries that it is written with, in an error's traceback."""
     found = "unknown"
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if _is_programs(frame.f_code.co_filename):
+        if _PROGRAMS[frame.f_code.co_filename]:
             found = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
     return found
 
@@ -165,7 +170,13 @@ def _is_users(file: str) -> bool:
     return not file.startswith((_OWN, _TORCH, "<"))
 
 
-@cache
-def _is_programs(file: str) -> bool:
-    """Whether code is the user's, or of a part of torch that programs are written with."""
-    return not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))
+class _Programs(dict[str, bool]):
+    """By file: whether code is the user's, or of a part of torch that programs are written with."""
+
+    def __missing__(self, file: str) -> bool:
+        users = not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))
+        self[file] = users
+        return users
+
+
+_PROGRAMS = _Programs()  # a dict: each frame of each op is asked about

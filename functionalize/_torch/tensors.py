@@ -45,12 +45,16 @@ def storage_id(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+# The same, of a tensor's storage; raises where it has none.
+storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a tensor's storage; of the tensor itself where it has none (sparse, mkldnn), as a negative number."""
-    if tensor.layout is not _STRIDED or tensor.is_nested:
+    if type(tensor) is not FakeTensor and (tensor.layout is not _STRIDED or tensor.is_nested):  # no fake one is nested
         return -id(tensor)
     try:
-        return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]  # `storage_id`, in the hottest place
+        return storage_address(tensor)
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
 
@@ -67,9 +71,6 @@ ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     VIEW: is_view,
     HOOKS: has_gradient_hooks,
 }
-
-# The identity of a tensor's storage, as above, of tensors that have one.
-storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 _users: Callable[[int], int] = torch._C._storage_Use_Count
 

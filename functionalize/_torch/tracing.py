@@ -30,11 +30,14 @@ from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tens
     set_original_aten_op,
     track_tensor_tree,
 )
+from torch.fx.immutable_collections import immutable_dict
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import on_handles
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tensors import SYMBOLS, is_symbol, is_symbolic, storage_key
+
+_NO_KWARGS: dict[str, Any] = immutable_dict()
 
 
 class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
@@ -108,23 +111,32 @@ def new_tracer() -> PythonKeyTracer:
     return tracer
 
 
-@cache
+_names: dict[int, tuple[Any, str]] = {}  # by identity: the hash of an op is a method in Python
+
+
 def name_for(op: Any) -> str:
     """What ``make_fx`` names a node of an op."""
-    return str(Graph()._target_to_str(op.overloadpacket.__name__))
-
-
-# A node asks of each attribute that is set whether it is its graph's business, in Python.
-_set_args: Callable[[Node, tuple[Any, ...]], None] = Node.args.fset  # type: ignore[attr-defined]
-_set_kwargs: Callable[[Node, dict[str, Any]], None] = Node.kwargs.fset  # type: ignore[attr-defined]
+    known = _names.get(id(op))
+    if known is None:
+        known = _names[id(op)] = op, str(Graph()._target_to_str(op.overloadpacket.__name__))
+    return known[1]
 
 
 def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
-    """A call of an op, given nodes: ``create_node`` would look through the arguments for symbols, which takes time."""
-    node = graph.create_node("call_function", op, name=name)
-    _set_args(node, args)
-    if kwargs:
-        _set_kwargs(node, kwargs)
+    """A call of an op, given nodes, in a graph that no module owns.
+
+    As ``create_node``, which takes twice as long: it looks through the arguments for symbols, and for hooks.
+    """
+    return _add_node(graph, "call_function", op, args, kwargs or _NO_KWARGS, name)
+
+
+def _add_node(graph: Graph, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
+    unique = graph._graph_namespace.create_name(name, None)
+    node = Node(graph, unique, kind, target, args, kwargs)
+    graph._graph_namespace.associate_name_with_obj(unique, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
     return node
 
 
@@ -134,7 +146,7 @@ def new_placeholder(graph: Graph, name: str) -> Node:
     FX renames what is called like a function of Python's (`input` to `input_1`). It never gives such a name to another
     node, so this one can have it back.
     """
-    node = graph.create_node("placeholder", name, name=name)
+    node = _add_node(graph, "placeholder", name, (), _NO_KWARGS, name)
     if node.name != name:
         node.name = name
     return node

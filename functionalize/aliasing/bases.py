@@ -168,6 +168,8 @@ def _within(view: View, source: View, dim: int) -> Progression:
 class HandleRef(weakref.ref[torch.Tensor]):
     """A handle, as long as it lives, and the view that it is of."""
 
+    __slots__ = ("key", "view")
+
     key: int
     view: View
 

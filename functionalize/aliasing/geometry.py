@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import hint_of, is_symbolic, unbacked
+from functionalize._torch import FakeTensor, hint_of, is_symbolic, unbacked
 
 Size = tuple[Any, ...]  # of int or SymInt
+_STRIDED = torch.strided
 
 
 def _hashable(number: Any) -> Any:
@@ -68,10 +69,12 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        if tensor.layout is not torch.strided or tensor.is_nested:  # no storage to address, nothing to view
+        if tensor.layout is not _STRIDED or (type(tensor) is not FakeTensor and tensor.is_nested):
+            # No storage to address, nothing to view.
             return cls(() if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype)
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
-        dtype, conj, neg = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        dtype = tensor.dtype
+        conj, neg = dtype.is_complex and tensor.is_conj(), tensor.is_neg()
         if is_symbolic(tensor):
             return cls(tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset), dtype, conj, neg)
         return _layout(size, stride, offset, dtype, conj, neg)

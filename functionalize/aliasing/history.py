@@ -15,13 +15,18 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.call_stack import Location, Origin
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Event:
     index: int  # among the program's views, or among its writes
     base: BaseRecord
-    op: str  # of a base's first tensor empty
+    called: Any  # the op; of a base's first tensor None
     origin: Origin
     time: int  # position among all events of the program
+
+    @property
+    def op(self) -> str:
+        """The name of the op; of a base's first tensor empty."""
+        return "" if self.called is None else str(self.called)
 
     @property
     def location(self) -> Location:
@@ -29,7 +34,7 @@ class _Event:
         return self.origin.location
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ViewRecord(_Event):
     """One layout in a storage that the program had a tensor for."""
 
@@ -37,14 +42,14 @@ class ViewRecord(_Event):
     region: Layout
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class WriteRecord(_Event):
     """One write."""
 
     view: ViewRecord
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class BaseRecord:
     """One storage that was viewed or written."""
 
@@ -126,7 +131,7 @@ class Historian:
         if base is None:
             base = self._bases[view.base] = BaseRecord(len(self._bases), self._name_of(view.base))
             self.history.bases.append(base)
-        event = len(self._views), base, "" if parent is None else str(op), self._here(), self._time
+        event = len(self._views), base, None if parent is None else op, self._here(), self._time
         self._views[view] = record = ViewRecord(*event, parent, view.layout)
         base.views.append(record)
         return record
@@ -134,7 +139,7 @@ class Historian:
     def wrote(self, view: View, op: Any) -> None:
         """Note that the program wrote to a view."""
         record = self.viewed(view, op)
-        record.base.writes.append(WriteRecord(self._writes, record.base, str(op), self._here(), self._time, record))
+        record.base.writes.append(WriteRecord(self._writes, record.base, op, self._here(), self._time, record))
         self._writes += 1
 
     @property

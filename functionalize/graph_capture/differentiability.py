@@ -114,7 +114,7 @@ def refused_write(
                 why="the gradient of the one input would have to flow through the other",
                 hint="pass the tensor once and take the views of it inside of the function",
             )
-        if entry.fake.storage_offset() and _written_by_address(context, entry.fake):
+        if storage_key(entry.fake) in context.readdressed:
             return UnsupportedMutationError(
                 f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and does not "
                 "begin its storage",
@@ -128,12 +128,6 @@ def refused_write(
                 hint="return the new tensor instead",
             )
     return None
-
-
-def _written_by_address(context: FunctionalizationContext, handle: torch.Tensor) -> bool:
-    view = context.graph.find(handle)
-    written = [] if view is None else view.base.log.views()
-    return any(step.rule is not None and step.rule.addresses_storage for one in written for step in one.lineage())
 
 
 def _meet(one: TracedInput, other: TracedInput) -> bool:

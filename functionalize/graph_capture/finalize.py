@@ -376,10 +376,9 @@ class GraphFinalizer:
         taken = [metadata.inputs[number] for number in metadata.taken]
         specs = self.outputs.specs
         self._historian.detach()
-        shared = [group for group in groups.values() if len(group) > 1]
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
         asked = self.context.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
-        account = (self._historian, self._written, shared)
+        account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked))
 
 
@@ -389,4 +388,5 @@ _WITH_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, at
 
 def counts_from_storages(graph: Graph) -> bool:
     """Whether a graph says where in a storage something lies: it is right for inputs that lie where they did."""
-    return any(len(node.args) > _WITH_OFFSETS.get(node.target, len(node.args)) for node in graph.nodes)
+    calls = [(at, graph.find_nodes(op="call_function", target=op)) for op, at in _WITH_OFFSETS.items()]
+    return any(len(node.args) > at for at, nodes in calls for node in nodes)

@@ -46,7 +46,8 @@ from functionalize.runtime.metadata import (
     needed_results,
 )
 from functionalize.runtime.random_state import is_random
-from functionalize.transform.mode import FunctionalizeFunctionMode, FunctionalizeMode
+from functionalize.transform.function_mode import FunctionalizeFunctionMode
+from functionalize.transform.mode import FunctionalizeMode
 
 EndJoint = Callable[[ProgramMetadata], JointGraph]
 

@@ -100,9 +100,7 @@ class SideEffectRecorder:
     def __init__(self, states: Sequence[StateWalk]) -> None:
         self._states = states
         self._numbers = {
-            id(item): ObjectRef(index, number)
-            for index, state in enumerate(states)
-            for number, item in enumerate(state.seen)
+            id(item): (index, number) for index, state in enumerate(states) for number, item in enumerate(state.seen)
         }
         self._number: Number = lambda tensor: tensor
 
@@ -132,7 +130,7 @@ class SideEffectRecorder:
             return TensorRef(self._number(value))
         known = self._numbers.get(id(value))
         if known is not None:
-            return known
+            return ObjectRef(*known)
         if isinstance(value, OPAQUE) or callable(value):
             return value
         if isinstance(value, tuple):

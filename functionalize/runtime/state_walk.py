@@ -204,7 +204,7 @@ def containers_of(value: Any, holding: dict[int, bool]) -> Iterator[tuple[Contai
         modules = modules_of(value)
         yield modules, [name for name, module in modules.items() if module is not None]
         content = value.__dict__
-        own = [n for n, item in content.items() if type(item) not in _PLAIN and n not in _OF_MODULES]
+        own = [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _PLAIN]
         yield content, [name for name in own if holds_tensors(content[name], holding)]
     elif isinstance(value, (dict, list)):
         yield value, list(value) if isinstance(value, dict) else list(range(len(value)))

@@ -21,6 +21,7 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
 
+_STRIDED = torch.strided
 _ENTRIES = 100_000  # after so many all is forgotten: a bound on memory, far above what one model needs
 _AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _KEPT_APART = frozenset({torch.ops.aten.view.dtype})  # gives inference tensors in inference mode, unlike other views
@@ -40,7 +41,16 @@ class ResultMeta:
         layout = self.layout
         if self.aliased_arg is None:
             return factory.fresh(layout.size, layout.stride, layout.dtype, self.device)
-        return factory.view(args[self.aliased_arg], layout.size, layout.stride, layout.offset)
+        source = args[self.aliased_arg]
+        make = factory.part if _holds(source, layout) else factory.view
+        return make(source, layout.size, layout.stride, layout.offset)
+
+
+def _holds(source: FakeTensor, layout: Layout) -> bool:
+    """Whether a layout surely lies in the storage of a tensor, which inference mode has nothing to do with."""
+    room = source.untyped_storage().nbytes()
+    inside = type(room) is int and layout.span[0] >= 0 and layout.span[1] <= room
+    return inside and not (torch.is_inference_mode_enabled() or source.is_inference())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +118,12 @@ def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> 
     for arg in args:
         kind = type(arg)
         if kind is FakeTensor:
-            if is_symbolic(arg) or arg.layout is not torch.strided:
+            dtype = arg.dtype
+            if is_symbolic(arg) or arg.layout is not _STRIDED or (dtype.is_complex and arg.is_conj()) or arg.is_neg():
                 return False
-            if arg.fake_mode is not mode or arg.constant is not None or arg.is_conj() or arg.is_neg():
+            if arg.fake_mode is not mode or arg.constant is not None:
                 return False
-            parts += (arg.size(), arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device)
+            parts += (arg.size(), arg.stride(), arg.storage_offset(), dtype, arg.fake_device)
         elif kind is int or kind is float or kind is complex:
             parts += (kind, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
         elif kind is list or kind is tuple:

@@ -21,8 +21,9 @@ from functionalize._torch import (
 from functionalize.errors import check_remove
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input
+from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.handlers.higher_order import Frame
-from functionalize.transform.mode import FunctionalizeFunctionMode, FunctionalizeMode
+from functionalize.transform.mode import FunctionalizeMode
 
 End = Callable[[FunctionalizationContext, list[Input], Any], Any]
 

@@ -63,6 +63,7 @@ class FunctionalizationContext:
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.hooked: list[Any] = []  # functions of autograd, and leaves, whose gradients the program changes by hooks
+        self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}

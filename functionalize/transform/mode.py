@@ -1,4 +1,4 @@
-"""The modes: each op of the program arrives here, below autograd and functorch, and leaves as ops on values.
+"""The mode below autograd and functorch: each op of the program arrives here, and leaves as ops on values.
 
 Invariant: what the program gets back are handles: plain tensors with eager's metadata. What runs in the modes below is
 free of mutation, and of views where these are to be removed. Limits: one mode serves one call, in one thread.
@@ -10,14 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import (
-    HOOKS,
-    LEAF,
-    OFFSET,
     PLAIN_TYPES,
-    VIEW,
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
@@ -27,17 +22,11 @@ from functionalize._torch import (
     below_all_modes,
     counts_versions,
     current_proxy_mode,
-    enable_python_dispatcher,
-    has_symbol,
-    is_view,
     mode_stack,
     on_handles,
-    pytree,
     storage_key,
-    symbols_in_making,
     unbacked,
     uncompiled,
-    unwrap_functorch,
 )
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout
@@ -155,6 +144,8 @@ class FunctionalizeMode(TorchDispatchMode):
         key = storage_key(source)
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
+        if func is aten.as_strided.default and source.requires_grad and not _begins(source):
+            self.context.readdressed.add(key)
         out, layouts = self._run_view(func, args, kwargs)
         parent = graph.ensure(source)
         if isinstance(out, torch.Tensor):
@@ -261,6 +252,12 @@ def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> 
     return tuple(handle.size()) == size
 
 
+def _begins(handle: torch.Tensor) -> bool:
+    """Whether a tensor begins its storage."""
+    offset = handle.storage_offset()
+    return type(offset) is int and offset == 0
+
+
 _DEVICE = torch.ops.prim.device.default
 _SPLITS = [aten.split.Tensor, aten.split_with_sizes.default]
 _SAFE_SPLITS = dict(zip([aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default], _SPLITS, strict=True))
@@ -324,81 +321,3 @@ def _choose(func: Any) -> Handler:
     if row.view in (ViewKind.SINGLE, ViewKind.MULTI):
         return FunctionalizeMode._view
     return FunctionalizeMode._replaced if row.functional else FunctionalizeMode._functional
-
-
-# Above the dispatcher
-
-_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
-_LOSE_OUT = frozenset({torch.linalg.matrix_rank})
-_DROPOUTS = {torch.dropout, torch.nn.functional.dropout}
-_BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-_OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
-_ASKS: dict[Any, str] = {  # what a program asks by them
-    **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), OFFSET),
-    **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), OFFSET),
-    **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), LEAF),
-    **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), VIEW),
-}
-_HOOK: Any = torch.Tensor.register_hook
-_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
-
-
-class FunctionalizeFunctionMode(TorchFunctionMode):
-    """What happens above the dispatcher, where no dispatch mode is told of it. Entered around that of the same context.
-
-    ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active, compute a
-    new tensor in place of writing the one that was passed as ``out=``. `dropout` that drops nothing returns its input,
-    but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine asks whether a mode is active:
-    it adds gradients up in place where none is, and some formulas choose other ops, so that gradients have other
-    strides. Hooks on gradients are noted: a view that has one is more than a view to autograd. Besides, calls on sizes
-    that the data decide go to torch's kernels in Python: some of those in C++ take integers alone. Limits: calls by the
-    public name, on plain tensors.
-    """
-
-    def __init__(self, context: FunctionalizationContext) -> None:
-        super().__init__()
-        self._context = context
-        self._symbols = symbols_in_making(mode_stack())
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types:
-            self._context.refuse_subclasses(types)
-        if self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))):
-            with enable_python_dispatcher():
-                return self._call(func, args, kwargs)
-        return self._call(func, args, kwargs)
-
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in _UNDISPATCHED:
-            return self._spell_out(func, args, kwargs or {})
-        return func(*args, **kwargs) if kwargs else func(*args)
-
-    def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in _ASKS:
-            self._context.asked.add(_ASKS[func])
-        if func in _BACKWARD:
-            self._context.asked.add(HOOKS)
-            return self._context.differentiate(func, args, kwargs)
-        if func is _HOOK:
-            self._context.hooked.append(args[0].grad_fn or args[0])
-        if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
-            return args[0] if args else kwargs["input"]
-        if func == _SET_DATA and all(map(_is_plain, args)):
-            return self._context.set_data(*args)
-        if func in _LOSE_OUT and kwargs.get("out") is not None:
-            others = {name: value for name, value in kwargs.items() if name != "out"}
-            result = func(*args, **others)
-            return kwargs["out"].resize_(result.size()).copy_(result)
-        return func(*args, **kwargs)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a dispatch mode sees this very tensor: no subclass, no wrapper of a functorch transform."""
-    return type(tensor) in PLAIN_TYPES and unwrap_functorch(tensor) is tensor
-
-
-def _drops_nothing(
-    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
-) -> bool:
-    """Whether a call of `dropout` is legal, and returns its input."""
-    return 0 <= p <= 1 and (p == 0 or not (training and train))
