@@ -222,11 +222,6 @@ class RecordingSession:
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order)
         joint.begin(inputs)
-        if any(entry.edge is not None for entry in inputs):
-            mode.context.hides_writes = False
-        for entry in inputs:
-            if entry.fake is not None and not entry.fake.is_inference():
-                entry.version = entry.fake._version
         follow(mode.context)
 
         def program() -> Any:

@@ -132,9 +132,9 @@ class GraphFinalizer:
         wanted = [*results, *(GraphNumber(output) for output, _ in symbols.computed)]
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
-        versions = self._versions(writes, {mutation.input for mutation in mutations})
+        self._count_writes(writes, {mutation.input for mutation in mutations})
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols, versions
+            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols
         )
         return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
 
@@ -276,7 +276,6 @@ class GraphFinalizer:
         side_effects: Sequence[SideEffect],
         layouts: InputLayouts,
         symbols: SymbolSources,
-        versions: Mapping[int, int],
     ) -> ProgramMetadata:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
@@ -303,20 +302,17 @@ class GraphFinalizer:
             before,
             after,
             symbols,
-            versions,
         )
 
-    def _versions(self, writes: Mapping[int, int | None], written: set[int]) -> dict[int, int]:
-        """How often the program told autograd that it wrote each input that changed; of one lifted late: once."""
+    def _count_writes(self, writes: Mapping[int, int | None], written: set[int]) -> None:
+        """Note how often the program told autograd that it wrote inputs that changed; of one lifted late: once."""
         begun = {n: storage_key(e.value) for n, e in enumerate(self.inputs) if isinstance(e.value, torch.Tensor)}
         changed = {begun[number] for number in written if number in begun}
-        found: dict[int, int] = {}
         for number, key in begun.items():
             entry = self.inputs[number]
             if key in changed and self._numbers.get(id(entry.fake)) == number:  # else a tensor that is passed twice
                 count = writes.get(id(entry))
-                found[number] = int(number in written) if count is None else count
-        return {number: count for number, count in found.items() if count}
+                entry.counted = int(number in written) if count is None else count
 
     def _symbols(
         self,

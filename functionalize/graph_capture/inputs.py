@@ -49,6 +49,7 @@ class TracedInput:
     fake: torch.Tensor | None = None  # what the program gets in place of a tensor; a constant stays itself
     edge: Any = None  # where autograd finds its gradient, if it requires one
     version: int | None = None  # of the fake tensor, when the program began to run
+    counted: int = 0  # how often a call has to tell autograd that it was written
     base: torch.Tensor | None = None  # what autograd knows the example for a view of, where the value does not tell
     root: TracedInput | None = None  # another input, of which autograd knows the fake for a view
     given: bool = True  # whether the program gets it; of others it gets views
@@ -70,7 +71,8 @@ class TracedInput:
         constant = self.value if (own if self.is_tensor else plain) else None
         gradient_of = None if self.gradient_of is None else numbers[id(self.gradient_of)]
         where = (self.slot, self.argument, constant, self.persistent, gradient_of)
-        return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where, self._requires_grad())
+        found = self._requires_grad(), self.counted
+        return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where, *found)
 
     def _requires_grad(self) -> bool | None:
         """Whether the input requires gradients now, if the program has said so; None where it has not."""

@@ -74,7 +74,7 @@ class JointTracer:
         self._grad_fns: dict[int, Any] = {}
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
-        """Remember, before the program runs, where autograd will find the gradients of its inputs."""
+        """Remember, before the program runs, where autograd finds the gradients of its inputs, and their versions."""
         seen: set[int] = set()
         with torch.inference_mode(False):  # a view that is asked there for its history makes it
             for entry in inputs:
@@ -82,6 +82,11 @@ class JointTracer:
                     seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
                     self._grad_fns[id(entry)] = entry.fake.grad_fn
                     entry.edge = gradient_edge(entry.fake) if entry.root is None else None
+        if any(entry.edge is not None for entry in inputs):
+            self._mode.context.hides_writes = False
+        for entry in inputs:
+            if entry.fake is not None and not entry.fake.is_inference():
+                entry.version = entry.fake._version
 
     def find_new_leaves(self, inputs: Sequence[TracedInput]) -> None:
         """Inputs of which the program says that they require gradients have these from then on."""

@@ -153,6 +153,7 @@ class GraphInput:
     persistent: bool | None = None
     gradient_of: int | None = None  # the input whose gradient it is
     requires_grad: bool | None = None  # whether it requires gradients after the call, where the program changes that
+    writes: int = 0  # by how much its version grows
 
     @property
     def label(self) -> str:
@@ -302,12 +303,16 @@ class ProgramMetadata:
     layouts_before: Mapping[int, Layout]
     layouts_after: Mapping[int, Layout]
     symbols: SymbolSources = field(default_factory=SymbolSources)
-    versions: Mapping[int, int] = field(default_factory=dict)  # of inputs: by how much their versions grow
 
     @cached_property
     def taken(self) -> list[int]:
         """The inputs that the graph takes, in order."""
         return [number for number in range(len(self.inputs)) if number not in self.unused]
+
+    @cached_property
+    def versions(self) -> dict[int, int]:
+        """By how much the versions of inputs grow, of those that are written."""
+        return {number: entry.writes for number, entry in enumerate(self.inputs) if entry.writes}
 
     @cached_property
     def requiring(self) -> list[tuple[int, bool]]:
