@@ -100,7 +100,10 @@ class CaptureFakeMode(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         meta = self.metas.get(func)
         if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
-            return super().dispatch(func, types, args, kwargs or {})
+            try:
+                return super().dispatch(func, types, args, kwargs or {})
+            except AssertionError as error:  # of a kernel in Python: what checks in C++ raise is another error
+                raise RuntimeError(str(error)) from error
         with self:
             return meta(*args, **(kwargs or {}))
 

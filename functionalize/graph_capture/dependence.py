@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, Node
 
-from functionalize._torch import storage_key
+from functionalize._torch import is_symbolic, storage_key
 from functionalize.graph_capture.checkpointing import item_of
 
 aten = torch.ops.aten
@@ -74,3 +74,21 @@ def _read(node: Node) -> list[Node]:
     if not (unread and node.args[flag] is True):
         return node.all_input_nodes
     return [one for position, one in enumerate(node.args) if position not in unread and isinstance(one, Node)]
+
+
+def forget_unread(graph: Graph) -> None:
+    """Have memory of any content stand for inputs that no result depends on: of dead nodes, which draw numbers."""
+    read, waiting = set[Node](), list(graph.output_node().all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in read:
+            read.add(node)
+            waiting += node.all_input_nodes
+    for node in graph.find_nodes(op="placeholder"):
+        like = node.meta.get("val")
+        if node.users and node not in read and isinstance(like, torch.Tensor) and not is_symbolic(like):
+            with graph.inserting_before(next(iter(node.users))):
+                options = {"dtype": like.dtype, "device": like.device}
+                empty = graph.call_function(aten.empty.memory_format, (list(like.size()),), options)
+            empty.meta["val"] = like
+            node.replace_all_uses_with(empty)

@@ -106,7 +106,7 @@ def refused_write(
     """
     for mutation in mutations:
         entry = inputs[mutation.input]
-        if not mutation.differentiable or entry.fake is None:
+        if entry.fake is None or not (mutation.differentiable or _has_other_size(entry)):
             continue
         if any(_meet(entry, other) for other in inputs):
             return OverlappingInputsError(
@@ -128,6 +128,12 @@ def refused_write(
                 hint="return the new tensor instead",
             )
     return None
+
+
+def _has_other_size(entry: TracedInput) -> bool:
+    """Whether an input that requires gradients got another size: gradients of before have the old one."""
+    fake, value = entry.fake, entry.value
+    return fake is not None and fake.requires_grad and isinstance(value, torch.Tensor) and fake.dim() != value.dim()
 
 
 def _meet(one: TracedInput, other: TracedInput) -> bool:

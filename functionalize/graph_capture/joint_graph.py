@@ -25,7 +25,7 @@ from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, item_of
-from functionalize.graph_capture.dependence import reads_storages, sharing, sources_of
+from functionalize.graph_capture.dependence import forget_unread, reads_storages, sharing, sources_of
 from functionalize.graph_capture.differentiability import (
     check_differentiable,
     check_has_gradients,
@@ -275,6 +275,7 @@ class JointTracer:
         taken = [n for n in range(len(names)) if n not in metadata.unused]
         if self._order > 1:  # of others than the first, only what is used
             graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
+            forget_unread(graph)
             taken = [n for n in taken if placeholders[n].users or gradients.get(n) is not None]
         for number in set(range(len(names))).difference(taken):
             graph.erase_node(placeholders[number])

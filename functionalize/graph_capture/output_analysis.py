@@ -36,7 +36,7 @@ from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, size_hint
 from functionalize.aliasing.strided_layout import is_differentiable
 from functionalize.errors import UnsupportedMutationError
-from functionalize.graph_capture.inputs import TracedInput, is_leaf
+from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.metadata import AliasKind, BaseResult, GraphInput, OutputAlias, frozen_layout, frozen_number
 
 _ARGUMENTS: dict[type, Any] = {
@@ -132,7 +132,7 @@ class OutputAnalysis:
                 of = None if source is None else self._inputs[source].fake
                 becomes = handle.is_inference() and of is not None and not of.is_inference()
                 alias = replace(alias, kind=kind, input=source, own_gradient=own, inference=becomes)
-            made = is_leaf(handle) and id(handle) not in self._numbers
+            made = handle.requires_grad and _is_leaf(handle) and id(handle) not in self._numbers
             found.append(replace(alias, **_LEAF, leaf=_kind_of(handle)) if made else alias)
         return found
 
