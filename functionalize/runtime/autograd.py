@@ -257,7 +257,7 @@ class CapturedFunction(torch.autograd.Function):
         call: ForwardCall = ctx.call
         if call.backward is None:
             return (None,) * (1 + len(call.gradients))
-        saved = iter(ctx.saved_tensors)
+        saved = iter(_saved_by(ctx))
         given = [next(saved) if value is _TENSOR else value for value in ctx.plain]
         laid_out = [look.given_to(tangents[n]) for n, look in zip(call.joint.tangents, ctx.looks, strict=True)]
         with torch.no_grad():
@@ -270,6 +270,23 @@ class CapturedFunction(torch.autograd.Function):
         if not keeps_graph():
             ctx.derivation = None
         return None, *found
+
+
+_FREED = (
+    "Trying to backward through a call of a captured program a second time\n"
+    "    why  the call has one backward for all of its results: what it needs was let go of by the first\n"
+    "    try  add up what is differentiated and call backward() once (or torch.autograd.backward([y, z], ...)), "
+    "or give retain_graph=True to all but the last"
+)
+
+
+def _saved_by(ctx: Any) -> Sequence[torch.Tensor]:
+    try:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if "second time" in str(error):  # else one was written
+            raise RuntimeError(_FREED) from error
+        raise
 
 
 class _Gradients(torch.autograd.Function):
