@@ -486,3 +486,21 @@ def test_the_alias_graph_can_be_asked() -> None:
         assert text.count("aten.select.int") == 2 and "aten.mul_.Tensor" in text
     with pytest.raises(KeyError, match="there are x"):
         history.base("y")
+
+
+@pytest.mark.parametrize(
+    "func",
+    [lambda x: x.zero_(), lambda x: x[:1].zero_(), lambda x: x.t().fill_(2)],
+    ids=["whole", "a row", "transposed"],
+)
+def test_versions_of_expanded_inputs_that_are_written(func: Callable[[Tensor], Any]) -> None:
+    """A write counts once, for the input and for what it is expanded from."""
+    found = []
+    for call in (func, capture(func, (torch.ones(4, 1).expand(4, 4),))):
+        base = torch.ones(4, 1)
+        x = base.expand(4, 4)
+        result = call(x)
+        found.append((x._version, base._version, base, result.stride()))
+    assert found[0][:2] == found[1][:2]
+    torch.testing.assert_close(found[1][2], found[0][2])
+    assert found[1][3] == found[0][3]

@@ -546,3 +546,17 @@ def test_a_write_without_a_backward_raises_when_a_gradient_is_asked_for() -> Non
     torch.testing.assert_close(x.detach(), torch.tensor([2.0, 4, 8]))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         x.sum().backward()
+
+
+def test_results_that_are_differentiated_one_after_the_other() -> None:
+    program = capture(lambda x, y: (x.sin(), y.cos()), tuple(torch.ones(3, requires_grad=True) for _ in range(2)))
+    one, other = (torch.ones(3, requires_grad=True) for _ in range(2))
+    y, z = program(one, other)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match=r"a second time\n    why  .*\n    try  add up .* or give retain_graph=True"):
+        z.sum().backward()
+    y, z = program(one, other)
+    one.grad = other.grad = None
+    y.sum().backward(retain_graph=True)
+    z.sum().backward()
+    torch.testing.assert_close([one.grad, other.grad], [one.cos().detach(), -other.sin().detach()])

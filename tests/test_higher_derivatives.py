@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils.checkpoint import checkpoint
 
-from functionalize import capture
+from functionalize import DataDependentError, capture
 
 pytestmark = [
     # Dynamo warns of torch's own code.
@@ -381,3 +381,28 @@ def test_sizes_that_are_symbols(way: Callable[..., Run]) -> None:
     for rows in (4, 6):
         x = torch.randn(rows, 3, requires_grad=True)
         torch.testing.assert_close(second(run, x), second(program, x))
+
+
+def test_sparse_results_take_dense_tangents() -> None:
+    """As in eager, where the derivative of `to_sparse` is `to_dense`, which leaves dense tangents as they are."""
+
+    def derivatives(run: Callable[..., Any]) -> list[Tensor]:
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+        tangent = torch.ones(2, 3).requires_grad_()
+        (first,) = torch.autograd.grad(run(x), x, tangent, create_graph=True)
+        return [first.detach(), *torch.autograd.grad(first, tangent, torch.full((2, 3), 2.0))]
+
+    def func(x: Tensor) -> Tensor:
+        return (x * 3).to_sparse()
+
+    torch.testing.assert_close(derivatives(capture(func, (torch.ones(2, 3, requires_grad=True),))), derivatives(func))
+
+
+def test_a_derivative_that_decides_by_data_is_refused() -> None:
+    def func(x: Tensor) -> Tensor:
+        return x.scatter_reduce(0, torch.tensor([0, 0, 1]), torch.ones(3), "prod")
+
+    x = torch.ones(3, requires_grad=True)
+    (first,) = torch.autograd.grad(capture(func, (x,))(x).sum(), x, create_graph=True)
+    with pytest.raises(DataDependentError, match="derivative of order 2 of a captured program decides by the value"):
+        first.sum().backward()

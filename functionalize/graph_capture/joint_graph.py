@@ -23,7 +23,7 @@ from functionalize._torch.autograd import module_without_code, without_autocast
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
-from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, item_of
 from functionalize.graph_capture.dependence import forget_unread, reads_storages, sharing, sources_of
 from functionalize.graph_capture.differentiability import (
@@ -31,6 +31,7 @@ from functionalize.graph_capture.differentiability import (
     check_has_gradients,
     drawn_in_backward,
     requiring,
+    why_not_differentiable,
 )
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
@@ -173,12 +174,7 @@ class JointTracer:
             gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
             return functools.partial(self._frozen, copied, inputs, names, gradients, level.wanted)
         except Exception as error:
-            if isinstance(error, UnsupportedProgramError):
-                return error
-            what = "the backward" if self._order == 1 else f"the derivative of order {self._order}"
-            reason = RuntimeError(f"{what} of a captured program cannot be captured: {error}")
-            reason.__cause__ = error
-            return reason
+            return why_not_differentiable(error, self._order)
         finally:
             added = [node for nodes in tangents for node in nodes]
             for node in reversed(graph.nodes):

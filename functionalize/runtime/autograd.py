@@ -21,7 +21,7 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
@@ -31,6 +31,7 @@ from functionalize._torch.autograd import SavedTensor, keeps_graph, make_saved_t
 from functionalize._torch.dispatch import BelowVersions, any_autocast
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import has_strides, tensor_at, with_layout
+from functionalize.errors import DataDependentError
 from functionalize.runtime.metadata import SymbolSources
 from functionalize.runtime.modes import in_modes, modes_now
 from functionalize.runtime.random_state import RandomState
@@ -145,6 +146,7 @@ class Orders:
         """What is called for a derivative of an order, and is differentiated for the next.
 
         Raises:
+            DataDependentError: only the data tell what it computes.
             RuntimeError: there is none, and why.
         """
         with self._lock:
@@ -152,6 +154,8 @@ class Orders:
                 try:
                     with in_modes(self._modes):  # those that the program was called in
                         self._calls[order] = self._capture(order)
+                except DataDependentError:
+                    raise
                 except Exception as error:
                     raise RuntimeError(f"the derivative of order {order} of a captured program: {error}") from error
             return self._calls[order]
@@ -266,7 +270,7 @@ class CapturedFunction(torch.autograd.Function):
         derivation.hold(inputs)
         ctx.derivation = derivation
         outputs = results[: len(call.joint.layouts)]
-        ctx.looks = [_look_of(outputs[position]) for position in call.joint.tangents]
+        ctx.looks = [_Look.of(outputs[position]) for position in call.joint.tangents]
         others = [r for n, r in enumerate(outputs) if n not in call.joint.tangents and isinstance(r, torch.Tensor)]
         ctx.mark_non_differentiable(*others)
         ctx.set_materialize_grads(False)
@@ -278,9 +282,9 @@ class CapturedFunction(torch.autograd.Function):
         call: ForwardCall = ctx.call
         if call.backward is None:
             return (None,) * (1 + len(call.gradients))
-        saved = iter(ctx.saved_tensors)
+        saved = iter(_saved_by(ctx))
         given = [next(saved) if value is _TENSOR else value for value in ctx.plain]
-        laid_out = [_laid_out(tangents[n], *look) for n, look in zip(call.joint.tangents, ctx.looks, strict=True)]
+        laid_out = [look.given_to(tangents[n]) for n, look in zip(call.joint.tangents, ctx.looks, strict=True)]
         with torch.no_grad():
             results = called(call.backward, [*given, *laid_out])
         found = [None if position is None else results[position] for position in call.gradients]
@@ -291,6 +295,23 @@ class CapturedFunction(torch.autograd.Function):
         if not keeps_graph():
             ctx.derivation = None
         return None, *found
+
+
+_FREED = (
+    "Trying to backward through a call of a captured program a second time\n"
+    "    why  the call has one backward for all of its results: what it needs was let go of by the first\n"
+    "    try  add up what is differentiated and call backward() once (or torch.autograd.backward([y, z], ...)), "
+    "or give retain_graph=True to all but the last"
+)
+
+
+def _saved_by(ctx: Any) -> Sequence[torch.Tensor]:
+    try:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if "second time" in str(error):  # else one was written
+            raise RuntimeError(_FREED) from error
+        raise
 
 
 class _Gradients(torch.autograd.Function):
@@ -315,7 +336,7 @@ class _Gradients(torch.autograd.Function):
         values = [next(saved) if value is _TENSOR else value for value in ctx.plain]
         required = [n for n, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
         with torch.enable_grad():  # aliases: what autograd knows of the values themselves is not to be gone through
-            apart = {number: torch.ops.aten.alias.default(values[number]) for number in required}
+            apart = {number: _alias_of(values[number]) for number in required}
         results = ctx.derivation.next_results([apart.get(number, value) for number, value in enumerate(values)])
         pairs = [(r, t) for r, t in zip(results, tangents, strict=True) if t is not None and r.requires_grad]
         found: list[Any] = [None] * len(values)
@@ -356,30 +377,40 @@ class InMemory(torch.autograd.Function):
         return gradient, None
 
 
-def _look_of(result: torch.Tensor) -> tuple[torch.Size, tuple[int, ...] | None, torch.dtype, torch.device]:
+def _alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor with the same memory; of one without strides a copy."""
+    alias: torch.Tensor = torch.ops.aten.alias.default(tensor) if tensor.layout is torch.strided else tensor.clone()
+    return alias
+
+
+class _Look(NamedTuple):
     """What the captured backward expects of a result's tangent: to look like the result, without holes."""
-    like = torch.empty_like(result, device="meta") if result.layout is torch.strided else None
-    return result.size(), None if like is None else like.stride(), result.dtype, result.device
 
+    size: torch.Size
+    stride: tuple[int, ...] | None  # of a strided result
+    sparse_dim: int | None  # of one in COO layout
+    dtype: torch.dtype
+    device: torch.device
 
-def _laid_out(
-    tangent: torch.Tensor | None,
-    size: torch.Size,
-    stride: tuple[int, ...] | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    """A tangent in a layout; zeros where there is none; as it comes where the result, or the tangent, is sparse."""
-    if tangent is None:
-        if stride is None:
-            return torch.zeros(size, dtype=dtype, device=device)
-        return torch.empty_strided(size, stride, dtype=dtype, device=device).zero_()
-    if stride is None or tangent.layout is not torch.strided:
-        return tangent
-    tangent = tangent.resolve_conj().resolve_neg()
-    if has_strides(tangent, stride):
-        return tangent
-    return torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(tangent)
+    @classmethod
+    def of(cls, result: torch.Tensor) -> _Look:
+        """The look of a result."""
+        stride = torch.empty_like(result, device="meta").stride() if result.layout is torch.strided else None
+        sparse_dim = result.sparse_dim() if result.layout is torch.sparse_coo else None
+        return cls(result.size(), stride, sparse_dim, result.dtype, result.device)
+
+    def given_to(self, tangent: torch.Tensor | None) -> torch.Tensor:
+        """A tangent that looks so; zeros where there is none. As it comes where it is sparse, and what else is not."""
+        if tangent is None:
+            tangent = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        if tangent.layout is not torch.strided:
+            return tangent
+        if self.stride is None:
+            return tangent if self.sparse_dim is None else tangent.to_sparse(self.sparse_dim)
+        tangent = tangent.resolve_conj().resolve_neg()
+        if has_strides(tangent, self.stride):
+            return tangent
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device).copy_(tangent)
 
 
 def called(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:

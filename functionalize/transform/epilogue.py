@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from functionalize._torch import memory_view, storage_key
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, fits, plain, same, stop
+from functionalize.aliasing.overlap import box_of
 from functionalize.aliasing.tensor_queries import counts_elements, repeated, repeats
 from functionalize.aliasing.view_rules import OpCall, Value
 from functionalize.errors import UnsupportedMutationError
@@ -143,6 +144,8 @@ class Epilogue:
         steps = tuple(metadata.steps(entry)) if entry in self.moved else ()
         after: tuple[OpCall, ...] = ()
         if data is not None and repeated(entry.handle):
+            if self.context.graph.keeps_writes and not steps and id(entry.handle) not in self._kept_whole:
+                return WriteBack(entry, (), None, (), (self._first_of_each(entry.handle, data),))
             data, before, after = self._once(entry.handle, data)
             steps += before
         self.context.executor.record_sizes([args for _, args in steps])
@@ -166,15 +169,23 @@ class Epilogue:
         values = [self._apart(value, storages) for value in kept.values()]
         return WriteBack(entry, (), None, (), tuple(zip(values, paths, strict=True)))
 
+    def _first_of_each(self, handle: torch.Tensor, data: Value) -> Part:
+        """Data for the first of the positions that an expanded input repeats, and the views that lead to these."""
+        path = tuple((aten.slice.Tensor, (dim, 0, 1)) for dim in repeated(handle))
+        for op, args in path:
+            data = self.context.executor.call(op, data, *args)
+        return data, path
+
     def _once(self, handle: torch.Tensor, data: Value) -> tuple[Value, tuple[OpCall, ...], tuple[OpCall, ...]]:
         """Data without the repeated positions of an expanded input, and the ops before and after the copy.
 
         `copy_` refuses positions that share an element.
         """
         size, stride = list(handle.size()), list(handle.stride())
+        data, path = self._first_of_each(handle, data)
         compact = list(size)
-        for dim in repeated(handle):
-            data, compact[dim] = self.context.executor.call(aten.slice.Tensor, data, dim, 0, 1), 1
+        for _, (dim, *_) in path:
+            compact[dim] = 1
         restride = aten.as_strided_.default
         return data, ((restride, (compact, stride)),), ((restride, (size, stride)),)
 
@@ -236,7 +247,19 @@ def _beyond(base: Base, inputs: Sequence[torch.Tensor]) -> bool:
     if not base.log:
         return False
     shown = [view for handle in inputs if (view := base.at(Layout.of(handle))) is not None]
-    return not all(any(view in written.lineage() for view in shown) for written in base.log.views())
+    each = [_without_repetitions(Layout.of(handle)) for handle in inputs if handle.layout is torch.strided]
+
+    def is_shown(written: View) -> bool:
+        below = any(view in written.lineage() for view in shown)
+        return below or any(box_of(layout, written.layout) is not None for layout in each)
+
+    return not all(map(is_shown, base.log.views()))
+
+
+def _without_repetitions(layout: Layout) -> Layout:
+    """The elements of an expanded layout, each once."""
+    pairs = zip(layout.size, layout.stride, strict=True)
+    return replace(layout, size=tuple(1 if type(step) is int and step == 0 else size for size, step in pairs))
 
 
 def moved(entry: Input) -> bool:
