@@ -88,7 +88,7 @@ def forget_unread(graph: Graph) -> None:
         like = node.meta.get("val")
         if node.users and node not in read and isinstance(like, torch.Tensor) and not is_symbolic(like):
             with graph.inserting_before(next(iter(node.users))):
-                options = {"dtype": like.dtype, "device": like.device}
+                options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
                 empty = graph.call_function(aten.empty.memory_format, (list(like.size()),), options)
             empty.meta["val"] = like
             node.replace_all_uses_with(empty)

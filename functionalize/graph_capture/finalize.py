@@ -31,7 +31,7 @@ from functionalize.graph_capture.output_analysis import (
     OutputAnalysis,
     signature_of,
 )
-from functionalize.runtime.autograd import JointGraph
+from functionalize.runtime.joint import JointGraph
 from functionalize.runtime.metadata import (
     BaseResult,
     GraphTraits,

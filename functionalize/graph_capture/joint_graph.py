@@ -35,7 +35,7 @@ from functionalize.graph_capture.differentiability import (
 )
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
-from functionalize.runtime.autograd import JointGraph, tangent_name
+from functionalize.runtime.joint import JointGraph, tangent_name
 from functionalize.runtime.metadata import (
     AliasKind,
     BaseResult,

@@ -27,7 +27,8 @@ from functionalize.aliasing.strided_layout import (
     with_own_bits,
 )
 from functionalize.errors import DataDependentError, UnsupportedMutationError
-from functionalize.runtime.autograd import InMemory, Orders, Undifferentiable, called, differentiable_call
+from functionalize.runtime.autograd import InMemory, Undifferentiable, differentiable_call
+from functionalize.runtime.joint import Orders, called
 from functionalize.runtime.metadata import (
     AliasKind,
     BaseResult,

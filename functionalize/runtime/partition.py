@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.autograd import default_partition_fn, partitioning
 from functionalize.ops import tables
-from functionalize.runtime.autograd import ForwardCall, JointGraph
+from functionalize.runtime.joint import ForwardCall, JointGraph
 from functionalize.runtime.random_state import is_random
 
 PartitionFn = Callable[..., tuple[GraphModule, GraphModule]]

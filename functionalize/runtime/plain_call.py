@@ -22,9 +22,9 @@ from functionalize._torch.dispatch import (
     in_functorch_transform,
 )
 from functionalize._torch.tensors import count_writes
-from functionalize.runtime.autograd import called
 from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.fast_guards import FastGuards, Source
+from functionalize.runtime.joint import called
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
 from functionalize.runtime.side_effects import TensorRef
 

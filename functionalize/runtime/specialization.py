@@ -20,7 +20,6 @@ from functionalize._torch import pytree
 from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
 from functionalize.errors import InputMismatchError
-from functionalize.runtime.autograd import ForwardCall, JointGraph, Orders
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
 from functionalize.runtime.execution import (
     Computed,
@@ -33,6 +32,7 @@ from functionalize.runtime.execution import (
 from functionalize.runtime.fast_guards import FastGuards, Passes, fast_guards
 from functionalize.runtime.graph_forms import executable, reinplace
 from functionalize.runtime.guards import Guards
+from functionalize.runtime.joint import ForwardCall, JointGraph, Orders
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import set_modes
 from functionalize.runtime.partition import PartitionFn, partition

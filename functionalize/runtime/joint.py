@@ -1,0 +1,159 @@
+"""The forward and the backward of a program as graphs: joint, cut in two, and those of higher derivatives.
+
+Invariant: a call's forward gives what the program's own graph gives, and what the backward takes besides. Limits: the
+halves are functions of tensors and plain values, compiled by whoever cut the joint graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from functionalize._torch import storage_key
+from functionalize._torch.autograd import without_autocast
+from functionalize._torch.dispatch import BelowVersions, any_autocast
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.strided_layout import with_layout
+from functionalize.errors import DataDependentError
+from functionalize.runtime.metadata import SymbolSources
+from functionalize.runtime.modes import in_modes, modes_now
+
+Function = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class JointGraph:
+    """A program's forward and backward in one graph: of ``primals_N`` and ``tangents_N``.
+
+    Its outputs are results of the forward, and then gradients of inputs.
+    """
+
+    module: GraphModule
+    numbers: tuple[int, ...]  # of the program's inputs that it takes: `primals_N` is the N-th of all
+    names: tuple[str, ...]  # of these
+    results: tuple[int, ...]  # which of the program's results it gives, before the values of bases
+    bases: tuple[int, ...]  # of which bases it gives the values, after the results
+    layouts: tuple[Layout | None, ...]  # of both; None: as they come
+    tangents: tuple[int, ...]  # which of both have one
+    gradients: tuple[int | None, ...]  # for each input its position among the gradients
+    at_risk: frozenset[int]  # inputs in whose storages a call writes
+    reads_storages: bool  # whether it reads at addresses in their storages
+    hides_writes: bool  # whether tensors were written that autograd takes for what they were before
+    symbols: SymbolSources  # in positions of these inputs and results
+    sources: tuple[int, ...]  # of each gradient, what it is computed from: a bit for each input, then each tangent
+    values: tuple[int, ...]  # the same, without those whose values do not matter
+    draws: tuple[Any, ...]  # generators that the graph draws random numbers from, as `RandomState` names them
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardCall:
+    """The two halves of a joint graph, and how they fit together."""
+
+    joint: JointGraph
+    forward: Function
+    backward: Function | None  # None: no input gets a gradient
+    saved: Sequence[int]  # what the backward takes before the tangents: positions among inputs, then results
+    gradients: Sequence[int | None]  # for each input of the graph the backward's result that is its gradient
+    doubles: Sequence[int]  # results that are inputs, or stand there twice: autograd wants tensors of their own
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """The forward's results, and after them what else is to be saved."""
+        apart = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
+        with torch.enable_grad(), BelowVersions():  # kernels ask whether to keep what a backward needs
+            results = list(called(self.forward, apart))
+        for position in self.doubles:
+            if isinstance(results[position], torch.Tensor):
+                results[position] = results[position].detach()
+        symbols = self.joint.symbols.bind(inputs, results)
+        for position, layout in enumerate(self.joint.layouts):  # graphs without views, and compilers, choose others
+            if layout is not None:
+                results[position] = with_layout(results[position], symbols.layout(layout))
+        return results
+
+    @property
+    def differentiated(self) -> list[int]:
+        """The inputs that get a gradient."""
+        return [number for number, position in enumerate(self.gradients) if position is not None]
+
+    @functools.cached_property
+    def sources(self) -> frozenset[int]:
+        """The inputs that some gradient is computed from."""
+        return self._inputs_among(self.joint.sources)
+
+    @functools.cached_property
+    def read(self) -> frozenset[int]:
+        """Those of them whose values matter."""
+        return self._inputs_among(self.joint.values)
+
+    @functools.cached_property
+    def copied(self) -> frozenset[int]:
+        """The inputs that the call is about to write, and that are needed afterwards as they were."""
+        return self.joint.at_risk.intersection(self.read.union(self.saved))
+
+    def safe(self, saved: list[Any], inputs: Sequence[Any]) -> list[Any]:
+        """What is saved, where it is a view of an input that the call is about to write, as a copy."""
+        at_risk = {storage_key(inputs[n]) for n in self.joint.at_risk if isinstance(inputs[n], torch.Tensor)}
+        if not at_risk:
+            return saved
+        tensors = [isinstance(value, torch.Tensor) and storage_key(value) in at_risk for value in saved]
+        return [value.clone() if risky else value for value, risky in zip(saved, tensors, strict=True)]
+
+    def _inputs_among(self, sources: Sequence[int]) -> frozenset[int]:
+        known = functools.reduce(operator.or_, sources, 0)
+        every = self.joint.hides_writes  # what was overwritten has gradients, and is none of the sources
+        return frozenset(number for number in range(len(self.joint.names)) if every or known >> number & 1)
+
+    def may_require_grad(self, required: int) -> list[bool]:
+        """Of each gradient: whether it is computed from what requires gradients; ``required``: a bit for each."""
+        positions = [self.joint.gradients[number] for number in self.differentiated]
+        return [bool(self.joint.values[position] & required) for position in positions]  # type: ignore[index]
+
+
+def tangent_name(order: int, number: int) -> str:
+    """What the next order calls a tangent; the inputs of a program have names without capitals."""
+    return f"Tangent_{order}_{number}"
+
+
+class Orders:
+    """The derivatives of one program, by order: each is captured when it is first asked for."""
+
+    def __init__(self, first: ForwardCall, capture: Callable[[int], ForwardCall]) -> None:
+        """``capture``: makes the call whose forward computes the derivative before a given order."""
+        self.first, self._capture = first, capture
+        self._calls, self._modes = {1: first}, modes_now()
+        self._lock = threading.RLock()
+
+    def call(self, order: int) -> ForwardCall:
+        """What is called for a derivative of an order, and is differentiated for the next.
+
+        Raises:
+            DataDependentError: only the data tell what it computes.
+            RuntimeError: there is none, and why.
+        """
+        with self._lock:
+            if order not in self._calls:
+                try:
+                    with in_modes(self._modes):  # those that the program was called in
+                        self._calls[order] = self._capture(order)
+                except DataDependentError:
+                    raise
+                except Exception as error:
+                    raise RuntimeError(f"the derivative of order {order} of a captured program: {error}") from error
+            return self._calls[order]
+
+
+def called(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
+    """A graph's results. Graphs of operators below autocast must not be cast again."""
+    if any_autocast():
+        with without_autocast():
+            results = function(*inputs)
+    else:
+        results = function(*inputs)
+    return results if isinstance(results, (list, tuple)) else (results,)
