@@ -81,7 +81,7 @@ class CaptureFakeMode(FakeTensorMode):
     @contextlib.contextmanager
     def of_this_thread(self) -> Iterator[None]:
         """While its tensors stand in a program's objects."""
-        self.thread = threading.get_ident()
+        self.thread, self._ended = threading.get_ident(), False
         try:
             yield
         finally:

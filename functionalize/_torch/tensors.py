@@ -66,10 +66,12 @@ def has_gradient_hooks(tensor: torch.Tensor) -> bool:
 
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
 OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "has hooks on its gradient", "is a leaf"
+VERSION = "version"
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,
     HOOKS: has_gradient_hooks,
+    VERSION: lambda tensor: None if tensor.is_inference() else tensor._version,
 }
 
 _users: Callable[[int], int] = torch._C._storage_Use_Count

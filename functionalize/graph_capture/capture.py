@@ -34,7 +34,7 @@ from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, T
 from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.python_state import reached
-from functionalize.graph_capture.tracing_errors import OTHERWISE, explained, hooked, otherwise
+from functionalize.graph_capture.tracing_errors import OTHERWISE, explained, hooked, otherwise, replayed
 from functionalize.graph_capture.training import make_state, training_step
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.guards import Assumptions, Guards
@@ -153,7 +153,7 @@ def _captured(
         return first.capture(found)
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
     inputs = ProgramInputs(func, roots, args, kwargs, suppose_gradients=True)
-    second = CaptureSession(step, inputs, remove, dynamic_shapes)
+    second = CaptureSession(step, inputs, remove, dynamic_shapes, order)
     assuming = second.run()
     serves = serves_without_gradients(assuming.metadata, found.metadata)
     return second.capture(assuming) if serves else first.capture(found)
@@ -241,8 +241,8 @@ class RecordingSession:
             recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
-        except (RuntimeError, TypeError) as error:
-            known = explained(error)
+        except (RuntimeError, TypeError, IndexError) as error:
+            known = explained(error) or replayed(error, mode.context.reshapes)
             if known is None:
                 raise
             raise known from error

@@ -122,9 +122,14 @@ def refused_write(
     A write-back to one of several inputs of a storage is seen by autograd as in eager, and so are later uses of the
     others. In the program it is not, but where the others were made as views of one of the inputs.
     """
+    for entry in inputs:
+        if id(entry.fake) in context.replaced:
+            return _new_metadata(entry)
     for mutation in mutations:
         entry = inputs[mutation.input]
-        if entry.fake is None or not (mutation.differentiable or _has_other_size(entry)):
+        if _has_other_size(entry):
+            raise _new_metadata(entry)
+        if entry.fake is None or not mutation.differentiable:
             continue
         if any(_meet(entry, other) for other in inputs):
             return OverlappingInputsError(
@@ -140,12 +145,16 @@ def refused_write(
                 hint="write through select, narrow or diagonal, or pass a copy (`.clone()`)",
             )
         if not mutation.writes or mutation.metadata or mutation.after:
-            return UnsupportedMutationError(
-                f"`{entry.target or entry.name}`, which requires gradients, gets new metadata",
-                why="autograd cannot be told of that from outside of the graph",
-                hint="return the new tensor instead",
-            )
+            return _new_metadata(entry)
     return None
+
+
+def _new_metadata(entry: TracedInput) -> UnsupportedMutationError:
+    return UnsupportedMutationError(
+        f"`{entry.target or entry.name}`, which requires gradients, gets new metadata",
+        why="autograd cannot be told of that from outside of the graph",
+        hint="return the new tensor instead",
+    )
 
 
 def _has_other_size(entry: TracedInput) -> bool:

@@ -174,10 +174,14 @@ class GraphFinalizer:
                 self._node(value)
             if back.data is not None:
                 self._values[id(back.input.handle)] = self._node(back.data)
+        given = dict[Node, int]()  # by the storage of the first
         for handle in self.handles:
             if id(handle) not in self._values:
                 view = self.context.graph.find(handle)  # of an input of which parts were written, computed here
-                self._values[id(handle)] = self._node(handle if view is None else self.context.read(view))
+                value = handle if view is None else self.context.read(view)
+                if given.setdefault(self._node(value), storage_key(handle)) != storage_key(handle):
+                    value = self.context.call(torch.ops.aten.clone.default, value)
+                self._values[id(handle)] = self._node(value)
         for number, entry in enumerate(self.inputs):
             if entry.fake is not None:
                 self._numbers.setdefault(id(entry.fake), number)

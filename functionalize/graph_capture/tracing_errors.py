@@ -59,6 +59,21 @@ def explained(error: Exception) -> UnsupportedProgramError | None:
     return None
 
 
+def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None:
+    """The error in other words, if autograd may have raised it: of views of what has got other metadata since.
+
+    ``reshaped``: whether something has that requires gradients.
+    """
+    if not reshaped:
+        return None
+    return UnsupportedProgramError(
+        f"a tensor that requires gradients gets new metadata (squeeze_, t_, ...), and then: {error}",
+        why="of fake tensors, autograd takes older views by the same steps again, which the tensor may no longer allow",
+        hint="use the out-of-place operator (squeeze, t, ...) and its result",
+        at=decisive_line(error),
+    )
+
+
 class _Otherwise(NamedTuple):
     """What a program asks of an input, where a fake tensor says otherwise."""
 

@@ -51,7 +51,9 @@ class Derivation:
                 value = make_saved_tensor(value, False) if number in self.call.read else value.detach()
             self.held[number] = value
         for number, value in enumerate(inputs):
-            if number not in self.held and isinstance(value, torch.Tensor) and not value.is_inference():
+            if not isinstance(value, torch.Tensor):
+                self.held[number] = value
+            elif number not in self.held and not value.is_inference():
                 self.known[number] = weakref.ref(value), value._version
 
     def inputs(self) -> list[Any]:
@@ -89,7 +91,7 @@ class Derivation:
 
     def _still_there(self, number: int) -> torch.Tensor:
         """An input that no gradient of this order is computed from, but one of the next is: as long as it lives."""
-        known, version = self.known.get(number, (lambda: None, 0))
+        known, version = self.known[number]
         tensor = known()
         if tensor is None or tensor._version != version or tensor.requires_grad:
             raise RuntimeError(_NOT_HELD.format(order=self.order + 1, name=self.call.joint.names[number]))
@@ -101,7 +103,7 @@ class Derivation:
         names = [*own.names, *(tangent_name(self.order, number) for number in range(len(own.tangents)))]
         known = dict(zip(names, values, strict=True))
         for number, name in enumerate(own.names):
-            if number not in self.call.sources and name in call.joint.names:
+            if number in self.known and name in call.joint.names:
                 known[name] = self._still_there(number)
         inputs = [known[name] for name in call.joint.names]
         derivation = Derivation(self.orders, self.order + 1, call, self.random, {})

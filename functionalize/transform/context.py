@@ -63,6 +63,10 @@ class FunctionalizationContext:
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.hooked: list[Any] = []  # functions of autograd, and leaves, whose gradients the program changes by hooks
+        # By identity, inputs and others that require gradients: whose metadata changed, and then their data as well.
+        self.reshaped: dict[int, torch.Tensor] = {}
+        self.replaced: set[int] = set()
+        self.reshapes = False  # whether some metadata changed
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
@@ -146,6 +150,7 @@ class FunctionalizationContext:
         self._carriers.clear()
         self._protected.clear()
         self.hooked.clear()
+        self.reshaped.clear()
         if self.unseen is not None:
             self.unseen.forget()
         self.graph.close()
@@ -175,6 +180,11 @@ class FunctionalizationContext:
         commit(view, self.executor.snapshot(value) if aliased else value, aliased=aliased)
         self.executor.sync_memory(handle, value)
 
+    def has_views(self, handle: torch.Tensor) -> bool:
+        """Whether other handles have the memory of one."""
+        view = self.graph.find(handle)
+        return view is not None and any(ref() is not handle for ref in view.base.handles.values())
+
     def set_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
         """Run ``handle.data = source``: the handle becomes one more of the source's storage, with its layout."""
         self.origin = None
@@ -185,6 +195,8 @@ class FunctionalizationContext:
                 view = self.graph.ensure(source)
                 if handle.requires_grad and is_view(handle):
                     self.protect(source, _STILL_A_VIEW)
+                if id(handle) in self.reshaped:
+                    self.replaced.add(id(handle))
                 self.graph.track(handle, view)
                 # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
                 self._carriers.pop(view, None)
@@ -225,6 +237,12 @@ class FunctionalizationContext:
         """From now on refuse writes to a handle: another tensor has its memory, and would not see them."""
         if self.executor.observed:
             self._protected[storage_key(handle)] = reason, handle  # held, so that its storage is not another's
+
+    def note_reshape(self, handle: torch.Tensor) -> None:
+        """Note that an op is about to change a handle's metadata."""
+        self.refuse_constant(handle)
+        if handle.requires_grad:
+            self.reshaped[id(handle)], self.reshapes = handle, True
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
         """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""

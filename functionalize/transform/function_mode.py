@@ -15,6 +15,7 @@ from functionalize._torch import (
     LEAF,
     OFFSET,
     PLAIN_TYPES,
+    VERSION,
     VIEW,
     enable_python_dispatcher,
     has_symbol,
@@ -36,9 +37,11 @@ _ASKS: dict[Any, str] = {  # what a program asks by them
     **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), OFFSET),
     **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), LEAF),
     **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), VIEW),
+    torch.Tensor._version.__get__: VERSION,  # type: ignore[attr-defined]  # stubs call it a number
 }
 _HOOK: Any = torch.Tensor.register_hook
-_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
+_REQUIRE: Any = torch.Tensor.requires_grad_
+_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK, _REQUIRE}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -74,6 +77,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in _BACKWARD:
             self._context.asked.add(HOOKS)
             return self._context.differentiate(func, args, kwargs)
+        if func is _REQUIRE and self._context.has_views(args[0]):
+            self._context.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
         if func is _HOOK:
             self._context.hooked.append(args[0].grad_fn or args[0])
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):

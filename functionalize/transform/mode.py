@@ -196,7 +196,7 @@ class FunctionalizeMode(TorchDispatchMode):
         size = tuple(args[1].size() if isinstance(args[1], torch.Tensor) else args[1]) if func in _RESIZES else None
         if size is not None and _keeps_size(handle, size, kwargs):
             return handle
-        context.refuse_constant(handle)
+        context.note_reshape(handle)
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 context.unshare(arg)
