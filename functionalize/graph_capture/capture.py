@@ -242,7 +242,7 @@ class RecordingSession:
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
         except (RuntimeError, TypeError, IndexError) as error:
-            known = explained(error) or replayed(error, mode.context.reshapes)
+            known = explained(error) or replayed(error, mode.context.notes.reshapes)
             if known is None:
                 raise
             raise known from error

@@ -123,7 +123,7 @@ def refused_write(
     others. In the program it is not, but where the others were made as views of one of the inputs.
     """
     for entry in inputs:
-        if id(entry.fake) in context.replaced:
+        if id(entry.fake) in context.notes.replaced:
             return _new_metadata(entry)
     for mutation in mutations:
         entry = inputs[mutation.input]
@@ -137,7 +137,7 @@ def refused_write(
                 why="the gradient of the one input would have to flow through the other",
                 hint="pass the tensor once and take the views of it inside of the function",
             )
-        if storage_key(entry.fake) in context.readdressed:
+        if storage_key(entry.fake) in context.notes.readdressed:
             return UnsupportedMutationError(
                 f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and does not "
                 "begin its storage",

@@ -123,7 +123,7 @@ class GraphFinalizer:
         layouts = self._layouts(begun, {id(entry.handle) for entry in epilogue.moved})
         mutations = [self._write_back(back, layouts, id(back.input.handle) in seen) for back in backs]
         results = self._add_results(reconstructions, range(left), gradients)
-        analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.hooked)
+        analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
         aliases = analysis.outputs(self.handles, self._results)
         made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf]
         refuse_gradients_of_made(made, () if whole else self.handles)
@@ -377,7 +377,7 @@ class GraphFinalizer:
         specs = self.outputs.specs
         self._historian.detach()
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
-        asked = self.context.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
+        asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked))
 

@@ -84,7 +84,7 @@ class JointTracer:
                     self._grad_fns[id(entry)] = entry.fake.grad_fn
                     entry.edge = gradient_edge(entry.fake) if entry.root is None else None
         if any(entry.edge is not None for entry in inputs):
-            self._mode.context.hides_writes = False
+            self._mode.context.notes.hides_writes = False
         for entry in inputs:
             if entry.fake is not None and not entry.fake.is_inference():
                 entry.version = entry.fake._version
@@ -291,7 +291,7 @@ class JointTracer:
             tuple(positions[n] if gradients.get(n) is not None else None for n in taken),
             frozenset(map(taken.index, at_risk)),
             reads_storages(graph),
-            bool(self._mode.context.hides_writes),
+            bool(self._mode.context.notes.hides_writes),
             _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),
             sources_of(graph, len(wanted.layouts), together, values=False),
             sources_of(graph, len(wanted.layouts), together, values=True),

@@ -25,7 +25,7 @@ from functionalize._torch import (
     unbacked,
 )
 from functionalize.aliasing.alias_graph import AliasGraph
-from functionalize.aliasing.bases import Base, View
+from functionalize.aliasing.bases import View
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.history import Historian
 from functionalize.aliasing.regenerate import commit, regenerate, top_value
@@ -35,6 +35,7 @@ from functionalize.errors import UnsupportedMutationError, UnsupportedProgramErr
 from functionalize.ops import tables
 from functionalize.ops.calls import draws
 from functionalize.transform import dry_run
+from functionalize.transform.autograd_notes import AutogradNotes
 from functionalize.transform.unseen_aliases import UnseenAliases
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 
@@ -62,14 +63,7 @@ class FunctionalizationContext:
         self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
-        self.hooked: list[Any] = []  # functions of autograd, and leaves, whose gradients the program changes by hooks
-        # By identity, inputs and others that require gradients: whose metadata changed, and then their data as well.
-        self.reshaped: dict[int, torch.Tensor] = {}
-        self.replaced: set[int] = set()
-        self.reshapes = False  # whether some metadata changed
-        self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
-        self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
-        self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
+        self.notes = AutogradNotes()
         self._protected: dict[int, tuple[str, torch.Tensor]] = {}
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
@@ -149,8 +143,7 @@ class FunctionalizationContext:
         """Drop all tensors: the call has ended."""
         self._carriers.clear()
         self._protected.clear()
-        self.hooked.clear()
-        self.reshaped.clear()
+        self.notes.close()
         if self.unseen is not None:
             self.unseen.forget()
         self.graph.close()
@@ -172,8 +165,7 @@ class FunctionalizationContext:
         if original is not None:
             self.graph.track(original, base.root)
         self.graph.track(handle, view)
-        if self.hides_writes is False:
-            self.hides_writes = _is_hidden(handle, base)
+        self.notes.note_write(handle, base)
         self.graph.prepare_write(view)
         if self.historian is not None:
             self.historian.wrote(view, self.op)
@@ -195,8 +187,7 @@ class FunctionalizationContext:
                 view = self.graph.ensure(source)
                 if handle.requires_grad and is_view(handle):
                     self.protect(source, _STILL_A_VIEW)
-                if id(handle) in self.reshaped:
-                    self.replaced.add(id(handle))
+                self.notes.note_data(handle)
                 self.graph.track(handle, view)
                 # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
                 self._carriers.pop(view, None)
@@ -241,8 +232,7 @@ class FunctionalizationContext:
     def note_reshape(self, handle: torch.Tensor) -> None:
         """Note that an op is about to change a handle's metadata."""
         self.refuse_constant(handle)
-        if handle.requires_grad:
-            self.reshaped[id(handle)], self.reshapes = handle, True
+        self.notes.note_reshape(handle)
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
         """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""
@@ -307,10 +297,3 @@ class FunctionalizationContext:
             if draws(func, args, kwargs) or not self.executor.observed:
                 self.executor.sync_memory(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
-
-
-def _is_hidden(handle: torch.Tensor, base: Base) -> bool:
-    """Whether autograd takes memory for what it was before a write: without grad mode, or through a detached alias."""
-    if torch.is_grad_enabled() and handle.requires_grad:
-        return False
-    return any(known is not None and known.requires_grad for known in (ref() for ref in base.handles.values()))

@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import (
+    ASK_VERSION,
     HOOKS,
     LEAF,
     OFFSET,
@@ -37,7 +38,7 @@ _ASKS: dict[Any, str] = {  # what a program asks by them
     **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), OFFSET),
     **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), LEAF),
     **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), VIEW),
-    torch.Tensor._version.__get__: VERSION,  # type: ignore[attr-defined]  # stubs call it a number
+    ASK_VERSION: VERSION,
 }
 _HOOK: Any = torch.Tensor.register_hook
 _REQUIRE: Any = torch.Tensor.requires_grad_
@@ -73,14 +74,14 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
 
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _ASKS:
-            self._context.asked.add(_ASKS[func])
+            self._context.notes.asked.add(_ASKS[func])
         if func in _BACKWARD:
-            self._context.asked.add(HOOKS)
+            self._context.notes.asked.add(HOOKS)
             return self._context.differentiate(func, args, kwargs)
         if func is _REQUIRE and self._context.has_views(args[0]):
-            self._context.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
+            self._context.notes.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
         if func is _HOOK:
-            self._context.hooked.append(args[0].grad_fn or args[0])
+            self._context.notes.hooked.append(args[0].grad_fn or args[0])
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):

@@ -145,7 +145,7 @@ class FunctionalizeMode(TorchDispatchMode):
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
         if func is aten.as_strided.default and source.requires_grad and not _begins(source):
-            self.context.readdressed.add(key)
+            self.context.notes.readdressed.add(key)
         out, layouts = self._run_view(func, args, kwargs)
         parent = graph.ensure(source)
         if isinstance(out, torch.Tensor):
