@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import below_dispatch
-from functionalize._torch.tensors import PLAIN_TYPES
+from functionalize._torch.tensors import PLAIN_TYPES, set_versions
 
 _META = torch.device("meta")
 _ELSEWHERE = (
@@ -137,7 +137,10 @@ def stand_ins(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch
             return tensor
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
-            return mode.from_tensor(tensor, static_shapes=True)
+            fake = mode.from_tensor(tensor, static_shapes=True)
+        if not tensor.is_inference():
+            set_versions([fake], [tensor._version])
+        return fake
 
     return made
 

@@ -181,6 +181,13 @@ class FunctionalizationContext:
         """Run ``handle.data = source``: the handle becomes one more of the source's storage, with its layout."""
         self.origin = None
         if self.executor.observed:
+            followed = self.notes.hides_writes is not None and handle.requires_grad and not handle.is_leaf
+            if followed and not (same(handle.size(), source.size()) and same_strides(handle, source)):
+                raise UnsupportedMutationError(
+                    "`.data =` gives a computed tensor that requires gradients other sizes or strides",
+                    why="its gradients would go through how it was computed, as it lay before",
+                    hint="use the new tensor itself, or assign to `.data` of a detached one",
+                )
             with below_mode(self.enter()), below_autograd():
                 self.refuse_constant(handle)
                 self.unshare(handle)
