@@ -74,8 +74,17 @@ def check_remove(remove: str) -> None:
     Raises:
         ValueError: it is neither of the two.
     """
-    if remove not in ("mutations", "mutations_and_views"):
-        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    check_choice("remove", remove, ("mutations", "mutations_and_views"))
+
+
+def check_choice(name: str, value: str, choices: tuple[str, str]) -> None:
+    """Raise unless an option has one of two values.
+
+    Raises:
+        ValueError: it has another.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be {choices[0]!r} or {choices[1]!r}, not {value!r}")
 
 
 def name_of(tensor: torch.Tensor) -> str:

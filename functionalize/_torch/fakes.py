@@ -30,6 +30,8 @@ _ELSEWHERE = (
     "    why  fake tensors stand in it until the capture ends\n"
     "    try  capture first, or have the threads wait for one another"
 )
+_ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
+TOLD_BY_DATA = frozenset({torch.ops.aten.equal.default, torch.ops.aten.allclose.default, _ITEM})
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -97,6 +99,11 @@ class CaptureFakeMode(FakeTensorMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in TOLD_BY_DATA and (func is not _ITEM or args[0].dtype.is_complex):
+            decider = getattr(self.shape_env, "decider", None)
+            answer = None if decider is None else decider.result(func, args, kwargs or {})
+            if answer is not None:
+                return answer
         meta = self.metas.get(func)
         if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
             return super().dispatch(func, types, args, kwargs or {})
@@ -111,12 +118,12 @@ class CaptureFakeMode(FakeTensorMode):
 
 def new_fake_mode(*, symbolic: bool, metas: Mapping[Any, Callable[..., Any]] | None = None) -> CaptureFakeMode:
     """A mode as ``make_fx`` sets it up. ``metas``: what ops give for which torch's meta kernel is not to be asked."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here: loads sympy
+    from functionalize._torch.decisions import DecidingShapeEnv  # here: loads sympy
 
     mode = CaptureFakeMode(
         allow_fallback_kernels=not symbolic,
         allow_non_fake_inputs=True,
-        shape_env=ShapeEnv(duck_shape=not symbolic),
+        shape_env=DecidingShapeEnv(duck_shape=not symbolic),
         static_shapes=not symbolic,
     )
     mode.metas = metas or {}

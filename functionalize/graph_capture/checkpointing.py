@@ -61,6 +61,10 @@ class CheckpointRegions:
         finally:
             self._inside = before
 
+    def drawn_again(self, node: Node) -> bool:
+        """Whether a node draws random numbers that the first run of its region has drawn."""
+        return node in self._second and is_random(node)
+
     def resolve(self) -> dict[Node, int]:
         """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once."""
         second, self._second = self._second, {}

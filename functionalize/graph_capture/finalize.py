@@ -21,6 +21,7 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError
+from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.differentiability import refuse_gradients_of_made
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
@@ -33,6 +34,7 @@ from functionalize.graph_capture.output_analysis import (
     signature_of,
 )
 from functionalize.runtime.autograd import JointGraph
+from functionalize.runtime.decisions import Decision
 from functionalize.runtime.metadata import (
     BaseResult,
     GraphTraits,
@@ -47,6 +49,7 @@ from functionalize.runtime.metadata import (
     frozen_number,
     looked_up,
 )
+from functionalize.runtime.random_state import sources
 from functionalize.runtime.refused_objects import refuse_tensor
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
 from functionalize.runtime.specialization import Recorded
@@ -65,9 +68,10 @@ class GraphFinalizer:
         inputs: list[TracedInput],
         here: Callable[[], Origin],
         snapshot: Callable[[torch.Tensor], Any],
+        decider: Decider | None = None,
     ) -> None:
         """``here``: where the program is; ``snapshot``: what a tensor looks like, for a node's meta."""
-        self.context, self.tracer, self.inputs = context, tracer, inputs
+        self.context, self.tracer, self.inputs, self.decider = context, tracer, inputs, decider
         self.handles: list[torch.Tensor] = []  # what the caller will get
         self._handle_numbers: dict[int, int] = {}  # of these, by identity
         self.lifter = ConstantLifter(tracer, inputs, snapshot)
@@ -130,11 +134,13 @@ class GraphFinalizer:
         refuse_gradients_of_made(made, () if whole else self.handles)
         asserted = joint.asserted()
         symbols = self._symbols(layouts.before, mutations, aliases, analysis.bases, asserted)
-        wanted = [*results, *(GraphNumber(output) for output, _ in symbols.computed)]
+        decisions = self._decisions()
+        further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions)]
+        wanted = [*results, *map(GraphNumber, further)]
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols
+            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols, decisions
         )
         return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
 
@@ -298,6 +304,7 @@ class GraphFinalizer:
         side_effects: Sequence[SideEffect],
         layouts: InputLayouts,
         symbols: SymbolSources,
+        decisions: tuple[Decision, ...],
     ) -> ProgramMetadata:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
@@ -311,7 +318,7 @@ class GraphFinalizer:
         return ProgramMetadata(
             tuple(entry.frozen(numbers) for entry in self.inputs),
             unused,
-            GraphTraits(len(self.outputs.nodes), keeps_workspaces(self.tracer.graph)),
+            self._traits(decisions),
             tuple(mutations),
             tuple(outputs[0]),
             tuple(outputs[1]),
@@ -350,6 +357,19 @@ class GraphFinalizer:
         sources = replace(sources, computed=tuple(computed))
         told = sources.told if asserted else set()
         return replace(sources, asserted=tuple(one for one in asserted if one.free_symbols <= told))
+
+    def _decisions(self) -> tuple[Decision, ...]:
+        """What the program decided by data, as outputs of the graph."""
+        taken = [] if self.decider is None else self.decider.close()
+        add = self.outputs.add
+        return tuple(
+            Decision(str(one.origin.decisive), one.answer, add(one.node, OutputKind.USER_OUTPUT)) for one in taken
+        )
+
+    def _traits(self, decisions: tuple[Decision, ...]) -> GraphTraits:
+        graph, root = self.tracer.graph, self.tracer.root
+        draws = sources(graph, root) if decisions else ()
+        return GraphTraits(len(self.outputs.nodes), keeps_workspaces(graph), decisions, draws)
 
     def _drop_dead(self) -> None:
         """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""

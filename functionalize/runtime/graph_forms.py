@@ -9,6 +9,7 @@ memory, and in calls that autograd does not follow; by ``copy_`` where inputs do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.dispatch import direct_call
+from functionalize.runtime.decisions import Decision, with_checks
 from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
 
 aten = torch.ops.aten
@@ -124,13 +126,16 @@ def _write_in_place(graph: Graph, node: Node) -> None:
     graph.erase_node(node)
 
 
-def executable(graph: Graph, root: torch.nn.Module, *, writes: bool = False) -> GraphModule:
+def executable(
+    graph: Graph, root: torch.nn.Module, *, writes: bool = False, decisions: Sequence[Decision] = ()
+) -> GraphModule:
     """The same graph as a call runs it: operators without torch's layer in Python, no copies that products need not.
 
-    ``writes``: whether the graph does; a view would see that.
+    ``writes``: whether the graph does; a view would see that. ``decisions``: compared as soon as they are computed.
     """
     new = Graph()
     new.output(new.graph_copy(graph, {}))
+    with_checks(new, decisions)
     for node in () if writes else _read_by_products(new):
         node.target = _UNCOPIED[node.target]
     for node in new.nodes:

@@ -6,6 +6,7 @@ free of mutation, and of views where these are to be removed. Limits: one mode s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -327,7 +328,8 @@ _ASKS: dict[Any, str] = {  # what a program asks by them
     **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), VIEW),
 }
 _HOOK: Any = torch.Tensor.register_hook
-_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK}
+_INT: Any = torch.Tensor.__int__
+_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK, _INT}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -368,6 +370,9 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             return self._context.differentiate(func, args, kwargs)
         if func is _HOOK:
             self._context.hooked.append(args[0].grad_fn or args[0])
+        if func is _INT and args[0].is_floating_point():
+            number = args[0].item()  # a symbol, where it is one: what matters is the integer, not each float
+            return int(math.trunc(number) if isinstance(number, torch.SymFloat) else number)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):
