@@ -33,6 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OpOverload = torch._ops.OpOverload  # the type of every op; torch.ops has no public name for it
 HigherOrderOperator = torch._ops.HigherOrderOperator
 DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences subclasses only, not modes
+disable_python_dispatcher: Any = torch._C._DisablePythonDispatcher
 below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
 
 

@@ -139,7 +139,7 @@ def op_node(tracer: Any, op: Any, args: Any, kwargs: Any) -> Node:
     def given(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return tracked_node(tracer, value) or tracer.create_arg(value)
-        return symbol_node(tracer, value) if is_symbol(value) else value
+        return symbol_node(tracer, value) if isinstance(value, SYMBOLS) else value
 
     args, kwargs = pytree.tree_map(given, (tuple(args), dict(kwargs)))
     return new_node(tracer.graph, op, args, kwargs, name_for(op))

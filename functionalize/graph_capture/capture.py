@@ -30,7 +30,7 @@ from functionalize.errors import DataDependentError, check_choice, check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
-from functionalize.graph_capture.example_data import ExampleData, NoDataError
+from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import JointTracer
@@ -301,8 +301,7 @@ class CaptureSession(RecordingSession):
                 with below_dispatch():
                     entry.fake = self.factory.like_real(entry.value.of)
         if by_data[0]:
-            data = ExampleData(self.recorder.tracer, self._example, self.regions.drawn_again)
-            self.decider = Decider(self.recorder, data, self._provenance.now, by_data[1])
+            self.decider = Decider(self.recorder, self.regions, self._example, self._provenance.now, by_data[1])
 
     def _example(self, placeholder: Any) -> Any:
         """What an input of the graph is for the example inputs; of others than the program's there is nothing."""

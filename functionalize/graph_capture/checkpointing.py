@@ -47,8 +47,16 @@ class CheckpointRegions:
                 )
             return
         frame, again = found
-        number = self._frames.setdefault(id(frame), (frame, len(self._frames)))[1]
+        number = self._number(frame)
         (self._second if again else self._first)[node] = number
+
+    def _number(self, frame: Any) -> int:
+        return self._frames.setdefault(id(frame), (frame, len(self._frames)))[1]
+
+    def running(self) -> tuple[int, tuple[Any] | None] | None:
+        """The region that runs, by its number, and if it runs again, for which backward; None outside of all."""
+        found = checkpoint_frame()
+        return None if found is None else (self._number(found[0]), found[1])
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:

@@ -6,13 +6,15 @@ later calls has no data, as its tangents have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
 
 from functionalize.call_stack import Origin
+from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.example_data import ExampleData, NoDataError
 from functionalize.runtime.decisions import Answers
 from functionalize.tracing.recording_mode import RecordingMode
@@ -30,10 +32,23 @@ class Taken:
 class Decider:
     """Answers what a trace asks of symbols that only the data tell."""
 
-    def __init__(self, recorder: RecordingMode, data: ExampleData, here: Callable[[], Origin], answers: Answers | None):
-        """``answers``: what to answer, in order, where the program is to go the way of another capture."""
-        self._recorder, self._data, self._here, self._answers = recorder, data, here, answers
+    def __init__(
+        self,
+        recorder: RecordingMode,
+        regions: CheckpointRegions,
+        example: Callable[[Node], Any],
+        here: Callable[[], Origin],
+        answers: Answers | None,
+    ) -> None:
+        """``example``: what a placeholder is for the example inputs.
+
+        ``answers``: what to answer, in order, where the program is to go the way of another capture.
+        """
+        self._recorder, self._regions, self._here, self._answers = recorder, regions, here, answers
+        self._data = ExampleData(recorder.tracer, example, regions.drawn_again)
         self._known = dict[Node, Any]()
+        self._inside = defaultdict[int, list[Any]](list)  # by region of a checkpoint: what was answered there
+        self._again: dict[Any, Iterator[Any]] = {}  # by region, and the backward that has it run again
         self.taken: list[Taken] = []
         self._open = True  # whether answers become outputs of the graph
 
@@ -56,11 +71,18 @@ class Decider:
     def _answered(self, node: Node, kind: type | None) -> Any:
         """The value of a node; ``kind``: of number, if not as it comes."""
         if node not in self._known:
-            answer = self._answer(node) if self._open else None
+            region = self._regions.running()
+            if region is not None and region[1] is not None:  # which does what it did before
+                answer = next(self._again.setdefault(region, iter(self._inside[region[0]])), None)
+            else:
+                answer = self._answer(node) if self._open else None
             if answer is None:
                 return None
             self._known[node] = answer if kind is None else kind(answer)
-            self.taken.append(Taken(node, self._known[node], self._here()))
+            if region is None or region[1] is None:
+                self.taken.append(Taken(node, self._known[node], self._here()))
+            if region is not None and region[1] is None:
+                self._inside[region[0]].append(answer)
         return self._known[node]
 
     def _answer(self, node: Node) -> Any:

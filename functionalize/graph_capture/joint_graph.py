@@ -24,7 +24,7 @@ from functionalize._torch.autograd import module_without_code
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
-from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, item_of
 from functionalize.graph_capture.differentiability import (
     check_differentiable,
@@ -34,6 +34,7 @@ from functionalize.graph_capture.differentiability import (
 )
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
+from functionalize.graph_capture.tracing_errors import of_derivative
 from functionalize.runtime.autograd import JointGraph, tangent_name
 from functionalize.runtime.metadata import (
     AliasKind,
@@ -167,12 +168,7 @@ class JointTracer:
             gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
             return functools.partial(self._frozen, copied, inputs, names, gradients, level.wanted)
         except Exception as error:
-            if isinstance(error, UnsupportedProgramError):
-                return error
-            what = "the backward" if self._order == 1 else f"the derivative of order {self._order}"
-            reason = RuntimeError(f"{what} of a captured program cannot be captured: {error}")
-            reason.__cause__ = error
-            return reason
+            return of_derivative(error, self._order)
         finally:
             added = [node for nodes in tangents for node in nodes]
             for node in reversed(graph.nodes):

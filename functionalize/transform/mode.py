@@ -6,7 +6,6 @@ free of mutation, and of views where these are to be removed. Limits: one mode s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from functionalize._torch import (
     below_all_modes,
     counts_versions,
     current_proxy_mode,
+    disable_python_dispatcher,
     enable_python_dispatcher,
     has_symbol,
     is_view,
@@ -47,6 +47,7 @@ from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers import custom_ops, higher_order, random_ops
+from functionalize.transform.handlers.numbers import SPELT_OUT
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
 
@@ -328,8 +329,7 @@ _ASKS: dict[Any, str] = {  # what a program asks by them
     **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), VIEW),
 }
 _HOOK: Any = torch.Tensor.register_hook
-_INT: Any = torch.Tensor.__int__
-_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK, _INT}
+_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | {_SET_DATA, _HOOK}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -352,10 +352,11 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types:
             self._context.refuse_subclasses(types)
-        if self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))):
-            with enable_python_dispatcher():
-                return self._call(func, args, kwargs)
-        return self._call(func, args, kwargs)
+        if not self._symbols:
+            return self._call(func, args, kwargs)
+        symbols = func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))
+        with enable_python_dispatcher() if symbols else disable_python_dispatcher():  # a backward may run a forward
+            return self._call(func, args, kwargs)
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _UNDISPATCHED:
@@ -370,9 +371,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             return self._context.differentiate(func, args, kwargs)
         if func is _HOOK:
             self._context.hooked.append(args[0].grad_fn or args[0])
-        if func is _INT and args[0].is_floating_point():
-            number = args[0].item()  # a symbol, where it is one: what matters is the integer, not each float
-            return int(math.trunc(number) if isinstance(number, torch.SymFloat) else number)
+        if func in SPELT_OUT:
+            return SPELT_OUT[func](*args, **kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):
