@@ -13,15 +13,18 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import sympy
 import torch
 from torch.fx import Node, Proxy
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 Answer = bool | int | float | complex
+
+_interpreted: Any = sympy_interp
+sympy: Any = symbolic_shapes.sympy  # type: ignore[attr-defined]  # what symbols are made of
 
 
 class Decider(Protocol):
@@ -124,7 +127,7 @@ def _arithmetic(tracer: Any, expression: Any, symbols: dict[Any, Proxy]) -> Node
     """Nodes that compute an expression, each with its value as a symbol in its meta."""
     last: Node = next(reversed(tracer.graph.nodes))
     plain = {symbol: Proxy(proxy.node, tracer) for symbol, proxy in symbols.items()}
-    result: Node = sympy_interp(PythonReferenceAnalysis, plain, expression).node
+    result: Node = _interpreted(PythonReferenceAnalysis, plain, expression).node
     added = itertools.takewhile(lambda node: node is not last, reversed(tracer.graph.nodes))
     with disable_proxy_modes_tracing():
         for node in reversed(list(added)):

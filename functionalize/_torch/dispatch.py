@@ -33,7 +33,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OpOverload = torch._ops.OpOverload  # the type of every op; torch.ops has no public name for it
 HigherOrderOperator = torch._ops.HigherOrderOperator
 DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences subclasses only, not modes
-disable_python_dispatcher: Any = torch._C._DisablePythonDispatcher
 below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
 
 
@@ -209,4 +208,4 @@ def _keys_of_a_thread() -> tuple[Any, Any]:
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    return tuple(found)  # type: ignore[return-value]
+    return found[0], found[1]

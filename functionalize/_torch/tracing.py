@@ -202,7 +202,7 @@ def is_foregone(out: Any, args: Any) -> bool:
     return any(isinstance(arg, torch.SymFloat) and arg.node.expr.free_symbols for arg in args)
 
 
-def compared(tracer: Any, func: Any, args: Any, out: torch.SymBool) -> Any:
+def compared(tracer: Any, func: Any, args: Any, out: Any) -> Any:
     """A symbol of its own for a comparison: `x == x` is false where ``x`` is not a number."""
     with out.node.shape_env.ignore_fresh_unbacked_symbols():  # no op gives it
         made = out.node.shape_env.create_unbacked_symbool()

@@ -9,7 +9,7 @@ tensors live as long as the session. Limits: one thread captures a module at a t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -216,9 +216,14 @@ class RecordingSession:
                 with self.fake_mode:
                     track_input(tracer, entry.value if fake is None else fake, node)
 
-    def active(self) -> Any:
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
         """What is set around the run, but for the recording mode itself."""
-        return recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
+        from functionalize._torch.decisions import deciding  # here: loads sympy
+
+        traced = recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
+        with deciding(self.fake_mode.shape_env, self.decider), traced:
+            yield
 
     def record(
         self,
@@ -251,12 +256,9 @@ class RecordingSession:
             context.origin = None
             return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
 
-        from functionalize._torch.decisions import deciding  # here: loads sympy
-
         try:
             fakes = [entry.fake for entry in inputs if entry.fake is not None]
-            with deciding(self.fake_mode.shape_env, self.decider):
-                recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
+            recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
         except (RuntimeError, TypeError) as error:

@@ -53,7 +53,7 @@ class Decider:
         self._open = True  # whether answers become outputs of the graph
 
     def number(self, expression: Any, asked: Any) -> Any:
-        """What an expression comes to; None where nobody can tell. ``asked``: the number that is asked, if it is one."""
+        """What an expression comes to, that of the number ``asked`` if it is one's; None where nobody can tell."""
         from functionalize._torch.decisions import kind_of, number_node  # here: loads sympy
 
         node = number_node(self._recorder.tracer, expression, asked)

@@ -7,7 +7,6 @@ is said beside it. Limits: strided tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Graph, Node
 
 from functionalize._torch import OFFSET, pytree, storage_key, unwrap_functorch
-from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, symbol_node_of, tracked_node
+from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
@@ -23,6 +22,7 @@ from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.differentiability import refuse_gradients_of_made
+from functionalize.graph_capture.graph_symbols import symbol_sources
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
 from functionalize.graph_capture.output_analysis import (
@@ -133,7 +133,8 @@ class GraphFinalizer:
         made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf]
         refuse_gradients_of_made(made, () if whole else self.handles)
         asserted = joint.asserted()
-        symbols = self._symbols(layouts.before, mutations, aliases, analysis.bases, asserted)
+        read = looked_up(mutations, aliases, analysis.bases)
+        symbols = symbol_sources(self.tracer, self.outputs, (self.inputs, layouts.before, aliases), read, asserted)
         decisions = self._decisions()
         further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions)]
         wanted = [*results, *map(GraphNumber, further)]
@@ -332,31 +333,6 @@ class GraphFinalizer:
             after,
             symbols,
         )
-
-    def _symbols(
-        self,
-        layouts: dict[int, Layout],
-        mutations: Sequence[InputMutation],
-        aliases: Sequence[OutputAlias],
-        bases: Sequence[BaseResult],
-        asserted: Sequence[Any],
-    ) -> SymbolSources:
-        """Where a call reads the symbols that it looks up; one that no size tells becomes an output of the graph."""
-        inputs = [(number, frozen_layout(layout)) for number, layout in layouts.items() if not layout.static]
-        numbers = [
-            (number, frozen_number(entry.value))
-            for number, entry in enumerate(self.inputs)
-            if isinstance(entry.value, torch.SymInt)
-        ]
-        outputs = [(a.result, a.layout) for a in aliases if a.result is not None and not a.layout.static]
-        sources = SymbolSources(tuple(inputs), tuple(numbers), tuple(outputs))
-        layouts_read, numbers_read = looked_up(mutations, aliases, bases)
-        untold = sources.untold(layouts_read, [*numbers_read, *asserted])
-        nodes = [(symbol_node_of(self.tracer, symbol), symbol) for symbol in untold]
-        computed = [(self.outputs.add(node, OutputKind.USER_OUTPUT), s) for node, s in nodes if node is not None]
-        sources = replace(sources, computed=tuple(computed))
-        told = sources.told if asserted else set()
-        return replace(sources, asserted=tuple(one for one in asserted if one.free_symbols <= told))
 
     def _decisions(self) -> tuple[Decision, ...]:
         """What the program decided by data, as outputs of the graph."""

@@ -68,7 +68,7 @@ def of_derivative(error: Exception, order: int) -> Exception:
     if isinstance(error, data_dependent()):
         reason: Exception = DataDependentError(
             f"{what} of a captured program decides by the value of a tensor\n    at   {decisive_line(error)}",
-            why="it is captured with the forward, before anybody asks for gradients: what they are asked for is not known",
+            why="it is captured with the forward, before anybody asks for gradients, and so has no data",
             hint="torch.where or torch.cond instead of `if`, or take the gradients inside of what is captured",
         )
     else:

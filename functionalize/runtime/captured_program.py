@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from functionalize._torch import in_functorch_transform
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
 from functionalize.call_stack import raised_by_program
-from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
+from functionalize.errors import DataDependentError, GradientMismatchError, InputMismatchError, StateMismatchError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.decisions import Answers, Diverged, agree
 from functionalize.runtime.graph_forms import with_copies
@@ -30,7 +31,7 @@ from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.specialization import CAPTURING, Capture, Recapture, Specialization
-from functionalize.runtime.variants import Variant, agreeing, listed, too_many, undecided
+from functionalize.runtime.variants import Variant, agreeing, too_many, undecided
 
 _IN_TRANSFORM = (
     "a captured program is called inside of torch.func.grad, vmap, jvp or the like\n"
@@ -63,10 +64,10 @@ class CapturedProgram:
         *,
         remove: str,
         recapture: Recapture,
+        original: Callable[..., Any],
         partition_fn: PartitionFn | None = None,
         on_guard_failure: str = "raise",
         cache_size: int = 8,
-        original: Callable[..., Any] | None = None,
     ) -> None:
         """``recapture``: captures the same program for other inputs, or for a derivative of some order.
 
@@ -119,7 +120,7 @@ class CapturedProgram:
 
     @property
     def variants(self) -> list[Variant]:
-        """The ways that the program goes by the data of its calls, as far as they are known, those of today first.
+        """The ways that the program goes by the data of its calls so far, in the order of their capture.
 
         Example:
             >>> import torch
@@ -132,7 +133,7 @@ class CapturedProgram:
             >>> [[decision.answer for decision in variant.decisions] for variant in program.variants]
             [[True], [False]]
         """
-        return listed(self._specializations)
+        return [Variant(known) for known in sorted(self._specializations, key=attrgetter("number"))]
 
     @property
     def inputs(self) -> list[GraphInput]:
@@ -201,7 +202,9 @@ class CapturedProgram:
                 answers = error.answers
             tried.append(chosen)
 
-    def _new_variant(self, kind: object, answers: Answers, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
+    def _new_variant(
+        self, kind: object, answers: Answers, arguments: CallArguments
+    ) -> tuple[Specialization, list[Any]]:
         variants = [known for known in self._specializations if known.kind is kind]
         if len(variants) >= self._cache_size:
             raise too_many(variants, answers, self._cache_size)
@@ -209,7 +212,7 @@ class CapturedProgram:
         inputs = made.checked(arguments)
         if not isinstance(inputs, list):  # what was captured just now
             raise inputs
-        if not agree(answers, made.metadata.graph.answers):
+        if not agree(answers, made.answers):
             raise undecided(answers, made)
         made.kind = kind
         return made, inputs
@@ -228,7 +231,7 @@ class CapturedProgram:
         if not (follows or StateMismatchError in kinds):
             raise refused[0]
         made = self._captured(arguments)
-        if not follows and not any(made.is_like(known) for known in self._specializations):
+        if not follows and not self._stays(made, arguments):
             raise refused[0]
         inputs = made.checked(arguments)
         if not isinstance(inputs, list):  # what was captured just now
@@ -236,8 +239,20 @@ class CapturedProgram:
         self._use(made)
         return made, inputs
 
-    def _captured(self, arguments: CallArguments) -> Specialization:
-        capture = self._recapture(arguments.args, arguments.kwargs)
+    def _stays(self, made: Specialization, arguments: CallArguments) -> bool:
+        """Whether a program that was captured with other Python state is as one that is known."""
+        if any(made.is_like(known) for known in self._specializations):
+            return True
+        known = self._specializations[0]
+        if not known.decisions or known.answers == made.answers:
+            return False
+        try:  # by the data this one goes another way: what matters is what it does on the way of that one
+            return self._captured(arguments, known.answers).is_like(known)
+        except DataDependentError:  # which it does not have
+            return False
+
+    def _captured(self, arguments: CallArguments, answers: Answers | None = None) -> Specialization:
+        capture = self._recapture(arguments.args, arguments.kwargs, answers=answers)
         return Specialization(capture, self._partition_fn, self._recapture)
 
     def _use(self, chosen: Specialization) -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 Answers = tuple[Any, ...]  # of a program's decisions, in order; or of the first ones
@@ -46,7 +48,8 @@ class Diverged(Exception):
 def same_answer(one: Any, other: Any) -> bool:
     """Whether a program cannot tell two numbers apart."""
     if type(one) is float and type(other) is float:
-        return one == other and math.copysign(1, one) == math.copysign(1, other) or (one != one and other != other)
+        zeros = one == other and math.copysign(1, one) == math.copysign(1, other)  # which have a sign
+        return zeros or (math.isnan(one) and math.isnan(other))
     return bool(one == other)
 
 
@@ -73,6 +76,18 @@ def compare(value: Any, decisions: Sequence[Decision], number: int) -> None:
     """
     if not same_answer(value, decisions[number].answer):
         raise Diverged((*(decision.answer for decision in decisions[:number]), value))
+
+
+def with_assertions(graph: Graph, decisions: Sequence[Decision]) -> None:
+    """Have a graph assert its decisions, by nodes that exporters know."""
+    results: Any = graph.output_node().args[0]
+    for decision in decisions:
+        node = results[decision.output]
+        if isinstance(node, Node):
+            with graph.inserting_after(node):
+                agrees = graph.call_function(operator.eq, (node, decision.answer))
+            with graph.inserting_after(agrees):
+                graph.call_function(torch.ops.aten._assert_scalar.default, (agrees, str(decision)))
 
 
 def with_checks(graph: Graph, decisions: Sequence[Decision]) -> None:

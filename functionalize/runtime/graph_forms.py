@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.dispatch import direct_call
-from functionalize.runtime.decisions import Decision, with_checks
+from functionalize.runtime.decisions import Decision, with_assertions, with_checks
 from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
 
 aten = torch.ops.aten
@@ -154,15 +154,27 @@ def _read_by_products(graph: Graph) -> set[Node]:
 
 
 def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:
-    """A program's graph, with its write-backs as nodes and the caller's outputs alone."""
+    """A program's graph; write-backs and assertions of its decisions are nodes, its outputs those of the caller."""
     new = Graph()
     results: Any = new.graph_copy(graph, {})
     inputs = dict(zip(metadata.taken, new.find_nodes(op="placeholder"), strict=True))
     for mutation in metadata.mutations:
         _emit(new, mutation, inputs, results)
+    new.output(results)
+    with_assertions(new, metadata.graph.decisions)
     first = sum(len(mutation.writes) for mutation in metadata.mutations)
-    new.output(tuple(results[first:]))
+    new.output_node().args = (tuple(results[first : len(results) - len(metadata.graph.decisions)]),)
     return GraphModule(root, new, "CapturedWithCopies")
+
+
+def asserting(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:
+    """A program's graph that asserts its decisions, which are no outputs."""
+    new, decisions = Graph(), metadata.graph.decisions
+    results: Any = new.graph_copy(graph, {})
+    new.output(results)
+    with_assertions(new, decisions)
+    new.output_node().args = (tuple(results[: len(results) - len(decisions)]),)
+    return GraphModule(root, new, "CapturedVariant")
 
 
 def _emit(graph: Graph, mutation: InputMutation, inputs: dict[int, Node], results: Any) -> None:

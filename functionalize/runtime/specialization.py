@@ -6,6 +6,7 @@ Invariant: a call that is refused has changed nothing. Limits: one call of a pro
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from functionalize.runtime.state_walk import StateWalk
 # Held by who captures, and by who has to look twice at a call: one may find fake tensors of the other in its state.
 CAPTURING = threading.RLock()
 _PARTITIONING = threading.Lock()
+_NUMBERS = itertools.count()  # of specializations, as they are made
 # Captures a program for arguments, for so many derivatives, and, if given, the way of some answers to its decisions.
 Recapture = Callable[..., "Capture"]
 
@@ -95,7 +97,8 @@ class Specialization:
     def __init__(self, capture: Capture, partition_fn: PartitionFn | None, recapture: Recapture) -> None:
         self.capture, self.recorded, self.metadata = capture, capture.recorded, capture.recorded.metadata
         self.guards, self._partition_fn, self._recapture = capture.guards, partition_fn, recapture
-        self.decisions = self.metadata.graph.decisions
+        self.decisions, self.answers = self.metadata.graph.decisions, self.metadata.graph.answers
+        self.number = next(_NUMBERS)
         self.kind = object()  # of calls: variants of one have the same
         # Both give None for a call that is perhaps none of this program's, or takes longer to check.
         self.passed: Passes = lambda arguments: None
@@ -112,7 +115,7 @@ class Specialization:
     def is_like(self, other: Specialization) -> bool:
         """Whether both compute and write the same."""
         one, two = self.recorded, other.recorded
-        if self.metadata.graph.answers != other.metadata.graph.answers:
+        if self.answers != other.answers:
             return False
         return str(one.graph) == str(two.graph) and str(one.signature()) == str(two.signature())
 
@@ -187,7 +190,7 @@ class Specialization:
     def _next_order(self, arguments: CallArguments) -> Callable[[int], ForwardCall]:
         """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
         tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
-        made, answers = _or_error(lambda: arguments.like(stand_ins(tensors))), self.metadata.graph.answers
+        made, answers = _or_error(lambda: arguments.like(stand_ins(tensors))), self.answers
 
         def captured(order: int) -> ForwardCall:
             if isinstance(made, Exception):

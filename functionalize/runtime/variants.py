@@ -7,7 +7,6 @@ otherwise when it runs again on the same data is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.export.graph_signature import ExportGraphSignature
@@ -16,28 +15,47 @@ from torch.fx import GraphModule
 from functionalize.errors import DataDependentError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.decisions import Answers, Decision, agree
+from functionalize.runtime.graph_forms import asserting
 from functionalize.runtime.specialization import Specialization
 
 
-@dataclass(frozen=True, eq=False)
 class Variant:
-    """One way of a program by its data: a graph that is right for calls whose data decide alike.
+    """One way of a program by its data: a graph that is right for calls whose data decide alike."""
 
-    ``decisions``: what the data decided, in order; none where the program does not ask them. ``graph_module``: the
-    graph, whose outputs have the decisions' values among them.
-    """
+    def __init__(self, program: Specialization) -> None:
+        self._program = program
 
-    decisions: tuple[Decision, ...]
-    graph_module: GraphModule
-    signature: ExportGraphSignature
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What the data decided, in order; nothing where the program does not ask them."""
+        return self._program.decisions
+
+    @property
+    def graph_module(self) -> GraphModule:
+        """The graph; its last outputs are the values of the decisions."""
+        return self._program.graph_module
+
+    @property
+    def signature(self) -> ExportGraphSignature:
+        """What each input and output of ``graph_module`` is."""
+        return self._program.recorded.signature()
+
+    def with_assertions(self) -> GraphModule:
+        """The graph for calls that are sure to decide alike: its decisions are assertions of it, and no outputs.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> program = capture(lambda x: x + 1 if x.sum() > 0 else x, (torch.ones(2),))
+            >>> graph = program.variants[0].with_assertions()
+            >>> graph(torch.ones(2))
+            (tensor([2., 2.]),)
+        """
+        recorded = self._program.recorded
+        return asserting(recorded.graph, recorded.root, recorded.metadata)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.decisions)) or "no decisions"
-
-
-def listed(programs: Iterable[Specialization]) -> list[Variant]:
-    """The variants that some programs are, in the order of their decisions."""
-    return [Variant(one.decisions, one.graph_module, one.recorded.signature()) for one in programs]
 
 
 def agreeing(
@@ -45,7 +63,7 @@ def agreeing(
 ) -> tuple[Specialization, list[Any]] | None:
     """A program whose decisions begin with some answers, and its inputs for a call that its guards let pass."""
     for program in programs:
-        if agree(answers, program.metadata.graph.answers):
+        if agree(answers, program.answers):
             inputs = program.checked(arguments)
             if isinstance(inputs, list):
                 return program, inputs
@@ -54,7 +72,7 @@ def agreeing(
 
 def too_many(variants: Sequence[Specialization], answers: Answers, bound: int) -> DataDependentError:
     """The error for one variant more than are kept. ``answers``: to the decisions that are known of the call."""
-    nearest = max(variants, key=lambda one: _common(answers, one.metadata.graph.answers))
+    nearest = max(variants, key=lambda one: _common(answers, one.answers))
     last = nearest.decisions[: len(answers)][-1]
     return DataDependentError(
         f"the calls of the program decide by their data in more than {bound} ways\n    at   {last.location}",
@@ -78,5 +96,3 @@ def undecided(answers: Answers, made: Specialization) -> DataDependentError:
         "same numbers each time, or something beside the data decides as well",
         hint="torch.use_deterministic_algorithms(True), or decide by numbers that rounding does not change",
     )
-
-

@@ -26,7 +26,6 @@ from functionalize._torch import (
     below_all_modes,
     counts_versions,
     current_proxy_mode,
-    disable_python_dispatcher,
     enable_python_dispatcher,
     has_symbol,
     is_view,
@@ -352,11 +351,10 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types:
             self._context.refuse_subclasses(types)
-        if not self._symbols:
-            return self._call(func, args, kwargs)
-        symbols = func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))
-        with enable_python_dispatcher() if symbols else disable_python_dispatcher():  # a backward may run a forward
-            return self._call(func, args, kwargs)
+        if self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))):
+            with enable_python_dispatcher():
+                return self._call(func, args, kwargs)
+        return self._call(func, args, kwargs)
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _UNDISPATCHED:

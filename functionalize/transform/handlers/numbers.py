@@ -30,7 +30,8 @@ def _tensor_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
     def made(data: Any, **options: Any) -> torch.Tensor:
         numbers, size = _flat(data)
-        if not any(isinstance(number, SYMBOLS) for number in numbers) or not all(isinstance(number, _NUMBERS) for number in numbers):
+        symbols = any(isinstance(number, SYMBOLS) for number in numbers)
+        if not (symbols and all(isinstance(number, _NUMBERS) for number in numbers)):
             return make(data, **options)
         floats = any(isinstance(number, (float, torch.SymFloat)) for number in numbers)
         dtype = options.pop("dtype", None) or (torch.get_default_dtype() if floats else torch.int64)
