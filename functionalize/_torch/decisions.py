@@ -69,6 +69,8 @@ class DecidingShapeEnv(ShapeEnv):
         """Know from now on what an answer implies."""
         if any(symbol.is_integer is not True for symbol in expression.free_symbols):
             return
+        if answer is not False:  # perhaps that a size is one: kernels that take sizes for larger would get it wrong
+            self.size_like.difference_update(expression.free_symbols)
         fact = sympy.Eq(expression, answer) if type(answer) is int else expression if answer else sympy.Not(expression)
         self._maybe_guard_rel(fact)
         self.axioms.update(dict(self.get_implications(self.simplify(fact))))
@@ -102,9 +104,9 @@ def number_node(tracer: Any, expression: Any, asked: Any) -> Node | None:
 
     None where the tracer has not seen one of these yet.
     """
-    known = tracer.sympy_expr_tracker
+    known: dict[Any, Any] = tracer.sympy_expr_tracker
     if asked is not None:
-        kinds = {bool: torch.SymBool, int: torch.SymInt, float: torch.SymFloat}
+        kinds: dict[Any, Any] = {bool: torch.SymBool, int: torch.SymInt, float: torch.SymFloat}
         thunk = tracer.symnode_tracker.get(kinds[asked.pytype](asked))
         if thunk is not None:
             return thunk.force().node  # type: ignore[no-any-return]
@@ -131,5 +133,7 @@ def _arithmetic(tracer: Any, expression: Any, symbols: dict[Any, Proxy]) -> Node
     added = itertools.takewhile(lambda node: node is not last, reversed(tracer.graph.nodes))
     with disable_proxy_modes_tracing():
         for node in reversed(list(added)):
-            node.meta["val"] = node.target(*(a.meta["val"] if isinstance(a, Node) else a for a in node.args))
+            arguments = [a.meta["val"] if isinstance(a, Node) else a for a in node.args]
+            compute: Any = node.target
+            node.meta["val"] = compute(*arguments)
     return result

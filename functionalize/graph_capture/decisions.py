@@ -47,6 +47,7 @@ class Decider:
         self._recorder, self._regions, self._here, self._answers = recorder, regions, here, answers
         self._data = ExampleData(recorder.tracer, example, regions.drawn_again)
         self._known = dict[Node, Any]()
+        self._facts = dict[Any, Any]()  # of expressions of integers, which may have several nodes
         self._inside = defaultdict[int, list[Any]](list)  # by region of a checkpoint: what was answered there
         self._again: dict[Any, Iterator[Any]] = {}  # by region, and the backward that has it run again
         self.taken: list[Taken] = []
@@ -56,8 +57,13 @@ class Decider:
         """What an expression comes to, that of the number ``asked`` if it is one's; None where nobody can tell."""
         from functionalize._torch.decisions import kind_of, number_node  # here: loads sympy
 
+        if expression in self._facts:
+            return self._facts[expression]
         node = number_node(self._recorder.tracer, expression, asked)
-        return None if node is None else self._answered(node, kind_of(expression, asked))
+        answer = None if node is None else self._answered(node, kind_of(expression, asked))
+        if answer is not None and all(symbol.is_integer for symbol in expression.free_symbols):
+            self._facts[expression] = answer
+        return answer
 
     def result(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What an op gives that only the data tell; None where nobody can tell."""

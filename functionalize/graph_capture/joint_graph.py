@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from functionalize._torch import is_symbolic, on_handles, pytree, storage_key
+from functionalize._torch import is_symbolic, on_handles, storage_key
 from functionalize._torch.autograd import module_without_code
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
@@ -46,7 +46,7 @@ from functionalize.runtime.metadata import (
     frozen_layout,
     needed_results,
 )
-from functionalize.runtime.random_state import is_random
+from functionalize.runtime.random_state import is_random, sources
 from functionalize.transform.mode import FunctionalizeFunctionMode, FunctionalizeMode
 
 EndJoint = Callable[[ProgramMetadata], JointGraph]
@@ -375,16 +375,5 @@ def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequenc
 
 def _draws(root: torch.nn.Module, graph: Graph, names: Sequence[str]) -> tuple[Any, ...]:
     """What the nodes that draw random numbers draw from: the name of an input, a generator, a device that has one."""
-    found: dict[Any, None] = {}
-    bodies = [body.graph for body in root.modules() if isinstance(body, GraphModule)]
-    for node in (node for one in (graph, *bodies) for node in one.nodes if is_random(node)):
-        generator = node.kwargs.get("generator")
-        if isinstance(generator, Node):
-            found[names[int(generator.name.removeprefix("primals_"))]] = None
-        elif generator is not None:
-            found[generator] = None
-        else:
-            values = node.meta.get("val")
-            first = next((v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)), torch.empty(0))
-            found[first.device] = None
-    return tuple(found)
+    found = sources(graph, root)
+    return tuple(names[int(one.removeprefix("primals_"))] if isinstance(one, str) else one for one in found)

@@ -30,6 +30,8 @@ def source_of(node: Node, root: torch.nn.Module) -> Any:
     """
     if is_random(node):
         generator = node.kwargs.get("generator")
+        if isinstance(generator, Node) and generator.op == "get_attr":
+            return getattr(root, str(generator.target))
         return _device_of(node) if generator is None else generator
     for argument in node.all_input_nodes:
         body = getattr(root, str(argument.target), None) if argument.op == "get_attr" else None
