@@ -131,7 +131,7 @@ class CapturedProgram:
             >>> program(-torch.ones(3))
             tensor([1., 1., 1.])
             >>> [[decision.answer for decision in variant.decisions] for variant in program.variants]
-            [[True], [False]]
+            [[False], [True]]
         """
         return [Variant(known) for known in sorted(self._specializations, key=attrgetter("number"))]
 
