@@ -123,6 +123,34 @@ def test_istft_asks_its_window() -> None:
     assert follows(run, *(torch.rand(64) for _ in range(4)), calls=4) == 1
 
 
+def test_higher_order_ops_beside_decisions() -> None:
+    def run(x: Tensor) -> Tensor:
+        y = torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
+        return y * 2 if y.sum() > 4 else y
+
+    assert follows(run, ONES, -ONES, ONES / 9) == 2
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu")])
+def test_modes_of_torch_beside_decisions(mode: Callable[[], Any]) -> None:
+    weight = torch.randn(3, 3)
+
+    def run(x: Tensor) -> Tensor:
+        y = x @ weight
+        return y * 2 if y.float().sum() > 0 else y
+
+    with mode():
+        assert follows(run, ONES[None], -ONES[None], calls=4) == 2
+
+
+def test_transforms_inside_decide() -> None:
+    def run(x: Tensor) -> Tensor:
+        gradient = torch.func.grad(lambda v: (v.sin() if x.sum() > 0 else v.cos()).sum())(x)
+        return torch.vmap(torch.neg)(gradient) if gradient.sum() < 0 else gradient
+
+    assert follows(run, ONES, -ONES, ONES * 2) == 3
+
+
 def test_sizes_that_the_data_tell_decide() -> None:
     def run(x: Tensor) -> list[Tensor]:
         places = x.nonzero()

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from functionalize._torch.dispatch import below_dispatch
+from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch
 from functionalize._torch.tensors import PLAIN_TYPES
 
 _META = torch.device("meta")
@@ -62,6 +62,7 @@ class CaptureFakeMode(FakeTensorMode):
     fake results, and confuse the state of the mode.
     """
 
+    supports_higher_order_operators = True
     thread: int | None = None  # that captures
     metas: Mapping[Any, Callable[..., Any]] = {}
     _ended = False
@@ -94,6 +95,8 @@ class CaptureFakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._refuse_other_threads()
+        if isinstance(func, HigherOrderOperator):  # whose rules are found by the very class of a mode
+            return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
         if self._ended and any(type(leaf) in _REAL for leaf in pytree.tree_leaves((args, kwargs))):
             raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -222,8 +222,11 @@ class RecordingSession:
         from functionalize._torch.decisions import deciding  # here: loads sympy
 
         traced = recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
-        with deciding(self.fake_mode.shape_env, self.decider), traced:
-            yield
+        try:
+            with deciding(self.fake_mode.shape_env, self.decider), traced:
+                yield
+        finally:
+            self.decider = None  # it knows the session
 
     def record(
         self,
