@@ -125,7 +125,7 @@ def test_istft_asks_its_window() -> None:
 
 def test_higher_order_ops_beside_decisions() -> None:
     def run(x: Tensor) -> Tensor:
-        y = torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
+        y: Tensor = torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
         return y * 2 if y.sum() > 4 else y
 
     assert follows(run, ONES, -ONES, ONES / 9) == 2
