@@ -78,6 +78,13 @@ class Origin:
         return self.outer if isinstance(self.outer, Location) else self.outer.location
 
     @property
+    def decisive(self) -> Location:
+        """The innermost line of the program, which a library may be a part of."""
+        if self.frames:
+            return location_of(self.frames[0])
+        return self.outer if isinstance(self.outer, Location) else self.outer.decisive
+
+    @property
     def trace(self) -> str:
         """The program's lines, outermost first, as in a traceback: the user's, and those of torch's modules."""
         if self._trace is None:
@@ -162,6 +169,12 @@ def decisive_line(error: BaseException) -> str:
         if _PROGRAMS[frame.f_code.co_filename]:
             found = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
     return found
+
+
+def raised_by_program(error: BaseException) -> bool:
+    """Whether an error was raised by the program itself, in the user's code or in that of the libraries."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return _PROGRAMS[frames[-1].f_code.co_filename]
 
 
 @cache

@@ -63,8 +63,9 @@ class DataDependentError(RuntimeError):
         return cls(
             f"the program decides by the value of a tensor\n    at   {decisive_line(error)}",
             why=" ".join(str(error).split("\n", maxsplit=1)[0].split()),
-            hint="torch.cond or torch.where instead of `if`; tensors instead of numbers from `.item()`; "
-            "torch._check for what you know of a size; for an optimizer capturable=True",
+            hint="example inputs with data and on_data='decide'; torch.cond or torch.where instead of `if`; tensors "
+            "instead of numbers from `.item()`; torch._check for what you know of a size; for an optimizer "
+            "capturable=True",
         )
 
 
@@ -74,8 +75,17 @@ def check_remove(remove: str) -> None:
     Raises:
         ValueError: it is neither of the two.
     """
-    if remove not in ("mutations", "mutations_and_views"):
-        raise ValueError(f"remove must be 'mutations' or 'mutations_and_views', not {remove!r}")
+    check_choice("remove", remove, ("mutations", "mutations_and_views"))
+
+
+def check_choice(name: str, value: str, choices: tuple[str, str]) -> None:
+    """Raise unless an option has one of two values.
+
+    Raises:
+        ValueError: it has another.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be {choices[0]!r} or {choices[1]!r}, not {value!r}")
 
 
 def name_of(tensor: torch.Tensor) -> str:

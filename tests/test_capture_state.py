@@ -164,7 +164,7 @@ def test_hyperparameters_are_part_of_the_program() -> None:
 def test_an_optimizer_that_decides_by_data_is_refused_with_its_line() -> None:
     step, _, _ = stepping(torch.optim.RAdam, {})()
     with pytest.raises(DataDependentError, match=r"(?s)radam.py:\d+ in .*capturable=True"):
-        capture(step, batch())
+        capture(step, batch(), on_data="raise")
 
 
 # Gradients through a call

@@ -26,8 +26,8 @@ keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_kee
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast
 
 
-def checkpoint_frame() -> tuple[Any, bool] | None:
-    """Which checkpointed region runs, and whether it is computed again; None outside of all.
+def checkpoint_frame() -> tuple[Any, tuple[Any] | None] | None:
+    """Which checkpointed region runs, and if it is computed again, for which backward; None outside of all.
 
     Told by the innermost pack hook of ``saved_tensors_hooks`` that is active.
     """
@@ -37,9 +37,9 @@ def checkpoint_frame() -> tuple[Any, bool] | None:
     function = inspect.unwrap(hooks[0])
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     if "frame" in cells:
-        return cells["frame"].cell_contents, False
+        return cells["frame"].cell_contents, None
     if "target_frame_ref" in cells:
-        return cells["target_frame_ref"].cell_contents(), True
+        return cells["target_frame_ref"].cell_contents(), (cells["gid"].cell_contents,)
     return None
 
 

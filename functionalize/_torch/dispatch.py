@@ -6,6 +6,7 @@ Invariant: what is taken off the stack of modes is put back, also after an error
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -194,3 +195,30 @@ def function_modes() -> int:
     """How many ``TorchFunctionMode``s are active; a default device is one."""
     count: int = torch._C._len_torch_function_stack()
     return count
+
+
+@contextlib.contextmanager
+def kernels_alone() -> Iterator[None]:
+    """As in a thread of its own: kernels run on real tensors, whatever modes, fake kernels and autocast are active."""
+    with (
+        _disable_current_modes(),
+        DisableTorchFunction(),
+        torch._C._DisablePythonDispatcher(),
+        torch._C._ForceDispatchKeyGuard(*_keys_of_a_thread()),
+        BelowVersions(),
+    ):
+        yield
+
+
+@cache
+def _keys_of_a_thread() -> tuple[Any, Any]:
+    """The dispatch keys that a new thread includes and excludes."""
+    found: list[Any] = []
+
+    def look() -> None:
+        found.extend((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return found[0], found[1]

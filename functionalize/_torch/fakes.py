@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from functionalize._torch.dispatch import below_dispatch
+from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch
 from functionalize._torch.tensors import PLAIN_TYPES, set_versions
 
 _META = torch.device("meta")
@@ -31,6 +31,8 @@ _ELSEWHERE = (
     "    why  fake tensors stand in it until the capture ends\n"
     "    try  capture first, or have the threads wait for one another"
 )
+_ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
+TOLD_BY_DATA = frozenset({torch.ops.aten.equal.default, torch.ops.aten.allclose.default, _ITEM})
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -61,6 +63,7 @@ class CaptureFakeMode(FakeTensorMode):
     fake results, and confuse the state of the mode.
     """
 
+    supports_higher_order_operators = True
     thread: int | None = None  # that captures
     metas: Mapping[Any, Callable[..., Any]] = {}
     _ended = False
@@ -93,11 +96,18 @@ class CaptureFakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._refuse_other_threads()
+        if isinstance(func, HigherOrderOperator):  # whose rules are found by the very class of a mode
+            return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
         if self._ended and any(type(leaf) in _REAL for leaf in pytree.tree_leaves((args, kwargs))):
             raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in TOLD_BY_DATA and (func is not _ITEM or args[0].dtype.is_complex):
+            decider = getattr(self.shape_env, "decider", None)
+            answer = None if decider is None else decider.result(func, args, kwargs or {})
+            if answer is not None:
+                return answer
         meta = self.metas.get(func)
         if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
             try:
@@ -115,12 +125,12 @@ class CaptureFakeMode(FakeTensorMode):
 
 def new_fake_mode(*, symbolic: bool, metas: Mapping[Any, Callable[..., Any]] | None = None) -> CaptureFakeMode:
     """A mode as ``make_fx`` sets it up. ``metas``: what ops give for which torch's meta kernel is not to be asked."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here: loads sympy
+    from functionalize._torch.decisions import DecidingShapeEnv  # here: loads sympy
 
     mode = CaptureFakeMode(
         allow_fallback_kernels=not symbolic,
         allow_non_fake_inputs=True,
-        shape_env=ShapeEnv(duck_shape=not symbolic),
+        shape_env=DecidingShapeEnv(duck_shape=not symbolic),
         static_shapes=not symbolic,
     )
     mode.metas = metas or {}

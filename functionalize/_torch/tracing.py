@@ -96,6 +96,11 @@ class _NodeEntry(_ProxyTensor):
     def node(self) -> Node:
         return self._given()
 
+    @property
+    def parents(self) -> list[Node]:
+        """What the node is made of, while it is not made."""
+        return [value for value in getattr(self._given, "args", ()) if isinstance(value, Node)]
+
     @cached_property
     def proxy(self) -> Proxy:  # type: ignore[override]
         return Proxy(self.node, self._tracer)
@@ -140,6 +145,18 @@ def _add_node(graph: Graph, kind: str, target: Any, args: tuple[Any, ...], kwarg
     return node
 
 
+def op_node(tracer: Any, op: Any, args: Any, kwargs: Any) -> Node:
+    """A call of an op on tensors that the tracer knows, or that become attributes of the graph."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return tracked_node(tracer, value) or tracer.create_arg(value)
+        return symbol_node(tracer, value) if isinstance(value, SYMBOLS) else value
+
+    args, kwargs = pytree.tree_map(given, (tuple(args), dict(kwargs)))
+    return new_node(tracer.graph, op, args, kwargs, name_for(op))
+
+
 def new_placeholder(graph: Graph, name: str) -> Node:
     """A placeholder of just this name, which is a word, and nobody's yet.
 
@@ -165,6 +182,16 @@ def tracked_node(tracer: Any, tensor: torch.Tensor, *, constants: bool = True) -
     return entry.node if isinstance(entry, _NodeEntry) else entry.proxy.node
 
 
+def nodes_in_use(tracer: Any) -> set[Node]:
+    """The nodes that a tensor stands for, or part of whose results it is, and which further nodes may take."""
+    found = set[Node]()
+    for entry in tracer.tensor_tracker.values():
+        own = isinstance(entry, _NodeEntry)
+        unmade = own and "node" not in entry.__dict__
+        found.update(entry.parents if unmade else [entry.node if own else entry.proxy.node])
+    return found
+
+
 def symbol_node(tracer: Any, symbol: Any) -> Any:
     """The node that gives a symbol; a number for one that a guard has pinned."""
     found = fetch_sym_proxy(tracer)(symbol)
@@ -178,6 +205,21 @@ _ASKS_GRAD_MODE = (torch.ops.aten.mkldnn_rnn_layer.default,)
 def keeps_workspaces(graph: Graph) -> bool:
     """Whether a graph is to run with grad mode on, since a backward that it holds may need what its ops then keep."""
     return any(graph.find_nodes(op="call_function", target=op) for op in _ASKS_GRAD_MODE)
+
+
+def is_foregone(out: Any, args: Any) -> bool:
+    """Whether symbols of floats were compared, and the answer is known: it is not, where they may be no numbers."""
+    if not isinstance(out, torch.SymBool) or out.node.expr.free_symbols:
+        return False
+    return any(isinstance(arg, torch.SymFloat) and arg.node.expr.free_symbols for arg in args)
+
+
+def compared(tracer: Any, func: Any, args: Any, out: Any) -> Any:
+    """A symbol of its own for a comparison: `x == x` is false where ``x`` is not a number."""
+    with out.node.shape_env.ignore_fresh_unbacked_symbols():  # no op gives it
+        made = out.node.shape_env.create_unbacked_symbool()
+    _sym_register(tracer, func, args, made)
+    return made
 
 
 def symbol_node_of(tracer: Any, expression: Any) -> Node | None:

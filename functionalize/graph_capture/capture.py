@@ -9,7 +9,7 @@ tensors live as long as the session. Limits: one thread captures a module at a t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,11 @@ from functionalize._torch.fakes import (
 )
 from functionalize._torch.tracing import new_placeholder, recording, track
 from functionalize.call_stack import Origin
-from functionalize.errors import DataDependentError, check_remove
+from functionalize.errors import DataDependentError, check_choice, check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
+from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
+from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import JointTracer
@@ -37,6 +39,7 @@ from functionalize.graph_capture.python_state import reached
 from functionalize.graph_capture.tracing_errors import OTHERWISE, explained, hooked, otherwise, replayed
 from functionalize.graph_capture.training import make_state, training_step
 from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import changed_modes, modes_now, set_modes
@@ -49,6 +52,7 @@ from functionalize.tracing.metas import METAS
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
 
+ByData = tuple[bool, Answers | None]  # whether data decide; instead of them, what is to be answered
 Effects = Callable[[Callable[[Any], int]], Sequence[SideEffect]]  # of a numbering of tensors
 
 
@@ -63,6 +67,7 @@ def capture(
     on_guard_failure: str = "raise",
     cache_size: int = 8,
     partition_fn: PartitionFn | None = None,
+    on_data: str = "decide",
 ) -> CapturedProgram:
     """Record what a module or a function computes as a program without mutation.
 
@@ -81,9 +86,12 @@ def capture(
             an output with a ``loss``), the program is a training step: forward, ``backward()`` and ``step()``.
         on_guard_failure: ``"raise"``, or ``"recapture"`` to capture one more program for a call that the guards
             refuse (other shapes, strides, modes of torch, Python state; see ``program.guards``).
-        cache_size: how many programs are kept at most; the one that was not called for longest goes.
+        cache_size: how many programs are kept at most; the one that was not called for longest goes. Of each of these
+            as many variants, which differ in what the data decide; more are an error.
         partition_fn: as in AOTAutograd: cuts the joint graph of forward and backward in two when a call is first
             differentiated. Unless given, ``min_cut_rematerialization_partition``.
+        on_data: where the program decides by data (``if x.sum() > 0``): ``"decide"`` as the example inputs do, to check
+            at each call whether it decides alike, and to capture another variant where it does not; or ``"raise"``.
 
     Returns:
         The program: called as the original is, it does what the original does.
@@ -93,6 +101,7 @@ def capture(
         ValueError: an option has no such value.
         UnsupportedMutationError: the program writes what no functional program can express.
         UnsupportedProgramError: it has tensors or modules that no captured program can have.
+        DataDependentError: it decides by data, and has none (fake example inputs), or is not to.
 
     Example:
         >>> import torch
@@ -108,15 +117,16 @@ def capture(
         (tensor(1.), tensor([1., 0., 0.]))
     """
     check_remove(remove)
-    if on_guard_failure not in ("raise", "recapture"):
-        raise ValueError(f"on_guard_failure must be 'raise' or 'recapture', not {on_guard_failure!r}")
+    check_choice("on_guard_failure", on_guard_failure, ("raise", "recapture"))
+    check_choice("on_data", on_data, ("decide", "raise"))
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple of example inputs, not {type(args).__name__}: write capture(fn, (x,))")
     if cache_size < 1:
         raise ValueError(f"cache_size must be at least 1, not {cache_size}")
 
-    def captured(args: Any, kwargs: Any, order: int = 1) -> Capture:
-        return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer, order)
+    def captured(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None) -> Capture:
+        by_data = on_data == "decide", answers
+        return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
 
     with CAPTURING:
         first = captured(args, dict(kwargs or {}))
@@ -127,6 +137,7 @@ def capture(
         partition_fn=partition_fn,
         on_guard_failure=on_guard_failure,
         cache_size=cache_size,
+        original=training_step(fn, optimizer) if optimizer is not None and is_module(fn) else fn,
     )
 
 
@@ -138,6 +149,7 @@ def _captured(
     dynamic_shapes: Any,
     optimizer: torch.optim.Optimizer | None,
     order: int,
+    by_data: ByData,
 ) -> Capture:
     """What one capture gives for some inputs; ``order``: how often the program is differentiated."""
     roots: dict[str, Any] = {"": func} if is_module(func) else reached(func)
@@ -147,13 +159,13 @@ def _captured(
         if isinstance(root, torch.optim.Optimizer):
             make_state(root)
     step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
-    first = CaptureSession(step, ProgramInputs(func, roots, args, kwargs), remove, dynamic_shapes, order)
+    first = CaptureSession(step, ProgramInputs(func, roots, args, kwargs), remove, dynamic_shapes, order, by_data)
     found = first.run()
     if not found.metadata.gradients or first.has_all_gradients:
         return first.capture(found)
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
     inputs = ProgramInputs(func, roots, args, kwargs, suppose_gradients=True)
-    second = CaptureSession(step, inputs, remove, dynamic_shapes, order)
+    second = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
     assuming = second.run()
     serves = serves_without_gradients(assuming.metadata, found.metadata)
     return second.capture(assuming) if serves else first.capture(found)
@@ -163,6 +175,8 @@ def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) 
     """Whether a program captured as if there were gradients does what one does that was captured without."""
     read = {assuming.inputs[number].name for number in assuming.gradients_read}
     left = {found.inputs[number].name for number in found.gradients}
+    if assuming.graph.answers != found.graph.answers:
+        return False
     return not read or (read <= left and assuming.only_accumulates)
 
 
@@ -176,6 +190,7 @@ class RecordingSession:
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
         self.regions = regions = CheckpointRegions()
         self._remove_views, self._symbolic, self._order = remove_views, symbolic, order
+        self.decider: Decider | None = None
         self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
 
         def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
@@ -201,9 +216,17 @@ class RecordingSession:
                 with self.fake_mode:
                     track_input(tracer, entry.value if fake is None else fake, node)
 
-    def active(self) -> Any:
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
         """What is set around the run, but for the recording mode itself."""
-        return recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
+        from functionalize._torch.decisions import deciding  # here: loads sympy
+
+        traced = recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
+        try:
+            with deciding(self.fake_mode.shape_env, self.decider), traced:
+                yield
+        finally:
+            self.decider = None  # it knows the session
 
     def record(
         self,
@@ -219,7 +242,7 @@ class RecordingSession:
         """
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
         mode.context.takes_subclasses = False
-        finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like)
+        finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order)
         joint.begin(inputs)
         follow(mode.context)
@@ -259,6 +282,7 @@ class CaptureSession(RecordingSession):
         remove: str,
         dynamic_shapes: Any = None,
         order: int = 1,
+        by_data: ByData = (False, None),
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
@@ -281,6 +305,16 @@ class CaptureSession(RecordingSession):
             if isinstance(entry.value, MissingGradient):
                 with below_dispatch():
                     entry.fake = self.factory.like_real(entry.value.of)
+        if by_data[0]:
+            self.decider = Decider(self.recorder, self.regions, self._example, self._provenance.now, by_data[1])
+
+    def _example(self, placeholder: Any) -> Any:
+        """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
+        entry = next((one for one in self._inputs.inputs if one.name == placeholder.target), None)
+        if entry is None:
+            raise NoDataError(f"`{placeholder.target}` is no input of the program")
+        missing = isinstance(entry.value, MissingGradient)
+        return torch.zeros_like(entry.value.of) if missing else entry.value
 
     @property
     def has_all_gradients(self) -> bool:

@@ -47,8 +47,16 @@ class CheckpointRegions:
                 )
             return
         frame, again = found
-        number = self._frames.setdefault(id(frame), (frame, len(self._frames)))[1]
+        number = self._number(frame)
         (self._second if again else self._first)[node] = number
+
+    def _number(self, frame: Any) -> int:
+        return self._frames.setdefault(id(frame), (frame, len(self._frames)))[1]
+
+    def running(self) -> tuple[int, tuple[Any] | None] | None:
+        """The region that runs, by its number, and if it runs again, for which backward; None outside of all."""
+        found = checkpoint_frame()
+        return None if found is None else (self._number(found[0]), found[1])
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -60,6 +68,10 @@ class CheckpointRegions:
             yield
         finally:
             self._inside = before
+
+    def drawn_again(self, node: Node) -> bool:
+        """Whether a node draws random numbers that the first run of its region has drawn."""
+        return node in self._second and is_random(node)
 
     def resolve(self) -> dict[Node, int]:
         """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once."""

@@ -14,11 +14,10 @@ from torch.autograd.graph import GradientEdge
 from torch.fx import Node
 
 from functionalize._torch import storage_key
-from functionalize._torch.fakes import data_dependent
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.overlap import disjoint
-from functionalize.errors import DataDependentError, UnsupportedMutationError, UnsupportedProgramError
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.metadata import InputMutation
 from functionalize.transform.context import FunctionalizationContext
@@ -77,23 +76,6 @@ def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> No
                 why="it says itself that its backward has no derivative",
                 hint="take the mark away, or keep the function out of what is differentiated twice",
             )
-
-
-def why_not_differentiable(error: Exception, order: int) -> Exception:
-    """Why a program has no derivative of an order, by the error that tracing it raised."""
-    what = f"the {'backward' if order == 1 else f'derivative of order {order}'} of a captured program"
-    if isinstance(error, data_dependent()):
-        return DataDependentError(
-            f"{what} decides by the value of a tensor",
-            why=" ".join(str(error).split("\n", maxsplit=1)[0].split()),
-            hint="differentiate the original function, which has the values, or write the program by an operator "
-            "whose derivative does not look at them",
-        )
-    if isinstance(error, UnsupportedProgramError):
-        return error
-    reason = RuntimeError(f"{what} cannot be captured: {error}")
-    reason.__cause__ = error
-    return reason
 
 
 def check_has_gradients(result: torch.Tensor) -> None:

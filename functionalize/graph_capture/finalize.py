@@ -7,7 +7,6 @@ is said beside it. Limits: strided tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +14,14 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Graph, Node
 
 from functionalize._torch import OFFSET, pytree, storage_key, unwrap_functorch
-from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, symbol_node_of, tracked_node
+from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
+from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.differentiability import refuse_gradients_of_made, refused_write
+from functionalize.graph_capture.graph_symbols import symbol_sources
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
 from functionalize.graph_capture.output_analysis import (
@@ -31,6 +32,7 @@ from functionalize.graph_capture.output_analysis import (
     OutputAnalysis,
     signature_of,
 )
+from functionalize.runtime.decisions import Decision
 from functionalize.runtime.joint import JointGraph
 from functionalize.runtime.metadata import (
     BaseResult,
@@ -46,6 +48,7 @@ from functionalize.runtime.metadata import (
     frozen_number,
     looked_up,
 )
+from functionalize.runtime.random_state import sources
 from functionalize.runtime.refused_objects import refuse_tensor
 from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
 from functionalize.runtime.specialization import Recorded
@@ -64,9 +67,10 @@ class GraphFinalizer:
         inputs: list[TracedInput],
         here: Callable[[], Origin],
         snapshot: Callable[[torch.Tensor], Any],
+        decider: Decider | None = None,
     ) -> None:
         """``here``: where the program is; ``snapshot``: what a tensor looks like, for a node's meta."""
-        self.context, self.tracer, self.inputs = context, tracer, inputs
+        self.context, self.tracer, self.inputs, self.decider = context, tracer, inputs, decider
         self.handles: list[torch.Tensor] = []  # what the caller will get
         self._handle_numbers: dict[int, int] = {}  # of these, by identity
         self.lifter = ConstantLifter(tracer, inputs, snapshot)
@@ -128,13 +132,16 @@ class GraphFinalizer:
         made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf]
         refuse_gradients_of_made(made, () if whole else self.handles)
         asserted = joint.asserted()
-        symbols = self._symbols(layouts.before, mutations, aliases, analysis.bases, asserted)
-        wanted = [*results, *(GraphNumber(output) for output, _ in symbols.computed)]
+        read = looked_up(mutations, aliases, analysis.bases)
+        symbols = symbol_sources(self.tracer, self.outputs, (self.inputs, layouts.before, aliases), read, asserted)
+        decisions = self._decisions()
+        further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions)]
+        wanted = [*results, *map(GraphNumber, further)]
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         self._count_writes(writes, {mutation.input for mutation in mutations})
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols
+            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols, decisions
         )
         return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
 
@@ -280,6 +287,7 @@ class GraphFinalizer:
         side_effects: Sequence[SideEffect],
         layouts: InputLayouts,
         symbols: SymbolSources,
+        decisions: tuple[Decision, ...],
     ) -> ProgramMetadata:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
@@ -293,7 +301,7 @@ class GraphFinalizer:
         return ProgramMetadata(
             tuple(entry.frozen(numbers) for entry in self.inputs),
             unused,
-            GraphTraits(len(self.outputs.nodes), keeps_workspaces(self.tracer.graph)),
+            self._traits(decisions),
             tuple(mutations),
             tuple(outputs[0]),
             tuple(outputs[1]),
@@ -318,30 +326,18 @@ class GraphFinalizer:
                 count = writes.get(id(entry))
                 entry.counted = int(number in written) if count is None else count
 
-    def _symbols(
-        self,
-        layouts: dict[int, Layout],
-        mutations: Sequence[InputMutation],
-        aliases: Sequence[OutputAlias],
-        bases: Sequence[BaseResult],
-        asserted: Sequence[Any],
-    ) -> SymbolSources:
-        """Where a call reads the symbols that it looks up; one that no size tells becomes an output of the graph."""
-        inputs = [(number, frozen_layout(layout)) for number, layout in layouts.items() if not layout.static]
-        numbers = [
-            (number, frozen_number(entry.value))
-            for number, entry in enumerate(self.inputs)
-            if isinstance(entry.value, torch.SymInt)
-        ]
-        outputs = [(a.result, a.layout) for a in aliases if a.result is not None and not a.layout.static]
-        sources = SymbolSources(tuple(inputs), tuple(numbers), tuple(outputs))
-        layouts_read, numbers_read = looked_up(mutations, aliases, bases)
-        untold = sources.untold(layouts_read, [*numbers_read, *asserted])
-        nodes = [(symbol_node_of(self.tracer, symbol), symbol) for symbol in untold]
-        computed = [(self.outputs.add(node, OutputKind.USER_OUTPUT), s) for node, s in nodes if node is not None]
-        sources = replace(sources, computed=tuple(computed))
-        told = sources.told if asserted else set()
-        return replace(sources, asserted=tuple(one for one in asserted if one.free_symbols <= told))
+    def _decisions(self) -> tuple[Decision, ...]:
+        """What the program decided by data, as outputs of the graph."""
+        taken = [] if self.decider is None else self.decider.close()
+        add = self.outputs.add
+        return tuple(
+            Decision(str(one.origin.decisive), one.answer, add(one.node, OutputKind.USER_OUTPUT)) for one in taken
+        )
+
+    def _traits(self, decisions: tuple[Decision, ...]) -> GraphTraits:
+        graph, root = self.tracer.graph, self.tracer.root
+        draws = sources(graph, root) if decisions else ()
+        return GraphTraits(len(self.outputs.nodes), keeps_workspaces(graph), decisions, draws)
 
     def _drop_dead(self) -> None:
         """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""

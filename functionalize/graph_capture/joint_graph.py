@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from functionalize._torch import is_symbolic, on_handles, pytree, storage_key
+from functionalize._torch import is_symbolic, on_handles, storage_key
 from functionalize._torch.autograd import module_without_code, without_autocast
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
@@ -31,10 +31,10 @@ from functionalize.graph_capture.differentiability import (
     check_has_gradients,
     drawn_in_backward,
     requiring,
-    why_not_differentiable,
 )
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
+from functionalize.graph_capture.tracing_errors import of_derivative
 from functionalize.runtime.joint import JointGraph, tangent_name
 from functionalize.runtime.metadata import (
     AliasKind,
@@ -46,7 +46,7 @@ from functionalize.runtime.metadata import (
     frozen_layout,
     needed_results,
 )
-from functionalize.runtime.random_state import is_random
+from functionalize.runtime.random_state import is_random, sources
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.mode import FunctionalizeMode
 
@@ -174,7 +174,7 @@ class JointTracer:
             gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
             return functools.partial(self._frozen, copied, inputs, names, gradients, level.wanted)
         except Exception as error:
-            return why_not_differentiable(error, self._order)
+            return of_derivative(error, self._order)
         finally:
             added = [node for nodes in tangents for node in nodes]
             for node in reversed(graph.nodes):
@@ -348,16 +348,5 @@ def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequenc
 
 def _draws(root: torch.nn.Module, graph: Graph, names: Sequence[str]) -> tuple[Any, ...]:
     """What the nodes that draw random numbers draw from: the name of an input, a generator, a device that has one."""
-    found: dict[Any, None] = {}
-    bodies = [body.graph for body in root.modules() if isinstance(body, GraphModule)]
-    for node in (node for one in (graph, *bodies) for node in one.nodes if is_random(node)):
-        generator = node.kwargs.get("generator")
-        if isinstance(generator, Node):
-            found[names[int(generator.name.removeprefix("primals_"))]] = None
-        elif generator is not None:
-            found[generator] = None
-        else:
-            values = node.meta.get("val")
-            first = next((v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)), torch.empty(0))
-            found[first.device] = None
-    return tuple(found)
+    found = sources(graph, root)
+    return tuple(names[int(one.removeprefix("primals_"))] if isinstance(one, str) else one for one in found)

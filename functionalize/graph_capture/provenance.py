@@ -58,6 +58,10 @@ class Provenance:
             context.origin = self._scopes.here()
         return context.origin  # type: ignore[no-any-return]
 
+    def now(self) -> Origin:
+        """Where the program is, beside its last op."""
+        return self._scopes.here()
+
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
         node.meta["nn_module_stack"] = self._running[-1]

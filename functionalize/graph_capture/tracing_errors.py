@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from functionalize._torch import HOOKS, VIEW
+from functionalize._torch.fakes import data_dependent
 from functionalize.call_stack import decisive_line
-from functionalize.errors import UnsupportedProgramError
+from functionalize.errors import DataDependentError, UnsupportedProgramError
 from functionalize.tracing.fakeify import BEYOND
 
 
@@ -40,7 +41,8 @@ _KNOWN = (
         "unhashable type: non-nested SymInt",
         "the program puts a number that the data tell into a set, or looks it up",
         "the number is not known while the program is captured",
-        "use operators of torch that do the same (torch.unique, torch.isin, an index)",
+        "int() of the number, which the data then decide, or operators of torch that do the same (torch.unique, "
+        "torch.isin, an index)",
     ),
     _Known(
         BEYOND,
@@ -72,6 +74,23 @@ def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None
         hint="use the out-of-place operator (squeeze, t, ...) and its result",
         at=decisive_line(error),
     )
+
+
+def of_derivative(error: Exception, order: int) -> Exception:
+    """Why there is no derivative of an order, for an error that its capture raised."""
+    if isinstance(error, UnsupportedProgramError):
+        return error
+    what = "the backward" if order == 1 else f"the derivative of order {order}"
+    if isinstance(error, data_dependent()):
+        reason: Exception = DataDependentError(
+            f"{what} of a captured program decides by the value of a tensor\n    at   {decisive_line(error)}",
+            why="it is captured with the forward, before anybody asks for gradients, and so has no data",
+            hint="torch.where or torch.cond instead of `if`, or take the gradients inside of what is captured",
+        )
+    else:
+        reason = RuntimeError(f"{what} of a captured program cannot be captured: {error}")
+    reason.__cause__ = error
+    return reason
 
 
 class _Otherwise(NamedTuple):

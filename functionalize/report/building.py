@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from functionalize.aliasing.history import AliasHistory, BaseRecord
 from functionalize.report import model
 from functionalize.report.code import bytes_of, code_of, elements, look_of, place_of, size_text
 from functionalize.report.source import Sources, short
+from functionalize.report.variants import branches
 
 _KINDS = {
     InputKind.PARAMETER: "parameter",
@@ -49,6 +51,10 @@ class Program(Protocol):
     def mutations(self) -> Any:
         """Every write to an input or to state."""
 
+    @property
+    def variants(self) -> Any:
+        """The ways that it goes by the data of its calls."""
+
 
 def build(
     program: Program,
@@ -61,7 +67,8 @@ def build(
     ``metadata``: tensors that get another size, strides or storage, each with the op that does it. ``shared``: the
     names of graph inputs that lie in one storage, storage by storage.
     """
-    return _Builder(program, shared).report(title, metadata)
+    report = _Builder(program, shared).report(title, metadata)
+    return replace(report, branches=branches([variant.decisions for variant in program.variants]))
 
 
 class _Builder:

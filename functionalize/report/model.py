@@ -156,6 +156,18 @@ class Amount:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """A row of the tree of variants: a decision with its answer and how many variants go on so, or a variant's end."""
+
+    depth: int
+    place: str = ""  # of the line that asked: file, number, function
+    text: str = ""  # of the line
+    answer: str = ""
+    ways: int = 1
+    way: int | None = None  # of an end: the number of the variant
+
+
+@dataclass(frozen=True)
 class Report:
     """All of it."""
 
@@ -169,6 +181,7 @@ class Report:
     chains: tuple[tuple[int, ...], ...]
     mutations: tuple[Mutation, ...]
     metadata: tuple[tuple[str, str], ...] = ()  # what gets another size, strides or storage, and by which op
+    branches: tuple[Branch, ...] = ()
 
     @property
     def ops(self) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,16 @@ from torch.fx import GraphModule
 from functionalize._torch import in_functorch_transform
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
-from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
+from functionalize.call_stack import raised_by_program
+from functionalize.errors import DataDependentError, GradientMismatchError, InputMismatchError, StateMismatchError
 from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.decisions import Answers, Diverged, agree
 from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.specialization import CAPTURING, Capture, Recapture, Specialization
+from functionalize.runtime.variants import Variant, agreeing, too_many, undecided
 
 _IN_TRANSFORM = (
     "a captured program is called inside of torch.func.grad, vmap, jvp or the like\n"
@@ -59,14 +64,18 @@ class CapturedProgram:
         *,
         remove: str,
         recapture: Recapture,
+        original: Callable[..., Any],
         partition_fn: PartitionFn | None = None,
         on_guard_failure: str = "raise",
         cache_size: int = 8,
     ) -> None:
-        """``recapture``: captures the same program for other inputs, or for a derivative of some order."""
+        """``recapture``: captures the same program for other inputs, or for a derivative of some order.
+
+        ``original``: what was captured.
+        """
         self.remove = remove
         self._recapture, self._on_guard_failure = recapture, on_guard_failure
-        self._partition_fn, self._cache_size = partition_fn, cache_size
+        self._partition_fn, self._cache_size, self._original = partition_fn, cache_size, original
         self._first = Specialization(capture, partition_fn, recapture)
         self._recorded, self._metadata, self.graph = capture.recorded, capture.recorded.metadata, capture.recorded.graph
         self._specializations = [self._first]  # the one that was called last comes first
@@ -110,6 +119,23 @@ class CapturedProgram:
         return list(self._first.guards.listed())
 
     @property
+    def variants(self) -> list[Variant]:
+        """The ways that the program goes by the data of its calls so far, in the order of their capture.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> def flip(x):
+            ...     return -x if x.sum() < 0 else x
+            >>> program = capture(flip, (torch.ones(3),))
+            >>> program(-torch.ones(3))
+            tensor([1., 1., 1.])
+            >>> [[decision.answer for decision in variant.decisions] for variant in program.variants]
+            [[False], [True]]
+        """
+        return [Variant(known) for known in sorted(self._specializations, key=attrgetter("number"))]
+
+    @property
     def inputs(self) -> list[GraphInput]:
         """What the graph takes, in order."""
         return [self._metadata.inputs[number] for number in self._metadata.taken]
@@ -142,10 +168,54 @@ class CapturedProgram:
             if inputs is not None:
                 if index:
                     self._use(known)
-                return known.run(inputs, arguments)
-        with CAPTURING:
-            chosen, inputs = self._chosen(arguments)
-        return chosen.run(inputs, arguments)
+                chosen = known
+                break
+        else:
+            with CAPTURING:
+                chosen, inputs = self._chosen(arguments)
+        try:
+            return chosen.run(inputs, arguments)
+        except Diverged as error:
+            answers = error.answers
+        return self._run_another(chosen, answers, arguments)
+
+    def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
+        """What a call comes to whose data decide otherwise than those that a program was captured for."""
+        tried, kind = [chosen], chosen.kind
+        while True:
+            with CAPTURING:
+                others = [known for known in self._specializations if known not in tried]
+                found = agreeing(others, answers, arguments)
+                if found is None:
+                    try:
+                        found = self._new_variant(kind, answers, arguments)
+                    except Exception as error:
+                        if not raised_by_program(error):
+                            raise
+            if found is None:  # this way leads to an error of the program's, and perhaps writes before it
+                return self._original(*arguments.args, **arguments.kwargs)
+            chosen, inputs = found
+            self._use(chosen)
+            try:
+                return chosen.run(inputs, arguments)
+            except Diverged as error:
+                answers = error.answers
+            tried.append(chosen)
+
+    def _new_variant(
+        self, kind: object, answers: Answers, arguments: CallArguments
+    ) -> tuple[Specialization, list[Any]]:
+        variants = [known for known in self._specializations if known.kind is kind]
+        if len(variants) >= self._cache_size:
+            raise too_many(variants, answers, self._cache_size)
+        made = self._captured(arguments)
+        inputs = made.checked(arguments)
+        if not isinstance(inputs, list):  # what was captured just now
+            raise inputs
+        if not agree(answers, made.answers):
+            raise undecided(answers, made)
+        made.kind = kind
+        return made, inputs
 
     def _chosen(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
         """The program for a call, captured if there is none yet, and its inputs."""
@@ -161,7 +231,7 @@ class CapturedProgram:
         if not (follows or StateMismatchError in kinds):
             raise refused[0]
         made = self._captured(arguments)
-        if not follows and not any(made.is_like(known) for known in self._specializations):
+        if not follows and not self._stays(made, arguments):
             raise refused[0]
         inputs = made.checked(arguments)
         if not isinstance(inputs, list):  # what was captured just now
@@ -169,15 +239,28 @@ class CapturedProgram:
         self._use(made)
         return made, inputs
 
-    def _captured(self, arguments: CallArguments) -> Specialization:
-        capture = self._recapture(arguments.args, arguments.kwargs)
+    def _stays(self, made: Specialization, arguments: CallArguments) -> bool:
+        """Whether a program that was captured with other Python state is as one that is known."""
+        if any(made.is_like(known) for known in self._specializations):
+            return True
+        known = self._specializations[0]
+        if not known.decisions or known.answers == made.answers:
+            return False
+        try:  # by the data this one goes another way: what matters is what it does on the way of that one
+            return self._captured(arguments, known.answers).is_like(known)
+        except DataDependentError:  # which it does not have
+            return False
+
+    def _captured(self, arguments: CallArguments, answers: Answers | None = None) -> Specialization:
+        capture = self._recapture(arguments.args, arguments.kwargs, answers=answers)
         return Specialization(capture, self._partition_fn, self._recapture)
 
     def _use(self, chosen: Specialization) -> None:
         """Have a program come first, and forget those that were not called for long."""
         with self._lock:
-            others = [known for known in self._specializations if known is not chosen]
-            self._specializations = [chosen, *others][: self._cache_size]
+            found = [chosen, *(known for known in self._specializations if known is not chosen)]
+            kinds = list(dict.fromkeys(known.kind for known in found))[: self._cache_size]
+            self._specializations = [known for known in found if known.kind in kinds]
 
     def flat_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.

@@ -28,6 +28,7 @@ from functionalize.aliasing.strided_layout import (
 )
 from functionalize.errors import DataDependentError, UnsupportedMutationError
 from functionalize.runtime.autograd import InMemory, Undifferentiable, differentiable_call
+from functionalize.runtime.decisions import check
 from functionalize.runtime.joint import Orders, called
 from functionalize.runtime.metadata import (
     AliasKind,
@@ -142,6 +143,8 @@ def _computed(
     Raises where the data gave a size that tracing took for another (a broadcast asks for one).
     """
     results = [given.get(position) for position in range(metadata.graph.outputs)]
+    if metadata.graph.decisions:
+        check(metadata.graph.decisions, results)
     if metadata.symbols.asserted:
         _check_asserted(metadata, inputs, results)
     bases = [further.get(n) if base.result is None else results[base.result] for n, base in enumerate(metadata.bases)]

@@ -9,6 +9,7 @@ memory, and in calls that autograd does not follow; by ``copy_`` where inputs do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.dispatch import direct_call
+from functionalize.runtime.decisions import Decision, with_assertions, with_checks
 from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
 
 aten = torch.ops.aten
@@ -124,13 +126,16 @@ def _write_in_place(graph: Graph, node: Node) -> None:
     graph.erase_node(node)
 
 
-def executable(graph: Graph, root: torch.nn.Module, *, writes: bool = False) -> GraphModule:
+def executable(
+    graph: Graph, root: torch.nn.Module, *, writes: bool = False, decisions: Sequence[Decision] = ()
+) -> GraphModule:
     """The same graph as a call runs it: operators without torch's layer in Python, no copies that products need not.
 
-    ``writes``: whether the graph does; a view would see that.
+    ``writes``: whether the graph does; a view would see that. ``decisions``: compared as soon as they are computed.
     """
     new = Graph()
     new.output(new.graph_copy(graph, {}))
+    with_checks(new, decisions)
     for node in () if writes else _read_by_products(new):
         node.target = _UNCOPIED[node.target]
     for node in new.nodes:
@@ -149,15 +154,27 @@ def _read_by_products(graph: Graph) -> set[Node]:
 
 
 def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:
-    """A program's graph, with its write-backs as nodes and the caller's outputs alone."""
+    """A program's graph; write-backs and assertions of its decisions are nodes, its outputs those of the caller."""
     new = Graph()
     results: Any = new.graph_copy(graph, {})
     inputs = dict(zip(metadata.taken, new.find_nodes(op="placeholder"), strict=True))
     for mutation in metadata.mutations:
         _emit(new, mutation, inputs, results)
+    new.output(results)
+    with_assertions(new, metadata.graph.decisions)
     first = sum(len(mutation.writes) for mutation in metadata.mutations)
-    new.output(tuple(results[first:]))
+    new.output_node().args = (tuple(results[first : len(results) - len(metadata.graph.decisions)]),)
     return GraphModule(root, new, "CapturedWithCopies")
+
+
+def asserting(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:
+    """A program's graph that asserts its decisions, which are no outputs."""
+    new, decisions = Graph(), metadata.graph.decisions
+    results: Any = new.graph_copy(graph, {})
+    new.output(results)
+    with_assertions(new, decisions)
+    new.output_node().args = (tuple(results[: len(results) - len(decisions)]),)
+    return GraphModule(root, new, "CapturedVariant")
 
 
 def _emit(graph: Graph, mutation: InputMutation, inputs: dict[int, Node], results: Any) -> None:

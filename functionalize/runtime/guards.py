@@ -165,6 +165,8 @@ class Guards:
         shared = [(number, entry) for number, entry in enumerate(self.aliasing) if isinstance(entry, tuple)]
         yield from (Guard(labels[n], f"shares memory with {labels[entry[0]]}", entry[1:]) for n, entry in shared)
         yield from (Guard("the sizes", "satisfy", one) for one in (self.sizes.listed() if self.sizes else ()))
+        decisions = self.metadata.graph.decisions
+        yield from (Guard("the data", f"decide, at {one.location},", one.answer) for one in decisions)
 
     def check(self, arguments: CallArguments) -> list[Any]:
         """The program's inputs for a call, once they have been checked.

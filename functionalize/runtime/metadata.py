@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
+from functionalize.runtime.decisions import Answers, Decision
 from functionalize.runtime.side_effects import GraphNumber, SideEffect
 from functionalize.runtime.state_walk import Slot
 
@@ -282,6 +283,13 @@ class GraphTraits:
 
     outputs: int  # how many it has
     keeps_workspaces: bool  # whether an op gives what a backward in the graph needs, with grad mode on only
+    decisions: tuple[Decision, ...] = ()  # taken by data, in order
+    draws: tuple[Any, ...] = ()  # of a graph with decisions: what it draws random numbers from, for `RandomState`
+
+    @property
+    def answers(self) -> Answers:
+        """What the data decided."""
+        return tuple(decision.answer for decision in self.decisions)
 
 
 @dataclass(frozen=True, eq=False)

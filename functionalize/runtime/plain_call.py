@@ -70,6 +70,7 @@ class Plain:
             metadata.side_effects,
             metadata.requiring,
             metadata.symbols.asserted,
+            metadata.graph.decisions,
         )
         if any(others) or metadata.graph.keeps_workspaces or not all(map(_is_plain, metadata.mutations)):
             return []

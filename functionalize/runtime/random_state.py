@@ -12,14 +12,47 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 
+from functionalize._torch import pytree
 from functionalize.ops.calls import draws
 
 
 def is_random(node: Node) -> bool:
     """Whether a node draws random numbers."""
     return draws(node.target, node.args, node.kwargs)
+
+
+def source_of(node: Node, root: torch.nn.Module) -> Any:
+    """What a node draws random numbers from: a generator, a device that has one, a placeholder; None if it draws none.
+
+    ``root``: what the graph's attributes are found on: bodies of higher-order ops, which draw as well.
+    """
+    if is_random(node):
+        generator = node.kwargs.get("generator")
+        if isinstance(generator, Node) and generator.op == "get_attr":
+            return getattr(root, str(generator.target))
+        return _device_of(node) if generator is None else generator
+    for argument in node.all_input_nodes:
+        body = getattr(root, str(argument.target), None) if argument.op == "get_attr" else None
+        if isinstance(body, GraphModule):
+            inside = (source_of(one, body) for one in body.graph.nodes)
+            found = next((source for source in inside if source is not None), None)
+            if found is not None:
+                return found if isinstance(found, torch.Generator) else _device_of(node)
+    return None
+
+
+def _device_of(node: Node) -> torch.device:
+    values = pytree.tree_leaves(node.meta.get("val"))
+    return next((value.device for value in values if isinstance(value, torch.Tensor)), torch.device("cpu"))
+
+
+def sources(graph: Graph, root: torch.nn.Module) -> tuple[Any, ...]:
+    """What the nodes of a graph draw random numbers from, as :class:`RandomState` names it."""
+    found = (source_of(node, root) for node in graph.nodes)
+    named = (source.name if isinstance(source, Node) else source for source in found)
+    return tuple(dict.fromkeys(source for source in named if source is not None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +67,17 @@ class RandomState:
         found = (generator_of(source, inputs) for source in draws)
         return cls(tuple((generator, generator.get_state()) for generator in found)) if draws else _NONE
 
+    def restore(self) -> None:
+        """Have the generators go on from here."""
+        for generator, state in self.states:
+            generator.set_state(state)
+
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Draw once more what was drawn from this state on."""
         before = [(generator, generator.get_state()) for generator, _ in self.states]
         try:
-            for generator, state in self.states:
-                generator.set_state(state)
+            self.restore()
             yield
         finally:
             for generator, state in before:

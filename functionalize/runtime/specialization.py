@@ -6,6 +6,7 @@ Invariant: a call that is refused has changed nothing. Limits: one call of a pro
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
+from functionalize.runtime.decided_call import compute_as_decided
 from functionalize.runtime.execution import (
     Computed,
     checked,
@@ -42,7 +44,9 @@ from functionalize.runtime.state_walk import StateWalk
 # Held by who captures, and by who has to look twice at a call: one may find fake tensors of the other in its state.
 CAPTURING = threading.RLock()
 _PARTITIONING = threading.Lock()
-Recapture = Callable[..., "Capture"]  # captures a program for arguments, and for so many derivatives
+_NUMBERS = itertools.count()  # of specializations, as they are made
+# Captures a program for arguments, for so many derivatives, and, if given, the way of some answers to its decisions.
+Recapture = Callable[..., "Capture"]
 
 
 _CHANGES = (
@@ -93,6 +97,9 @@ class Specialization:
     def __init__(self, capture: Capture, partition_fn: PartitionFn | None, recapture: Recapture) -> None:
         self.capture, self.recorded, self.metadata = capture, capture.recorded, capture.recorded.metadata
         self.guards, self._partition_fn, self._recapture = capture.guards, partition_fn, recapture
+        self.decisions, self.answers = self.metadata.graph.decisions, self.metadata.graph.answers
+        self.number = next(_NUMBERS)
+        self.kind = object()  # of calls: variants of one have the same
         # Both give None for a call that is perhaps none of this program's, or takes longer to check.
         self.passed: Passes = lambda arguments: None
         self.plain: PlainCall = lambda args, kwargs: None
@@ -108,6 +115,8 @@ class Specialization:
     def is_like(self, other: Specialization) -> bool:
         """Whether both compute and write the same."""
         one, two = self.recorded, other.recorded
+        if self.answers != other.answers:
+            return False
         return str(one.graph) == str(two.graph) and str(one.signature()) == str(two.signature())
 
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
@@ -124,11 +133,19 @@ class Specialization:
         return inputs
 
     def run(self, inputs: list[Any], arguments: CallArguments) -> Any:
-        """Compute, write back, and return what the original does."""
+        """Compute, write back, and return what the original does.
+
+        Raises:
+            Diverged: the data decide otherwise; nothing has changed.
+        """
         zeros = self.guards.missing_gradients(inputs)
         for number, gradient in zeros.items():
             inputs[number] = gradient
-        computed = self._computed(inputs, arguments)
+        if self.decisions:
+            function, compute_all = self._function, functools.partial(self._computed, inputs, arguments)
+            computed = compute_as_decided(self.metadata, function, inputs, compute_all)
+        else:
+            computed = self._computed(inputs, arguments)
         for number, gradient in zeros.items():  # nothing is refused from here on
             inputs[self.metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
         leaves = finish(self.metadata, inputs, [self.capture.state, arguments], computed)
@@ -171,7 +188,7 @@ class Specialization:
     def _next_order(self, arguments: CallArguments) -> Callable[[int], ForwardCall]:
         """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
         tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
-        made = _or_error(lambda: arguments.like(stand_ins(tensors)))
+        made, answers = _or_error(lambda: arguments.like(stand_ins(tensors))), self.answers
 
         def captured(order: int) -> ForwardCall:
             if isinstance(made, Exception):
@@ -183,7 +200,7 @@ class Specialization:
             self.guards.check(given)
             if self.guards.dynamic:  # symbols are made for sizes of tensors that are not fake
                 args, kwargs = given.like(_empty_like)
-            found = Specialization(self._recapture(args, kwargs, order), self._partition_fn, self._recapture)
+            found = Specialization(self._recapture(args, kwargs, order, answers), self._partition_fn, self._recapture)
             joint = found.recorded.joint
             if isinstance(joint, Exception):
                 raise joint
@@ -197,11 +214,12 @@ class Specialization:
     def _function(self) -> Callable[..., Any]:
         """The graph as a function. It writes in the memory of inputs that are written back anyway, where it can."""
         graph, root, disjoint = self.recorded.graph, self.recorded.root, self.guards.inputs_are_disjoint
-        free = disjoint and not self.metadata.symbols.asserted  # a call that is refused has written nothing
+        checked = self.decisions or self.metadata.symbols.asserted
+        free = disjoint and not checked  # a call that is refused has written nothing
         in_place = reinplace(graph, root, self.metadata) if free else None
         if in_place is not None:
             return executable(in_place.graph, root, writes=True).forward
-        return executable(graph, root).forward
+        return executable(graph, root, decisions=self.decisions).forward
 
     @functools.cached_property
     def _assemble(self) -> Callable[[Sequence[Any]], Any]:

@@ -18,7 +18,17 @@ from torch.fx import Node
 
 from functionalize._torch import HigherOrderOperator, is_symbolic, last_node, on_handles, record_view
 from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent
-from functionalize._torch.tracing import ProxyTorchDispatchMode, name_for, new_node, new_tracer, track, tracked_node
+from functionalize._torch.tracing import (
+    ProxyTorchDispatchMode,
+    compared,
+    is_foregone,
+    name_for,
+    new_node,
+    new_tracer,
+    op_node,
+    track,
+    tracked_node,
+)
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
 from functionalize.tracing import meta_cache
@@ -42,6 +52,10 @@ class RecordingMode(ProxyTorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         out = self._fast_path(func, args, kwargs or {})
         return self._dispatch(func, args, kwargs or {}) if out is meta_cache.MISS else out
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        out = super().__sym_dispatch__(func, types, args, kwargs)
+        return compared(self.tracer, func, args, out) if is_foregone(out, args) else out
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What dispatching an op to this mode gives."""
@@ -100,6 +114,12 @@ class RecordingMode(ProxyTorchDispatchMode):
         with below_dispatch():
             self._result(self._node(op, (source, *args), {}), result)
         return True
+
+    def op_node(self, op: Any, args: Sequence[Any], kwargs: Any) -> Node:
+        """Add the node of an op that gives a number, which is not run."""
+        node = op_node(self.tracer, op, args, kwargs)
+        self._annotate(node)
+        return node
 
     def _record(self, func: Any, given: tuple[tuple[Any, ...], dict[str, Any]], out: Any, entry: CacheEntry) -> None:
         """Add the node of an op whose results exist, given its arguments in nodes."""

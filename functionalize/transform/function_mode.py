@@ -27,6 +27,7 @@ from functionalize._torch import (
     unwrap_functorch,
 )
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.handlers.numbers import SPELT_OUT
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
@@ -42,7 +43,7 @@ _ASKS: dict[Any, str] = {  # what a program asks by them
 }
 _HOOK: Any = torch.Tensor.register_hook
 _REQUIRE: Any = torch.Tensor.requires_grad_
-_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | {_SET_DATA, _HOOK, _REQUIRE}
+_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | {_SET_DATA, _HOOK, _REQUIRE}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -82,6 +83,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             self._context.notes.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
         if func is _HOOK:
             self._context.notes.hooked.append(args[0].grad_fn or args[0])
+        if func in SPELT_OUT:
+            return SPELT_OUT[func](*args, **kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):

@@ -1,0 +1,139 @@
+"""Questions that a trace asks of symbols which only the data tell, and that somebody may answer.
+
+Loads sympy: imported where a program is captured only.
+
+Invariant: an answer is given once for each expression, and the trace goes on as if it held. Limits: what is learned of
+floats is the answer alone: not a number is neither above nor below another. Written against torch 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.fx import Node, Proxy
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+Answer = bool | int | float | complex
+
+_interpreted: Any = sympy_interp
+sympy: Any = symbolic_shapes.sympy  # type: ignore[attr-defined]  # what symbols are made of
+
+
+class Decider(Protocol):
+    """Who knows the data."""
+
+    def number(self, expression: Any, asked: Any) -> Answer | None:
+        """What an expression comes to, which is that of the number ``asked`` if that is given; None: refused."""
+
+    def result(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer | None:
+        """What an op gives; None: refused."""
+
+
+class DecidingShapeEnv(ShapeEnv):
+    """Symbols of one trace. Where only the data would tell, it asks ``decider``, if there is one."""
+
+    decider: Decider | None = None
+    _asked: Any = None  # the number whose value is asked for
+
+    def evaluate_sym_node(self, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
+        """The value of a number, which the trace takes for granted."""
+        self._asked = sym_node
+        try:
+            return super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
+        finally:
+            self._asked = None
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        """The value of an expression, which the trace takes for granted."""
+        asked, self._asked = self._asked, None
+        try:
+            return super().evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            answer = None if self.decider is None else self.decider.number(orig_expr, asked)
+            if answer is None:
+                raise
+        if isinstance(answer, float):
+            return answer
+        self._learn(orig_expr, answer)
+        return sympy.sympify(answer)
+
+    def _learn(self, expression: Any, answer: Answer) -> None:
+        """Know from now on what an answer implies."""
+        if any(symbol.is_integer is not True for symbol in expression.free_symbols):
+            return
+        if answer is not False:  # perhaps that a size is one: kernels that take sizes for larger would get it wrong
+            self.size_like.difference_update(expression.free_symbols)
+        fact = sympy.Eq(expression, answer) if type(answer) is int else expression if answer else sympy.Not(expression)
+        self._maybe_guard_rel(fact)
+        self.axioms.update(dict(self.get_implications(self.simplify(fact))))
+        self._update_version_counter()
+
+
+@contextlib.contextmanager
+def deciding(environment: Any, decider: Decider | None) -> Iterator[None]:
+    """Have somebody answer what is asked of a trace's symbols; nobody where the trace is none of ours."""
+    ours = isinstance(environment, DecidingShapeEnv)
+    if ours:
+        environment.decider = decider
+    try:
+        yield
+    finally:
+        if ours:
+            environment.decider = None
+
+
+def kind_of(expression: Any, asked: Any) -> type[Answer]:
+    """What kind of number is asked for."""
+    if asked is not None:
+        return asked.pytype  # type: ignore[no-any-return]
+    if isinstance(expression, sympy.logic.boolalg.Boolean):
+        return bool
+    return int if expression.is_integer else float
+
+
+def number_node(tracer: Any, expression: Any, asked: Any) -> Node | None:
+    """The node of a number: the one that the program computed, else arithmetic on those of its symbols.
+
+    None where the tracer has not seen one of these yet.
+    """
+    known: dict[Any, Any] = tracer.sympy_expr_tracker
+    if asked is not None:
+        kinds: dict[Any, Any] = {bool: torch.SymBool, int: torch.SymInt, float: torch.SymFloat}
+        thunk = tracer.symnode_tracker.get(kinds[asked.pytype](asked))
+        if thunk is not None:
+            return thunk.force().node  # type: ignore[no-any-return]
+    symbols: dict[Any, Any] = {}
+    for symbol in expression.free_symbols:
+        entry, flag = known.get(symbol), known.get(sympy.Eq(symbol, 1))
+        if entry is None and flag is None:
+            return None
+        found = _proxy_of(flag if entry is None else entry)
+        symbols[symbol] = found
+    return _arithmetic(tracer, expression, symbols)
+
+
+def _proxy_of(entry: Any) -> Proxy:
+    proxy: Proxy = entry.proxy.force() if hasattr(entry.proxy, "force") else entry.proxy
+    return proxy
+
+
+def _arithmetic(tracer: Any, expression: Any, symbols: dict[Any, Proxy]) -> Node:
+    """Nodes that compute an expression, each with its value as a symbol in its meta."""
+    last: Node = next(reversed(tracer.graph.nodes))
+    plain = {symbol: Proxy(proxy.node, tracer) for symbol, proxy in symbols.items()}
+    result: Node = _interpreted(PythonReferenceAnalysis, plain, expression).node
+    added = itertools.takewhile(lambda node: node is not last, reversed(tracer.graph.nodes))
+    with disable_proxy_modes_tracing():
+        for node in reversed(list(added)):
+            arguments = [a.meta["val"] if isinstance(a, Node) else a for a in node.args]
+            compute: Any = node.target
+            node.meta["val"] = compute(*arguments)
+    return result

@@ -1,0 +1,122 @@
+"""What nodes of a graph that is being recorded come to for the example inputs.
+
+The graph is pure: to run a part of it writes nothing. What was computed for one question is kept for the next ones, so
+that a loop of many questions runs each operator once.
+
+Invariant: the example inputs and the state of random numbers stay as they are; random numbers are drawn in the order
+of the graph. Limits: none where an example input has no data, and for what a checkpointed region draws again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from functionalize._torch import FakeTensor
+from functionalize._torch.dispatch import kernels_alone
+from functionalize._torch.tracing import nodes_in_use
+from functionalize.runtime.random_state import RandomState, generator_of, source_of
+
+_FEW = 64  # so many values are kept without asking whether they are used
+
+
+class NoDataError(Exception):
+    """A value depends on what has no data; the message says on what."""
+
+
+class ExampleData:
+    """Values of nodes, computed when they are asked for."""
+
+    def __init__(self, tracer: Any, example: Callable[[Node], Any], drawn_again: Callable[[Node], bool]) -> None:
+        """``example``: what a placeholder is. ``drawn_again``: whether a node draws what another one has drawn."""
+        self._tracer, self._example, self._drawn_again = tracer, example, drawn_again
+        self._values = dict[Node, Any]()
+        self._done = set[Node]()  # computed at some time
+        self._sources = dict[Node, Any]()  # of the nodes that draw random numbers, in order
+        self._looked: Node | None = None  # the last node that was looked at for that
+        self._states = dict[torch.Generator, torch.Tensor]()  # after what was drawn
+        self._many = _FEW
+
+    def value(self, node: Node) -> Any:
+        """What a node comes to.
+
+        Raises:
+            NoDataError: the data do not tell.
+        """
+        if node not in self._values:
+            needed = sorted(self._needed([node]))
+            with kernels_alone(), self._drawing([one for one in needed if one in self._sources]):
+                for one in needed:
+                    self._values[one] = self._computed(one)
+                    self._done.add(one)
+        value = self._values[node]
+        if len(self._values) > self._many:
+            self._drop()
+        return value
+
+    def _needed(self, wanted: Iterable[Node]) -> set[Node]:
+        """The nodes to compute; where one of them draws random numbers, with all that draw before it."""
+        self._find_draws()
+        found, waiting = set[Node](), list(wanted)
+        while waiting:
+            node = waiting.pop()
+            if node in found or node in self._values:
+                continue
+            found.add(node)
+            waiting += node.all_input_nodes
+            if node in self._sources:
+                waiting += [one for one in self._sources if one < node]
+        return found
+
+    def _find_draws(self) -> None:
+        nodes = list[Node]()
+        for node in reversed(self._tracer.graph.nodes):
+            if node is self._looked:
+                break
+            nodes.append(node)
+        self._looked = nodes[0] if nodes else self._looked
+        for node in reversed(nodes):
+            source = source_of(node, self._tracer.root)
+            if source is not None:
+                self._sources[node] = source
+
+    @contextlib.contextmanager
+    def _drawing(self, nodes: Sequence[Node]) -> Iterator[None]:
+        """Draw from copies of the generators, which go on where they were."""
+        if any(map(self._drawn_again, nodes)):
+            raise NoDataError("a checkpointed region draws its random numbers again")
+        found = (self._sources[node] for node in nodes)
+        generators = {generator_of(self._example(s) if isinstance(s, Node) else s, {}) for s in found}
+        state = RandomState(tuple((one, self._states.get(one, one.get_state())) for one in generators))
+        with state.again():
+            yield
+            self._states |= {generator: generator.get_state() for generator in generators}
+
+    def _computed(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            return _with_data(self._example(node), node)
+        if node.op == "get_attr":
+            return _with_data(attrgetter(str(node.target))(self._tracer.root), node)
+        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _drop(self) -> None:
+        """Forget tensors that nothing will ask for; if one is asked for nevertheless, it is computed once more."""
+        used = nodes_in_use(self._tracer)
+        for node, value in list(self._values.items()):
+            kept = node in self._sources or node in used or isinstance(value, (bool, int, float))
+            if node.op == "call_function" and not kept and self._done.issuperset(node.users):
+                del self._values[node]
+        self._many = max(_FEW, 2 * len(self._values))
+
+
+def _with_data(value: Any, node: Node) -> Any:
+    if isinstance(value, torch.Tensor) and (isinstance(value, FakeTensor) or value.is_meta):
+        raise NoDataError(f"`{node.name}` is a fake tensor, which has no data")
+    return value

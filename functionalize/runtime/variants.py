@@ -1,0 +1,98 @@
+"""The variants of a captured program: one for each way that the data of its calls decide.
+
+Invariant: a call is computed by a variant all of whose decisions come out as captured. Limits: a program that decides
+otherwise when it runs again on the same data is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import GraphModule
+
+from functionalize.errors import DataDependentError
+from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.decisions import Answers, Decision, agree
+from functionalize.runtime.graph_forms import asserting
+from functionalize.runtime.specialization import Specialization
+
+
+class Variant:
+    """One way of a program by its data: a graph that is right for calls whose data decide alike."""
+
+    def __init__(self, program: Specialization) -> None:
+        self._program = program
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What the data decided, in order; nothing where the program does not ask them."""
+        return self._program.decisions
+
+    @property
+    def graph_module(self) -> GraphModule:
+        """The graph; its last outputs are the values of the decisions."""
+        return self._program.graph_module
+
+    @property
+    def signature(self) -> ExportGraphSignature:
+        """What each input and output of ``graph_module`` is."""
+        return self._program.recorded.signature()
+
+    def with_assertions(self) -> GraphModule:
+        """The graph for calls that are sure to decide alike: its decisions are assertions of it, and no outputs.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> program = capture(lambda x: x + 1 if x.sum() > 0 else x, (torch.ones(2),))
+            >>> graph = program.variants[0].with_assertions()
+            >>> graph(torch.ones(2))
+            (tensor([2., 2.]),)
+        """
+        recorded = self._program.recorded
+        return asserting(recorded.graph, recorded.root, recorded.metadata)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.decisions)) or "no decisions"
+
+
+def agreeing(
+    programs: Iterable[Specialization], answers: Answers, arguments: CallArguments
+) -> tuple[Specialization, list[Any]] | None:
+    """A program whose decisions begin with some answers, and its inputs for a call that its guards let pass."""
+    for program in programs:
+        if agree(answers, program.answers):
+            inputs = program.checked(arguments)
+            if isinstance(inputs, list):
+                return program, inputs
+    return None
+
+
+def too_many(variants: Sequence[Specialization], answers: Answers, bound: int) -> DataDependentError:
+    """The error for one variant more than are kept. ``answers``: to the decisions that are known of the call."""
+    nearest = max(variants, key=lambda one: _common(answers, one.answers))
+    last = nearest.decisions[: len(answers)][-1]
+    return DataDependentError(
+        f"the calls of the program decide by their data in more than {bound} ways\n    at   {last.location}",
+        why=f"each way is a variant, captured and kept; here the data say {answers[-1]!r}, and each of the variants so "
+        "far decides otherwise there or before",
+        hint="a larger cache_size; tensors instead of numbers where each number is a way of its own; torch.where or "
+        "torch.cond; program.variants lists the ways",
+    )
+
+
+def _common(answers: Answers, others: Answers) -> int:
+    return sum(agree(answers[:count], others) for count in range(1, len(answers) + 1))
+
+
+def undecided(answers: Answers, made: Specialization) -> DataDependentError:
+    """The error for a program that was captured for a call, whose data do not decide as the capture found."""
+    decision = made.decisions[: len(answers)][-1]
+    return DataDependentError(
+        f"the program decides otherwise when it runs on the same data again\n    at   {decision.location}",
+        why=f"the capture found {decision.answer!r} there, and the call {answers[-1]!r}: a kernel does not give the "
+        "same numbers each time, or something beside the data decides as well",
+        hint="torch.use_deterministic_algorithms(True), or decide by numbers that rounding does not change",
+    )

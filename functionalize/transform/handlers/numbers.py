@@ -1,0 +1,60 @@
+"""Numbers that the data tell, where torch takes plain numbers alone: spelt out by what takes symbols.
+
+Invariant: a number that only flows into tensors stays a symbol, and an integer is asked for where a float was rounded.
+Limits: lists of numbers, however nested; tensors among them are torch's to handle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import SYMBOLS
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def _integer(tensor: torch.Tensor) -> int:
+    """``int(tensor)``: what matters of a float is its integer part, not the float itself."""
+    if not tensor.is_floating_point():
+        return torch.Tensor.__int__(tensor)
+    number: Any = tensor.item()
+    return int(math.trunc(number) if isinstance(number, torch.SymFloat) else number)
+
+
+def _tensor_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``torch.tensor`` and its like."""
+
+    def made(data: Any, **options: Any) -> torch.Tensor:
+        numbers, size = _flat(data)
+        symbols = any(isinstance(number, SYMBOLS) for number in numbers)
+        if not (symbols and all(isinstance(number, _NUMBERS) for number in numbers)):
+            return make(data, **options)
+        floats = any(isinstance(number, (float, torch.SymFloat)) for number in numbers)
+        dtype = options.pop("dtype", None) or (torch.get_default_dtype() if floats else torch.int64)
+        requires = options.pop("requires_grad", False)
+        parts = [torch.scalar_tensor(number, dtype=dtype, **options) for number in numbers]
+        whole = torch.stack(parts).reshape(size) if size else parts[0]
+        return whole.requires_grad_(requires)
+
+    return made
+
+
+def _flat(data: Any) -> tuple[list[Any], list[int]]:
+    """The numbers of nested lists, and the lists' sizes; none of lists that are ragged or empty."""
+    if not isinstance(data, (list, tuple)):
+        return [data], []
+    parts: Sequence[tuple[list[Any], list[int]]] = [_flat(one) for one in data]
+    if not parts or any(size != parts[0][1] for _, size in parts):
+        return [], []
+    return [number for numbers, _ in parts for number in numbers], [len(parts), *parts[0][1]]
+
+
+SPELT_OUT: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.__int__: _integer,
+    torch.tensor: _tensor_of(torch.tensor),
+    torch.as_tensor: _tensor_of(torch.as_tensor),
+}

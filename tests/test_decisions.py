@@ -1,0 +1,475 @@
+"""Decisions by data: programs whose `if` and `while` ask tensors, called on data that decide in several ways."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from functionalize import DataDependentError, InputMismatchError, UnsupportedProgramError, capture
+from functionalize.report import build
+from tests.decisions import PROGRAMS, Subject, compared
+
+Draw = Callable[[torch.Generator], tuple[Any, ...]]
+BOUNDS = (8, 6, 8, 3, 3, 7, 16)  # of variants
+
+
+def follows(run: Callable[..., Any], *inputs: Any, calls: int = 20, **options: Any) -> int:
+    """Compare a stateless function with eager, on each of some inputs in turn; how many variants it has."""
+    rows = [row if isinstance(row, tuple) else (row,) for row in inputs]
+    turns = iter([tuple(tensor.clone() for tensor in rows[number % len(rows)]) for number in range(calls + 1)])
+    program = compared(lambda: Subject(run, []), lambda generator: next(turns), calls, **options)
+    return len(program.variants)
+
+
+def flip(x: Tensor) -> Tensor:
+    return x + 1 if x.sum() > 0 else -x
+
+
+ONES = torch.ones(3)
+
+
+@pytest.mark.parametrize(("name", "bound"), list(zip(PROGRAMS, BOUNDS, strict=True)))
+def test_programs_that_decide_by_data_are_eager_in_100_calls(name: str, bound: int) -> None:
+    assert 1 < len(compared(*PROGRAMS[name]).variants) <= bound
+
+
+def test_a_decision_is_an_output_a_guard_and_an_assertion() -> None:
+    def run(x: Tensor) -> Tensor:
+        x.add_(1)
+        if x.sum() > 0:
+            return x * 2
+        return x.sin()
+
+    program = capture(run, (torch.zeros(3),))
+    (decision,) = program.variants[0].decisions
+    assert decision.answer is True and decision.location.endswith("in run: if x.sum() > 0:")
+    assert [str(spec.arg.name) for spec in program.signature.output_specs] == ["add", "mul", "_local_scalar_dense"]
+    assert "if x.sum() > 0:, True" in str(program.guards[-1])
+    for graph in (program.with_copy_epilogue(), program.variants[0].with_assertions()):
+        x = torch.zeros(3)
+        assert torch.equal(graph(x)[-1], torch.full((3,), 2.0))
+        x = torch.full((3,), -2.0)
+        with pytest.raises(RuntimeError, match="-> True"):
+            graph(x)
+        assert torch.equal(x, torch.full((3,), -2.0))
+
+
+def test_the_graph_computes_what_it_decides_by_once() -> None:
+    program = capture(flip, (ONES,))
+    nodes = [node.name for node in program.graph.nodes if node.op == "call_function"]
+    assert nodes == ["sum_1", "gt", "_local_scalar_dense", "add"]
+
+
+def test_numbers_that_only_flow_into_tensors_make_no_variants() -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        total, most = x.sum().item(), x.long().max().item()
+        nested, half = torch.tensor([[total, 1], [x[0].item(), 2]]), torch.tensor(total, dtype=torch.half)
+        return x * total, x + most / 2, nested, half, torch.as_tensor(most)
+
+    assert follows(run, *(torch.rand(3) * 9 for _ in range(20))) == 1
+
+
+def test_an_integer_is_asked_for_where_a_float_was_rounded() -> None:
+    rows = [torch.tensor([0.1 * number, 1.0]) for number in range(20)]
+    assert follows(lambda x: torch.arange(int(x.sum())), *rows) == 2
+
+
+def test_not_a_number_is_no_number() -> None:
+    def run(x: Tensor) -> Tensor:
+        value = x.sum().item()
+        if value != value:
+            return x.new_zeros(2)
+        if value > 2:
+            return x
+        return x * 2 if value <= 2 else x * 3  # type: ignore[unreachable,unused-ignore]
+
+    assert follows(run, ONES, ONES / 2, ONES * torch.nan, calls=9) == 3
+
+
+QUESTIONS: list[Callable[[Tensor, Tensor], bool]] = [
+    torch.equal,
+    torch.allclose,
+    lambda a, b: 4 in (a + b),
+    lambda a, b: bool((a == b).all()),
+]
+
+
+@pytest.mark.parametrize("ask", QUESTIONS)
+def test_questions_of_tensors(ask: Callable[[Tensor, Tensor], bool]) -> None:
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return a * 2 if ask(a, b) else b.clone()
+
+    assert follows(run, (ONES, ONES * 2), (ONES, ONES)) == 2
+
+
+def test_questions_of_complex_numbers() -> None:
+    assert follows(lambda x: x.conj() if x.sum().item().imag > 1 else x * 2, ONES * 1j, ONES * (2 + 0j), calls=6) == 2
+
+
+def test_istft_asks_its_window() -> None:
+    window = torch.hann_window(16)
+
+    def run(x: Tensor) -> Tensor:
+        return torch.istft(torch.stft(x, 16, window=window, return_complex=True), 16, window=window)
+
+    assert follows(run, *(torch.rand(64) for _ in range(4)), calls=4) == 1
+
+
+def test_higher_order_ops_beside_decisions() -> None:
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
+        return y * 2 if y.sum() > 4 else y
+
+    assert follows(run, ONES, -ONES, ONES / 9) == 2
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu")])
+def test_modes_of_torch_beside_decisions(mode: Callable[[], Any]) -> None:
+    weight = torch.randn(3, 3)
+
+    def run(x: Tensor) -> Tensor:
+        y = x @ weight
+        return y * 2 if y.float().sum() > 0 else y
+
+    with mode():
+        assert follows(run, ONES[None], -ONES[None], calls=4) == 2
+
+
+def test_transforms_inside_decide() -> None:
+    def run(x: Tensor) -> Tensor:
+        gradient = torch.func.grad(lambda v: (v.sin() if x.sum() > 0 else v.cos()).sum())(x)
+        return torch.vmap(torch.neg)(gradient) if gradient.sum() < 0 else gradient
+
+    assert follows(run, ONES, -ONES, ONES * 2) == 3
+
+
+def test_sizes_that_the_data_tell_decide() -> None:
+    def run(x: Tensor) -> list[Tensor]:
+        places = x.nonzero()
+        if places.numel() == 0:
+            return []
+        x.zero_()
+        return [row + 1 for row in places]
+
+    assert follows(run, ONES, torch.zeros(3), torch.tensor([0.0, 1, 0])) == 3
+
+
+def test_data_decide_beside_symbolic_sizes() -> None:
+    def run(x: Tensor) -> Tensor:
+        places = x.nonzero()[:, 0]
+        return x[places] * 2 if places.numel() > x.shape[0] // 2 else x[places]
+
+    rows = [torch.tensor(one * n) for one in ([1.0, 0, 0, 1], [0.0, 1, 1]) for n in range(2, 6)]
+    assert follows(run, *rows, dynamic_shapes={"x": {0: torch.export.Dim("n", min=2)}}) == 2
+
+
+def test_random_numbers_are_drawn_once() -> None:
+    def run(x: Tensor) -> Tensor:
+        noise = torch.rand(3)
+        nn.functional.dropout(x, 0.5)  # unread, and drawn
+        while noise[0] > 0.3:
+            noise = torch.rand(3)
+        return x + noise + torch.randn(3)
+
+    assert follows(run, ONES, calls=40) < 12
+
+
+def test_a_generator_among_the_arguments_goes_on_once() -> None:
+    def run(x: Tensor, generator: torch.Generator) -> Tensor:
+        if torch.rand((), generator=generator) > 0.5:
+            return x
+        return x + torch.rand(3, generator=generator)
+
+    ours, theirs = torch.Generator(), torch.Generator()
+    program = capture(run, (ONES, ours), on_guard_failure="recapture")
+    for _ in range(12):
+        assert torch.equal(program(ONES, ours), run(ONES, theirs))
+        assert torch.equal(ours.get_state(), theirs.get_state())
+    assert len(program.variants) == 2
+
+
+# What is refused, and what is raised
+
+
+def test_decisions_are_refused_where_there_are_no_data_or_where_they_are_not_to_decide() -> None:
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    for example in (fake, torch.ones(3, device="meta")):
+        with pytest.raises(DataDependentError, match=r"(?s)return x \+ 1 if x.sum\(\) > 0 else -x.*torch.cond"):
+            capture(flip, (example,))
+    with pytest.raises(DataDependentError, match=r"torch\.cond"):
+        capture(flip, (ONES,), on_data="raise")
+    with pytest.raises(DataDependentError, match=r"torch\.cond"):
+        capture(lambda x: torch.equal(x, x + 1), (ONES,), on_data="raise")
+    with pytest.raises(ValueError, match="on_data must be 'decide' or 'raise', not 'guess'"):
+        capture(flip, (ONES,), on_data="guess")
+
+
+def test_more_ways_than_the_cache_holds_are_an_error_that_writes_nothing() -> None:
+    def run(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x.new_zeros(int(x[0]))
+
+    program = capture(run, (ONES * 0,), cache_size=3)
+    for number in (1, 2, 0):
+        assert program(ONES * number).shape == (number + 1,)
+    x = ONES * 7
+    with pytest.raises(DataDependentError, match=r"(?s)more than 3 ways\n    at   .*int\(x\[0\]\).*say 8.*cache_size"):
+        program(x)
+    assert torch.equal(x, ONES * 7) and len(program.variants) == 3 and program(ONES * 1).shape == (2,)
+
+
+def test_the_program_raises_its_own_error_and_has_written_what_it_writes_before() -> None:
+    log = torch.zeros(1)
+
+    def run(x: Tensor) -> Tensor:
+        log.add_(1)
+        if x.sum() > 0:
+            raise ValueError(f"a sum of {x.sum().item()}")
+        log.add_(1)
+        return x * 2
+
+    program = capture(run, (-ONES,))
+    with pytest.raises(ValueError, match=r"a sum of 3\.0"):
+        program(ONES)
+    assert log == 1 and torch.equal(program(-ONES), -2 * ONES) and log == 3
+    with pytest.raises(ValueError, match="a sum of"):
+        capture(run, (ONES,))
+
+
+def test_an_error_on_the_way_that_the_data_do_not_take_is_not_seen() -> None:
+    table = torch.arange(4.0)
+
+    def run(x: Tensor) -> Tensor:
+        place = x.long().sum()
+        return table[place] * x if place < 4 else x
+
+    for requires_grad in (False, True):
+        x, y = torch.ones(1, requires_grad=requires_grad), torch.full((1,), 9.0, requires_grad=requires_grad)
+        program = capture(run, (x,))
+        assert torch.equal(program(y), y) and torch.equal(program(x), x)
+
+
+def test_what_a_way_writes_to_autograd_is_undone() -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        if y.sum() > 0:
+            x.requires_grad_()
+        return x * 2
+
+    program = capture(run, (torch.ones(3), ONES))
+    x, y = torch.ones(3), torch.ones(3)
+    assert not program(x, -ONES).requires_grad and not x.requires_grad
+    assert program(y, ONES).requires_grad and y.requires_grad
+
+
+def test_numbers_in_sets_are_refused_unless_they_are_decided() -> None:
+    with pytest.raises(UnsupportedProgramError, match=r"try  int\(\) of the number"):
+        capture(lambda x: x + len(set(x.tolist())), (torch.tensor([1, 2]),))
+    assert follows(lambda x: x + len({int(one) for one in x}), torch.tensor([1, 2]), torch.tensor([1, 1])) == 2
+
+
+# Gradients
+
+
+def gradients_follow(run: Callable[[Tensor], Tensor], *values: Tensor, again: bool = False) -> int:
+    program = capture(run, (values[0].clone().requires_grad_(),))
+    for value in values * 3:
+        found = []
+        for call in (program, run):
+            x = value.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(call(x).sum(), x, create_graph=again)
+            found.append(torch.autograd.grad(gradient.sum(), x)[0] if again else gradient)
+        assert torch.equal(*found)
+    return len(program.variants)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_of_each_variant(again: bool) -> None:
+    def run(x: Tensor) -> Tensor:
+        y = x**3
+        while y.sum() > 3:
+            y = y * x / 2
+        return y
+
+    assert gradients_follow(run, ONES, ONES * 1.5, ONES * 1.7, -ONES, again=again) > 1
+
+
+def test_a_checkpointed_region_decides_again_as_it_did() -> None:
+    def region(x: Tensor) -> Tensor:
+        y = x.sin()
+        return y.exp() if y.sum() > 0 else y.cos()
+
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(region, x, use_reentrant=False)
+        return y * 2
+
+    assert gradients_follow(run, ONES, -ONES) == 2
+
+
+class Halved(torch.autograd.Function):
+    """Its backward decides."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / 2 if gradient.sum() > 1 else gradient
+
+
+halved: Callable[[Tensor], Tensor] = Halved.apply
+
+
+def test_a_decision_in_the_backward_needs_the_backward_inside() -> None:
+    program = capture(lambda x: halved(x).sum(), (ONES.clone().requires_grad_(),))
+    x = ONES.clone().requires_grad_()
+    with pytest.raises(DataDependentError, match=r"(?s)the backward.*in backward: return gradient / 2 if.*inside of"):
+        program(x).backward()
+    model = nn.Linear(3, 3)
+
+    def step(x: Tensor) -> Tensor:
+        model.zero_grad()
+        loss = halved(model(x)).mean() * x.sum()
+        loss.backward()
+        return loss.detach()
+
+    program = capture(step, (ONES,))
+    for scale in (1, 9, 1, -1):
+        step(ONES * scale)
+        wanted, model.weight.grad = model.weight.grad, None
+        program(ONES * scale)
+        torch.testing.assert_close(model.weight.grad, wanted, rtol=0, atol=0)
+
+
+def test_optimizers_that_decide_by_their_state() -> None:
+    def make(kind: Any) -> Callable[[], Subject]:
+        def made() -> Subject:
+            torch.manual_seed(0)
+            model = nn.Linear(4, 1)
+            optimizer = kind(model.parameters(), lr=0.01)
+
+            def run(x: Tensor) -> Tensor:
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                return loss.detach()  # type: ignore[no-any-return]
+
+            return Subject(run, list(model.parameters()))
+
+        return made
+
+    def draw(generator: torch.Generator) -> tuple[Tensor]:
+        return (torch.randn(8, 4, generator=generator),)
+
+    counts = [
+        len(compared(make(kind), draw, calls=12).variants)
+        for kind in (torch.optim.RAdam, torch.optim.ASGD, torch.optim.Adafactor)
+    ]
+    assert counts[0] == 2 + 1 and counts[1] <= 2 and counts[2] < 10
+
+
+# Variants
+
+
+def test_variants_are_found_by_what_is_known_of_a_call() -> None:
+    def run(x: Tensor) -> Tensor:
+        count = 0
+        while count < 4 and x[count] > 0:
+            count += 1
+        return x * count
+
+    captured: list[int] = []
+    program = capture(run, (torch.ones(4),))
+    for count in (0, 1, 2, 3, 4, 2, 0, 3):
+        x = torch.tensor([1.0] * count + [-1.0] * (4 - count))
+        assert torch.equal(program(x), run(x))
+        captured.append(len(program.variants))
+    assert captured == [2, 3, 4, 5, 5, 5, 5, 5]
+    assert [len(variant.decisions) for variant in program.variants] == [4, 1, 2, 3, 4]
+    branches = build(program).branches
+    assert [branch.way for branch in branches if branch.way] == [1, 5, 4, 3, 2]
+    assert max(branch.depth for branch in branches) == 4 and "while count < 4" in branches[0].text
+
+
+def test_a_report_shows_the_tree(tmp_path: Any) -> None:
+    program = capture(flip, (ONES,))
+    program(-ONES)
+    text = program.report(tmp_path / "report.html").read_text()
+    assert "variant 2" in text and "if x.sum() &gt; 0 else" in text
+    assert 'id="variants"' not in capture(torch.sin, (ONES,)).report(tmp_path / "other.html").read_text()
+
+
+def test_variants_differ_in_what_they_return() -> None:
+    def run(x: Tensor) -> Any:
+        return {"big": x * 2} if x.sum() > 0 else (x, [x.sum()])
+
+    assert follows(run, ONES, -ONES) == 2
+
+
+def test_kinds_of_calls_have_variants_of_their_own() -> None:
+    program = capture(flip, (ONES,), cache_size=2, on_guard_failure="recapture")
+    for size in (3, 4, 5, 3):
+        for sign in (1, -1):
+            x = torch.ones(size) * sign
+            assert torch.equal(program(x), flip(x))
+    assert len(program.variants) == 4  # of the last two sizes
+
+
+def test_python_state_is_followed_beside_decisions() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.unread = 1  # type: ignore[assignment]
+
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = model(x)
+        return y * 2 if x.sum() > 0 else y
+
+    program = capture(run, (ONES,))
+    model.unread = 2  # type: ignore[assignment]
+    assert torch.equal(program(-ONES), run(-ONES)) and torch.equal(program(ONES), run(ONES))
+    model.eval()[0].bias = None  # type: ignore[assignment]
+    with pytest.raises(InputMismatchError):
+        program(ONES)
+
+
+def test_two_threads_make_variants() -> None:
+    program = capture(flip, (ONES,))
+    failed: list[BaseException] = []
+
+    def work(sign: int) -> None:
+        try:
+            for _ in range(20):
+                assert torch.equal(program(ONES * sign), flip(ONES * sign))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(sign,)) for sign in (1, -1, 1, -1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and len(program.variants) == 2
+
+
+def test_a_program_holds_no_example() -> None:
+    import gc
+    import weakref
+
+    class Data:
+        """Tells when it goes."""
+
+    x, data = torch.ones(3), Data()
+    x.data_holder, ref = data, weakref.ref(data)  # type: ignore[attr-defined]
+    program = capture(flip, (x,))
+    del x, data
+    gc.collect()
+    assert ref() is None and torch.equal(program(-ONES), ONES)
