@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.fx import Node
 
-from functionalize._torch import storage_key
+from functionalize._torch import is_symbolic, storage_key
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.overlap import disjoint
@@ -139,10 +139,14 @@ def _new_metadata(entry: TracedInput) -> UnsupportedMutationError:
     )
 
 
+def _other_size(fake: torch.Tensor, value: torch.Tensor) -> bool:
+    return fake.dim() != value.dim() or not (is_symbolic(fake) or fake.size() == value.size())
+
+
 def _has_other_size(entry: TracedInput) -> bool:
     """Whether an input that requires gradients got another size: gradients of before have the old one."""
     fake, value = entry.fake, entry.value
-    return fake is not None and fake.requires_grad and isinstance(value, torch.Tensor) and fake.dim() != value.dim()
+    return fake is not None and fake.requires_grad and isinstance(value, torch.Tensor) and _other_size(fake, value)
 
 
 def _meet(one: TracedInput, other: TracedInput) -> bool:

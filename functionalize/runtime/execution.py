@@ -17,6 +17,7 @@ import torch
 
 from functionalize._torch.dispatch import BelowVersions
 from functionalize._torch.tensors import count_writes
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import (
     copy_into,
     make_room,
@@ -333,4 +334,5 @@ def _remade(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
     """A tensor in the same place of the same memory that is an inference tensor, or none."""
     where = tensor.size(), tensor.stride(), tensor.storage_offset()
     with torch.inference_mode(inference):
-        return tensor_at(tensor.untyped_storage(), where, tensor.dtype)
+        made = tensor_at(tensor.untyped_storage(), where, tensor.dtype)
+        return with_lazy_bits(made, Layout.of(tensor))

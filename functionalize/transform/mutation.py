@@ -23,7 +23,7 @@ from functionalize.ops import tables
 from functionalize.ops.calls import declared, draws
 from functionalize.transform import dry_run
 from functionalize.transform.handlers import custom_ops, random_ops
-from functionalize.transform.writing_call import Call, Kwargs, WritingCall
+from functionalize.transform.writing_call import DTYPE_NAMES, Call, Kwargs, WritingCall
 
 aten = torch.ops.aten
 _Entry = tuple[int, torch.Tensor, bool]  # of a list: its index, the tensor, whether it is written
@@ -333,7 +333,11 @@ def _puts_one_number(call: WritingCall) -> bool:
 
 def _index_put(call: WritingCall) -> bool:
     """One number for all: a mask says where, as above."""
-    context, (target, indices) = call.context, call.args[:2]
+    context, (target, indices), values = call.context, call.args[:2], call.argument("values")
+    masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    if values.dtype != target.dtype and not (masks and _puts_one_number(call)):  # fake kernels do not look at that
+        names = f"{DTYPE_NAMES[target.dtype]} for the destination and {DTYPE_NAMES[values.dtype]} for the source"
+        raise RuntimeError(f"Index put requires the source and destination dtypes match, got {names}.")
     if not repeats(target) or not _puts_one_number(call):
         return False
     with context.enter():

@@ -26,6 +26,22 @@ from functionalize.transform import dry_run
 from functionalize.transform.context import FunctionalizationContext
 
 aten = torch.ops.aten
+_CANNOT_CAST = "result type {} can't be cast to the desired output type {}"  # eager's words
+DTYPE_NAMES = {  # in errors of eager
+    torch.bool: "Bool",
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
 Kwargs = dict[str, Any]
 Call = tuple[Any, list[Any], Kwargs]  # an op, and its arguments
 
@@ -104,6 +120,8 @@ class WritingCall:
                 self._resize(handle, self._as_in_eager(value, results, variant) if by_value else twin)
                 self._refuse_overlap(handle)
             if value.dtype != handle.dtype:
+                if self.row.kind is Kind.INPLACE and not torch.can_cast(value.dtype, handle.dtype):
+                    raise RuntimeError(_CANNOT_CAST.format(DTYPE_NAMES[value.dtype], DTYPE_NAMES[handle.dtype]))
                 value = self.context.executor.call(aten._to_copy.default, value, dtype=handle.dtype)
         if value.device != handle.device:
             value = self.context.executor.call(aten._to_copy.default, value, device=handle.device)

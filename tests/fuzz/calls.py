@@ -254,12 +254,16 @@ def objects(rng: random.Random, call: Call) -> Call:
 
 @change
 def gradients(rng: random.Random, call: Call) -> Call:
-    """Other inputs that require gradients: leaves, computed ones, and views of a computed storage."""
+    """Other inputs that require gradients: leaves, computed ones, and views of a computed storage.
+
+    None where a program negates by a bit: eager's gradients of a write through such a view are wrong.
+    """
     made: dict[str, Input] = {}
     storages = {one.name: one for one in call.program.storages}
     for entry in call.program.inputs:
         kinds = ["", "leaf", "computed", "computed"]
         smooth = getattr(torch, entry.dtype).is_floating_point or getattr(torch, entry.dtype).is_complex
+        smooth = smooth and not any("_neg_view" in step.source for step in call.program.steps)  # see `gradients`
         if storages[entry.storage].dtype == entry.dtype:
             kinds += ["view", "view"]
         if 0 in entry.stride:
