@@ -124,7 +124,7 @@ class Guards:
             if found.gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
         }
         written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
-        written |= found.written
+        written |= found.written | {entry.gradient_of for entry in self.inputs if entry.gradient_of is not None}
         self.leaves = {
             number: value.is_leaf
             for number, value in enumerate(values)
