@@ -24,7 +24,7 @@ from torch.fx import Node
 from functionalize._torch import FakeTensor, buffers_of, is_persistent
 from functionalize._torch.tracing import track
 from functionalize.call_stack import Origin
-from functionalize.errors import UnsupportedProgramError
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.python_state import settings_of
 from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.metadata import GraphInput
@@ -77,7 +77,15 @@ class TracedInput:
     def _requires_grad(self) -> bool | None:
         """Whether the input requires gradients now, if the program has said so; None where it has not."""
         before, now = isinstance(self.value, torch.Tensor) and self.value.requires_grad, self.fake
-        if now is None or not self.is_tensor or now.requires_grad == before:
+        if now is None or not self.is_tensor:
+            return None
+        if before and now.requires_grad and now.is_leaf and not self.value.is_leaf:
+            raise UnsupportedMutationError(
+                f"`{self.target or self.name}`, which was computed, is detached in place and requires gradients again",
+                why="what autograd knows of it before and after cannot both be told to the graph's backward",
+                hint="use detach().requires_grad_(), and the tensor that this gives",
+            )
+        if now.requires_grad == before:
             return None
         return None if now.requires_grad and not now.is_leaf else now.requires_grad  # one that was written requires too
 

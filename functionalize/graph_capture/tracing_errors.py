@@ -38,6 +38,12 @@ _KNOWN = (
         f"compute with torch, or {_OPERATOR}",
     ),
     _Known(
+        "size_bytes_is_heap_allocated_",
+        "the program sets a tensor to a storage whose size the data tell",
+        "fake tensors cannot say where it would lie",
+        "take a view of the tensor that has the storage (view, as_strided)",
+    ),
+    _Known(
         "unhashable type: non-nested SymInt",
         "the program puts a number that the data tell into a set, or looks it up",
         "the number is not known while the program is captured",
@@ -88,7 +94,11 @@ def of_derivative(error: Exception, order: int) -> Exception:
             hint="torch.where or torch.cond instead of `if`, or take the gradients inside of what is captured",
         )
     else:
-        reason = RuntimeError(f"{what} of a captured program cannot be captured: {error}")
+        reason = RuntimeError(
+            f"{what} of a captured program cannot be captured: {error}\n"
+            "    why  a formula of autograd's raised that, which went through what the program did on fake tensors\n"
+            "    try  the same without writing in place to views, or take the gradients in eager"
+        )
     reason.__cause__ = error
     return reason
 

@@ -203,7 +203,8 @@ def sizes(rng: random.Random, call: Call) -> Call:
 def ranks(rng: random.Random, call: Call) -> Call:
     """An input with one dim more."""
     chosen = _pick(rng, call)
-    return _place(call, chosen, (1, *chosen.size), (1, *chosen.stride), chosen.offset)
+    first = chosen.size[0] * chosen.stride[0] if chosen.size else 1
+    return _place(call, chosen, (1, *chosen.size), (first, *chosen.stride), chosen.offset)
 
 
 @change
@@ -263,7 +264,8 @@ def gradients(rng: random.Random, call: Call) -> Call:
     for entry in call.program.inputs:
         kinds = ["", "leaf", "computed", "computed"]
         smooth = getattr(torch, entry.dtype).is_floating_point or getattr(torch, entry.dtype).is_complex
-        smooth = smooth and not any("_neg_view" in step.source for step in call.program.steps)  # see `gradients`
+        negates = any("_neg_view" in step.source for step in call.program.steps)
+        smooth = smooth and not negates
         if storages[entry.storage].dtype == entry.dtype:
             kinds += ["view", "view"]
         if 0 in entry.stride:
