@@ -44,6 +44,12 @@ _KNOWN = (
         "take a view of the tensor that has the storage (view, as_strided)",
     ),
     _Known(
+        "Autograd not support dtype",
+        "the program assigns a number that requires gradients to elements of a tensor of integers",
+        "fake tensors are filled with it by an operator that autograd follows",
+        "assign its detach()",
+    ),
+    _Known(
         "unhashable type: non-nested SymInt",
         "the program puts a number that the data tell into a set, or looks it up",
         "the number is not known while the program is captured",

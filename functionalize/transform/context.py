@@ -198,6 +198,8 @@ class FunctionalizationContext:
                 self.graph.track(handle, view)
                 # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
                 self._carriers.pop(view, None)
+                if self.unseen is not None:
+                    self.unseen.let_go(source)
                 if view.value is source:
                     view.value = self.executor.alias(source)
         with DisableTorchFunction():

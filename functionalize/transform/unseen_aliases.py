@@ -53,6 +53,12 @@ class UnseenAliases:
                 self._graph.track(tensor, view)
             self._executor.retarget_proxy(tensor, known)
 
+    def let_go(self, tensor: torch.Tensor) -> None:
+        """Let go of one tensor."""
+        together = self._known.get(storage_key(tensor), {})
+        for layout in [layout for layout, known in together.items() if known is tensor]:
+            del together[layout]
+
     def forget(self) -> None:
         """Let go of all tensors: nothing more will be made of them."""
         self._known.clear()
