@@ -66,12 +66,13 @@ def has_gradient_hooks(tensor: torch.Tensor) -> bool:
 
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
 OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "has hooks on its gradient", "is a leaf"
-VERSION = "version"
+VERSION, STORAGE = "version", "storage size in bytes"
 ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # how Python asks; stubs call it a number
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,
     HOOKS: has_gradient_hooks,
+    STORAGE: lambda tensor: tensor.untyped_storage().nbytes(),
     VERSION: lambda tensor: None if tensor.is_inference() else tensor._version,
 }
 

@@ -58,11 +58,17 @@ def sources_of(graph: Graph, results: int, together: Sequence[int], *, values: b
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
         found[node] = together[number] if number < len(together) else 1 << number
     for node in graph.nodes:
-        if node not in found and not (values and node.target in _OF_SIZE):
+        if node not in found and not (values and (node.target in _OF_SIZE or _is_discrete(node))):
             read = _read(node) if values else node.all_input_nodes
             found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in read), 0)
     ends: Any = graph.output_node().args[0]
     return tuple(found.get(node, 0) for node in ends[results:])
+
+
+def _is_discrete(node: Node) -> bool:
+    """Whether a node gives a mask or integers, through which no gradient goes."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 def _read(node: Node) -> list[Node]:

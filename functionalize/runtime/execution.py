@@ -10,7 +10,8 @@ Limits: outputs that share a storage which neither an input nor a single output 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from functionalize.aliasing.strided_layout import (
 )
 from functionalize.errors import DataDependentError, UnsupportedMutationError
 from functionalize.runtime.autograd import InMemory, Undifferentiable, differentiable_call
-from functionalize.runtime.decisions import check
+from functionalize.runtime.decisions import Diverged, check
 from functionalize.runtime.joint import Orders, called
 from functionalize.runtime.metadata import (
     AliasKind,
@@ -61,7 +62,8 @@ def compute(
     """What a graph gives, unseen by autograd; ``positions``: which of the program's results it gives, if not all."""
     _require_gradients(metadata, inputs)
     taken = [inputs[number] for number in metadata.taken]
-    with BelowVersions(), torch.enable_grad() if metadata.graph.keeps_workspaces else contextlib.nullcontext():
+    workspaces = torch.enable_grad() if metadata.graph.keeps_workspaces else contextlib.nullcontext()
+    with BelowVersions(), workspaces, _told_of_sizes(metadata):
         results = called(function, taken)
     if positions is None:
         positions = range(metadata.graph.outputs)
@@ -91,7 +93,8 @@ def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None
 def compute_differentiably(metadata: ProgramMetadata, orders: Orders, inputs: Sequence[Any]) -> Computed:
     """What a graph gives, with the captured backward as its derivative."""
     _require_gradients(metadata, inputs)
-    outputs = differentiable_call(orders, [inputs[number] for number in metadata.taken])
+    with _told_of_sizes(metadata):
+        outputs = differentiable_call(orders, [inputs[number] for number in metadata.taken])
     results = dict(zip(orders.first.joint.results, outputs, strict=False))
     further = dict(zip(orders.first.joint.bases, outputs[len(results) :], strict=True))
     return _computed(metadata, inputs, results, further)
@@ -157,12 +160,31 @@ def _check_asserted(metadata: ProgramMetadata, inputs: Sequence[Any], results: S
     bindings = metadata.symbols.bind(inputs, results)
     for condition in metadata.symbols.asserted:
         if not bindings.holds(condition):
-            raise DataDependentError(
-                f"the data give sizes ({bindings}) for which {condition} does not hold",
-                why="an operator of the program takes only such sizes, or was captured for them alone: where a size "
-                "that only the data tell met a number, tracing took the two for equal, and eager may broadcast",
-                hint="say what is known of the size before (torch._check), or expand what has one element by itself",
-            )
+            raise _sized_otherwise(f"the data give sizes ({bindings}) for which {condition} does not hold")
+
+
+@contextlib.contextmanager
+def _sizes_explained() -> Iterator[None]:
+    try:
+        yield
+    except Diverged:
+        raise
+    except RuntimeError as error:
+        raise _sized_otherwise("the data give sizes that an operator of the graph does not take") from error
+
+
+def _told_of_sizes(metadata: ProgramMetadata) -> AbstractContextManager[None]:
+    """Have an operator that fails say that it may be for the sizes, of a program that took some for granted."""
+    return _sizes_explained() if metadata.symbols.asserted else contextlib.nullcontext()
+
+
+def _sized_otherwise(what: str) -> DataDependentError:
+    return DataDependentError(
+        what,
+        why="an operator of the program takes only such sizes, or was captured for them alone: where a size "
+        "that only the data tell met a number, tracing took the two for equal, and eager may broadcast",
+        hint="say what is known of the size before (torch._check), or expand what has one element by itself",
+    )
 
 
 def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed) -> list[Any]:

@@ -16,6 +16,7 @@ from functionalize._torch import (
     LEAF,
     OFFSET,
     PLAIN_TYPES,
+    STORAGE,
     VERSION,
     VIEW,
     enable_python_dispatcher,
@@ -33,13 +34,14 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stub
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = {torch.dropout, torch.nn.functional.dropout}
 _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-_OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "untyped_storage", "set_")
-_ASKS: dict[Any, str] = {  # what a program asks by them
-    **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), OFFSET),
-    **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), OFFSET),
-    **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), LEAF),
-    **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), VIEW),
-    ASK_VERSION: VERSION,
+_OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "set_")
+_ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
+    **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), (OFFSET,)),
+    **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), (OFFSET,)),
+    **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), (LEAF,)),
+    **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), (VIEW,)),
+    torch.Tensor.untyped_storage: (OFFSET, STORAGE),
+    ASK_VERSION: (VERSION,),
 }
 _HOOK: Any = torch.Tensor.register_hook
 _REQUIRE: Any = torch.Tensor.requires_grad_
@@ -75,7 +77,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
 
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _ASKS:
-            self._context.notes.asked.add(_ASKS[func])
+            self._context.notes.asked.update(_ASKS[func])
         if func in _BACKWARD:
             self._context.notes.asked.add(HOOKS)
             return self._context.differentiate(func, args, kwargs)
