@@ -79,7 +79,8 @@ class TracedInput:
         before, now = isinstance(self.value, torch.Tensor) and self.value.requires_grad, self.fake
         if now is None or not self.is_tensor:
             return None
-        if before and now.requires_grad and now.is_leaf and not self.value.is_leaf:
+        computed = self.edge is not None and not isinstance(self.edge, torch.Tensor)  # when the program began
+        if before and now.requires_grad and now.is_leaf and computed:
             raise UnsupportedMutationError(
                 f"`{self.target or self.name}`, which was computed, is detached in place and requires gradients again",
                 why="what autograd knows of it before and after cannot both be told to the graph's backward",
