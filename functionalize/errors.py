@@ -39,8 +39,10 @@ class UnsupportedMutationError(UnsupportedProgramError):
 class InputMismatchError(ValueError):
     """A captured program was called with inputs that it was not captured for; the message says which."""
 
-    def __init__(self, what: str, *, hint: str) -> None:
+    def __init__(self, what: str, *, hint: str, container: object = None) -> None:
+        """``container``: what the value sits in, of Python state."""
         super().__init__(f"{what}\n    try  {hint}")
+        self.container = container
 
 
 class StateMismatchError(InputMismatchError):

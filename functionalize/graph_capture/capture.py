@@ -35,7 +35,6 @@ from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.graph_capture.provenance import Provenance
-from functionalize.graph_capture.python_state import reached
 from functionalize.graph_capture.tracing_errors import OTHERWISE, explained, hooked, otherwise, replayed
 from functionalize.graph_capture.training import make_state, training_step
 from functionalize.runtime.captured_program import CapturedProgram
@@ -152,14 +151,15 @@ def _captured(
     by_data: ByData,
 ) -> Capture:
     """What one capture gives for some inputs; ``order``: how often the program is differentiated."""
-    roots: dict[str, Any] = {"": func} if is_module(func) else reached(func)
-    if optimizer is not None and not any(root is optimizer for root in roots.values()):
+    roots: dict[str, Any] = {"": func} if is_module(func) else {}
+    if optimizer is not None:
         roots["optimizer"] = optimizer
-    for root in roots.values():
-        if isinstance(root, torch.optim.Optimizer):
-            make_state(root)
+    inputs = ProgramInputs(func, roots, args, kwargs)
+    optimizers = [item for item in inputs.state.seen if isinstance(item, torch.optim.Optimizer)]
+    if any([make_state(one) for one in optimizers]):
+        inputs = ProgramInputs(func, roots, args, kwargs)
     step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
-    first = CaptureSession(step, ProgramInputs(func, roots, args, kwargs), remove, dynamic_shapes, order, by_data)
+    first = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
     found = first.run()
     if not found.metadata.gradients or first.has_all_gradients:
         return first.capture(found)
@@ -369,7 +369,7 @@ class CaptureSession(RecordingSession):
         matter = bool(metadata.gradients) and not self.has_all_gradients
         assumptions = Assumptions(
             self._modes,
-            inputs.settings.without_logs(),
+            inputs.settings,
             inputs.state,
             inputs.call,
             [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],

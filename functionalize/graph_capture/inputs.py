@@ -29,7 +29,8 @@ from functionalize.graph_capture.python_state import settings_of
 from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.refused_objects import refuse_tensor
-from functionalize.runtime.state_walk import Slot, StateWalk, is_module
+from functionalize.runtime.containers import Slot
+from functionalize.runtime.state_walk import StateWalk, is_module
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}  # in order
 

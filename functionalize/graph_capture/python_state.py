@@ -1,57 +1,122 @@
-"""The Python values that a program may decide by, found from what it runs: its modules, its variables, its optimizers.
+"""The Python state of a program: what its functions reach by names, and what of that it may decide by.
 
-Invariant: values are taken before the program runs. Limits: variables of functions that a program calls are found a
-few calls deep, and by the names that their code has; functions of torch have none.
+Invariant: values are taken before the program runs. Limits: functions that call functions are followed a few calls
+deep, by the names that their code has; functions of torch have none.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Iterator
+from dis import opmap
 from typing import Any
 
 import torch
 
-from functionalize.runtime.settings import Settings
-from functionalize.runtime.state_walk import OPAQUE, StateWalk, is_module
+from functionalize.runtime.containers import ABSENT, Variable, place_of, read
+from functionalize.runtime.settings import Settings, hooks_of
+from functionalize.runtime.state_walk import StateWalk, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
-_NO_SETTINGS = (type, OPAQUE[1], torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
-Variable = tuple[str, Any, Any]  # its name, and the container and key where it is
+_CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
+_STORE_GLOBAL = opmap["STORE_GLOBAL"]
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
 
 def settings_of(func: Any, state: StateWalk) -> Settings:
-    """What a program of this function, or module, and this state decides by."""
+    """What a program of this function, or module, decides by; what it reaches by variables is walked as well."""
+    _Follower(state).follow_all(func)
     settings, entered = Settings(), {id(item) for item in state.seen}
     for item in state.seen:
         if is_module(item):
             settings.add_module(item, state.modules[id(item)], entered)
     for slot in state.constants:
         settings.add(slot.path, slot.container, slot.key)
-    codes: set[Any] = set()
-    classes = {type(item) for item in state.seen if is_module(item)}
-    for function in [func, *(kind.forward for kind in classes)]:
-        for name, container, key in variables_below(function, codes):
-            value = Settings.read(container, key)
-            if not isinstance(value, _NO_SETTINGS) and id(value) not in entered:
-                settings.add(name, container, key)
+    settings.add_structure(state)
     return settings
 
 
-def variables_below(func: Any, codes: set[Any], depth: int = _DEPTH) -> Iterator[Variable]:
-    """The variables of a function, and of functions that these hold; ``codes``: what was looked through before."""
-    for name, container, key in variables(func):
-        yield name, container, key
-        value = Settings.read(container, key)
-        inner = inspect.unwrap(value) if callable(value) else value
-        if depth and inspect.isfunction(inner) and inner.__code__ not in codes:
-            codes.add(inner.__code__)
-            yield from variables_below(value, codes, depth - 1)
+class _Follower:
+    """Walks what functions reach by their variables, and what functions reach that are found there."""
+
+    def __init__(self, state: StateWalk) -> None:
+        self._state = state
+        self._codes: set[Any] = set()  # that were looked through
+        self._kinds: set[type] = set()  # classes, likewise
+        self._places: set[tuple[int, Any]] = set()
+        self._constants = self._seen = 0  # how many of the walk's were looked at
+
+    def follow_all(self, func: Any) -> None:
+        """Follow a function, and then what the objects bring that are found on the way."""
+        self._follow(func, _DEPTH)
+        state = self._state
+        while self._constants < len(state.constants) or self._seen < len(state.seen):
+            constants, objects = state.constants[self._constants :], state.seen[self._seen :]
+            self._constants, self._seen = len(state.constants), len(state.seen)
+            for slot in constants:
+                value = slot.get()
+                if isinstance(value, _FUNCTIONS):
+                    self._follow(value, _DEPTH - 1)
+            for value in objects:
+                for function in self._functions_of(value):
+                    self._follow(function, _DEPTH)
+
+    def _functions_of(self, value: Any) -> Iterator[Any]:
+        """What an object runs: methods of its class, hooks of a module."""
+        if is_module(value):
+            yield from hooks_of(value)
+        kind = type(value)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            yield from methods(kind)
+
+    def _follow(self, func: Any, depth: int) -> None:
+        inner = inspect.unwrap(func) if callable(func) else func
+        code = getattr(inner, "__code__", None)
+        if code is not None and not isinstance(func, types.MethodType):
+            if code in self._codes:
+                return
+            self._codes.add(code)
+        for name, container, key in variables(func):
+            value = read(container, key)
+            self._walk(name, container, key, value)
+            if depth and isinstance(value, _FUNCTIONS):
+                self._follow(value, depth - 1)
+
+    def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
+        if isinstance(value, _CONSTANT):
+            return
+        where, place = place_of(container, key)
+        first = (id(where), place) not in self._places
+        self._places.add((id(where), place))
+        if isinstance(container, Variable):
+            self._state.watch(container, name)
+        if first and value is not ABSENT:
+            self._state.walk(container, key, name)
 
 
-def variables(func: Any) -> Iterator[Variable]:
-    """What a function reaches by names: arguments bound by ``partial``, ``self``, closures, globals."""
+def methods(kind: type) -> Iterator[Any]:
+    """The functions that objects of a class run: of a module those that ``forward`` comes to."""
+    if kind.__module__.partition(".")[0] == "torch" or issubclass(kind, (dict, list, set)):
+        return
+    if not issubclass(kind, torch.nn.Module):
+        yield from (value for one in kind.__mro__ for value in vars(one).values() if inspect.isfunction(value))
+        return
+    todo, seen = ["forward"], set[str]()
+    while todo:
+        name = todo.pop()
+        function = inspect.getattr_static(kind, name, None)
+        if name not in seen and inspect.isfunction(function):
+            yield function
+            todo += function.__code__.co_names
+        seen.add(name)
+
+
+def variables(func: Any) -> Iterator[Named]:
+    """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
     while isinstance(func, functools.partial):
         arguments = dict(enumerate(func.args))
         yield from ((f"arg{index}", arguments, index) for index in arguments)
@@ -60,23 +125,47 @@ def variables(func: Any) -> Iterator[Variable]:
     if inspect.ismethod(func):
         yield "self", {"self": func.__self__}, "self"
         func = func.__func__
+    elif not inspect.isfunction(func) and hasattr(func, "__call__") and not is_module(func):
+        yield "self", {"self": func}, "self"
+        func = inspect.getattr_static(type(func), "__call__", None)
     func = inspect.unwrap(func)
     if not inspect.isfunction(func):
         return
     if func.__module__ and func.__module__.split(".")[0] == "torch":
         return
+    yield from _defaults(func)
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
-        yield name, cell, None
-    for name in func.__code__.co_names:
-        if name in func.__globals__:
+        yield name, Variable(cell, None), 0
+    read_names, stored = _global_names(func.__code__)
+    for name in read_names:
+        if name not in stored and name in func.__globals__:
             yield name, func.__globals__, name
+    for name in stored:
+        yield name, Variable(func.__globals__, name), 0
 
 
-def reached(func: Any) -> dict[str, Any]:
-    """Modules and optimizers that a function reaches through its variables, by name."""
-    found: dict[str, Any] = {}
-    for name, container, key in variables_below(func, set()):
-        value = Settings.read(container, key)
-        if is_module(value) or isinstance(value, torch.optim.Optimizer):
-            found.setdefault(name, value)
-    return found
+def _defaults(func: Any) -> Iterator[Named]:
+    """Defaults of arguments that hold something: the same object at each call."""
+    given = {**dict(enumerate(func.__defaults__ or ())), **(func.__kwdefaults__ or {})}
+    code = func.__code__
+    first = code.co_argcount - len(func.__defaults__ or ())
+    for key in given:
+        yield code.co_varnames[first + key] if isinstance(key, int) else key, given, key
+
+
+def _global_names(code: types.CodeType) -> tuple[list[str], list[str]]:
+    """The names that code, and code of functions in it, may read of globals, and those that it gives values to."""
+    read_names, stored = list(code.co_names), list[str]()
+    if _STORE_GLOBAL in code.co_code[::2]:
+        stored = [one.argval for one in _instructions(code) if one.opcode == _STORE_GLOBAL]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            more, more_stored = _global_names(constant)
+            read_names, stored = read_names + more, stored + more_stored
+    return list(dict.fromkeys(read_names)), list(dict.fromkeys(stored))
+
+
+def _instructions(code: types.CodeType) -> Any:
+    import dis
+
+    return dis.get_instructions(code)

@@ -27,10 +27,10 @@ class _First(dict[Any, Any]):
         super().__setitem__(key, value)
 
 
-def make_state(optimizer: torch.optim.Optimizer) -> None:
+def make_state(optimizer: torch.optim.Optimizer) -> bool:
     """Give each parameter that has no state the one that the optimizer's first step would begin with.
 
-    The first step runs on zeros in place of the parameters, with gradients of zeros.
+    The first step runs on zeros in place of the parameters, with gradients of zeros. Tells whether it gave some.
     """
     missing = [
         parameter
@@ -39,7 +39,7 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
         if parameter.requires_grad and not optimizer.state.get(parameter)
     ]
     if not missing or any(group.get("dampening") for group in optimizer.param_groups):
-        return  # with dampening, the first step of SGD does not dampen
+        return False  # with dampening, the first step of SGD does not dampen
     twins = {parameter: _twin(parameter) for parameter in missing}
     before = optimizer.__dict__.copy()
     hooks = {name: type(value)() for name, value in before.items() if name.endswith("_hooks") and value}
@@ -51,13 +51,14 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
     try:
         type(optimizer).step(optimizer)
     except Exception:  # what it needs beside gradients is the program's to give
-        return
+        return False
     finally:
         optimizer.__dict__.clear()
         optimizer.__dict__.update(before)
     for parameter, twin in twins.items():
         if twin in state and state[twin].first:
             optimizer.state[parameter] = state[twin].first
+    return any(twin in state and state[twin].first for twin in twins.values())
 
 
 def _twin(parameter: torch.Tensor) -> torch.nn.Parameter:

@@ -227,7 +227,9 @@ class CapturedProgram:
                 return known, inputs
             refused.append(inputs)
         kinds = {type(error) for error in refused}
-        follows = GradientMismatchError in kinds or self._on_guard_failure == "recapture"
+        changes = set[int]().union(*(known.guards.changes for known in self._specializations))
+        own = any(id(error.container) in changes for error in refused)  # the program itself left it so
+        follows = own or GradientMismatchError in kinds or self._on_guard_failure == "recapture"
         if not (follows or StateMismatchError in kinds):
             raise refused[0]
         made = self._captured(arguments)

@@ -20,7 +20,8 @@ from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, functi
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.guards import Guards
-from functionalize.runtime.settings import SettingsCheck, cell_content
+from functionalize.runtime.containers import cell_content, entry
+from functionalize.runtime.settings import LENGTH, SettingsCheck
 
 # Modes that torch's own check leaves out. They are to be off.
 _OFF: dict[str, Callable[[], Any]] = {
@@ -116,10 +117,13 @@ class FastGuards:
         found, source = SettingsCheck(self._guards.settings), self.source
         entries = []
         for container, key, value in found.entries:
+            if key is LENGTH:
+                entries.append(f"len({source.name('container', container)}) != {value}")
+                continue
             if isinstance(container, types.CellType):
                 now = f"content({source.name('cell', container)})"
             else:
-                now = f"{source.name('container', container)}[{source.name('key', key)}]"
+                now = _entry(source, container, key)
             entries.append(f"{now} is not {source.name('value', value)}")
         source.known |= {"content": cell_content}
         source.lines += ["try:", *(f"    if {entry}: return None" for entry in entries)] if entries else []
@@ -138,7 +142,7 @@ class FastGuards:
             elif entry.slot is not None:
                 slot = entry.slot
                 steps = "".join(f"[{step}]" for step in slot.steps)
-                taken.append(f"{source.name('container', slot.container)}[{source.name('key', slot.key)}]{steps}")
+                taken.append(f"{_entry(source, slot.container, slot.key)}{steps}")
             else:
                 taken.append(source.name("constant", entry.constant))
         source.lines += [f"try: inputs = [{', '.join(taken)}]", "except (LookupError, TypeError): return None"]
@@ -159,6 +163,14 @@ class FastGuards:
         sizes = [[None] * t.dim() if n in dynamic else list(t.size()) for n, t in pairs]
         strides = [[None] * t.dim() if n in dynamic else list(t.stride()) for n, t in pairs]
         return {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
+
+
+def _entry(source: Source, container: Any, key: Any) -> str:
+    """What reads an entry of a container."""
+    names = source.name("container", container), source.name("key", key)
+    plain = type(container) is dict or not isinstance(container, dict)
+    source.known["entry"] = entry
+    return f"{names[0]}[{names[1]}]" if plain else f"entry({names[0]}, {names[1]})"
 
 
 class _RareChecks:

@@ -22,7 +22,8 @@ from functionalize.errors import GradientMismatchError, InputMismatchError, Stat
 from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
-from functionalize.runtime.settings import ABSENT, Settings, frozen, same
+from functionalize.runtime.containers import ABSENT, MAPPINGS, place_of, read
+from functionalize.runtime.settings import Settings, frozen, same
 from functionalize.runtime.side_effects import TensorRef
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
@@ -30,6 +31,7 @@ from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
 Pattern = tuple[Any, ...]
 _SINGULAR = "is", "was"
 _WHEN = "when the program was captured"
+_CHANGES_IT = "the program changes it, and is right for that value only: set it back, or capture again"
 _HINT = "pass inputs like those of the capture, capture again, or capture with on_guard_failure='recapture'"
 
 
@@ -114,7 +116,9 @@ class Guards:
         self.metadata, self.inputs, self.state = metadata, metadata.inputs, found.state
         self.modes, self.sizes = dict(found.modes), found.sizes
         self.structure, values = found.arguments.structure, found.values
-        self.settings = found.settings.without(_changed(metadata, found.state))
+        changed = _changed(metadata, found.state)
+        self.changes = {container for container, _ in changed}  # the identities of containers that it changes
+        self.settings = found.settings.without(changed)
         self._constants = [(slot.path, frozen(slot.get(), {})) for slot in found.arguments.walk.constants]
         self.dynamic = frozenset() if found.sizes is None else found.sizes.inputs
         self._looks = [self._look(number, value) for number, value in enumerate(values)]
@@ -215,7 +219,7 @@ class Guards:
         found = self.settings.differing()
         if found is not None:
             setting, now = found
-            _refuse(f"`{setting.path}`", now, setting.content, StateMismatchError)
+            _refuse(f"`{setting.path}`", now, setting.content, StateMismatchError, container=setting.container)
 
     def _check_tensors(self, values: Sequence[Any]) -> None:
         for number, (entry, value, before) in enumerate(zip(self.inputs, values, self._looks, strict=True)):
@@ -224,7 +228,8 @@ class Guards:
                 continue
             if now is None or before is None:
                 one, other = ("no tensor" if look is None else "a tensor" for look in (now, before))
-                raise InputMismatchError(f"{entry.label} is {one}, and was {other} {_WHEN}", hint=_HINT)
+                said = f"{entry.label} is {one}, and was {other} {_WHEN}"
+                raise InputMismatchError(said, hint=_HINT, container=self._container(number))
             for name, one, other in zip(_PROPERTIES, now, before, strict=True):
                 if one != other and name != REQUIRES_GRAD and (entry.gradient_of is None or name != STRIDES):
                     self._refuse_property(number, name, one, other)
@@ -259,12 +264,17 @@ class Guards:
         self, number: int, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError
     ) -> None:
         label, said = self.inputs[number].label, _TRUE_OR_NOT.get(name)
+        container = self._container(number)
         if said is None:
-            _refuse(
-                f"the {name} of {label}", now, before, kind, verbs=("are", "were") if name == STRIDES else _SINGULAR
-            )
+            verbs = ("are", "were") if name == STRIDES else _SINGULAR
+            _refuse(f"the {name} of {label}", now, before, kind, verbs, container)
         else:
-            raise kind(f"{label} {said[now][0]}, and {said[before][1]} {_WHEN}", hint=_HINT)
+            raise kind(f"{label} {said[now][0]}, and {said[before][1]} {_WHEN}", hint=_HINT, container=container)
+
+    def _container(self, number: int) -> Any:
+        """What an input of the program's state sits in."""
+        slot = self.inputs[number].slot
+        return None if slot is None else place_of(slot.container, slot.key)[0]
 
     def missing_gradients(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Zeros for the gradients that will be added to and are not there, by input."""
@@ -285,14 +295,21 @@ class Guards:
         for effect in self.metadata.side_effects:
             walk = arguments.walk if effect.state else self.state
             container = list(walk.containers.values())[effect.container][0]
+            if effect.length not in (None, len(container)):
+                raise StateMismatchError(
+                    f"`{effect.path}` has {len(container)} items, and had {effect.length} {_WHEN}",
+                    hint=_CHANGES_IT,
+                    container=place_of(container, 0)[0],
+                )
             for name, before in effect.before.items():
                 number = self._input_of(name) if isinstance(name, TensorRef) else None
-                now = _entry(container, name if number is None else values[number])
+                now = read(container, name if number is None else values[number])
                 if now is not before and not same(frozen(now, {}), frozen(before, {})):
                     label = name if number is None else self.inputs[number].target
                     raise StateMismatchError(
                         f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(before)} {_WHEN}",
-                        hint="the program changes it, and is right for that value only: set it back, or capture again",
+                        hint=_CHANGES_IT,
+                        container=place_of(container, label)[0],
                     )
 
     def _input_of(self, name: TensorRef) -> int:
@@ -303,11 +320,13 @@ class Guards:
     def _check_aliasing(self, pattern: Pattern) -> None:
         for number, (now, before) in enumerate(zip(pattern, self.aliasing, strict=True)):
             if now != before:
-                other = self.inputs[(now if isinstance(now, tuple) else before)[0]]
+                first = (now if isinstance(now, tuple) else before)[0]
+                own = next((one for one in (number, first) if id(self._container(one)) in self.changes), number)
                 raise InputMismatchError(
-                    f"{self.inputs[number].label} and {other.label} {_relation(now)}, and {_relation(before)} "
-                    "when the program was captured",
+                    f"{self.inputs[number].label} and {self.inputs[first].label} {_relation(now)}, and "
+                    f"{_relation(before)} {_WHEN}",
                     hint="pass tensors that share memory in the same way, or capture with on_guard_failure='recapture'",
+                    container=self._container(own),
                 )
 
 
@@ -337,18 +356,13 @@ def alias_pattern(values: Sequence[Any]) -> Pattern:
 def _changed(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int, Any]]:
     """The entries of containers that a program changes itself: containers by identity, and keys."""
     containers = [container for container, _ in state.containers.values()]
-    return {
-        (id(containers[effect.container]), key)
+    places = [
+        place_of(containers[effect.container], key)
         for effect in metadata.side_effects
         if effect.state == 0
-        for key in effect.before
-    }
-
-
-def _entry(container: Any, key: Any) -> Any:
-    if isinstance(container, dict):
-        return container.get(key, ABSENT)
-    return container[key] if key < len(container) else ABSENT
+        for key in (effect.before or (0,))
+    ]
+    return {(id(container), key) for container, key in places}
 
 
 def _refuse(
@@ -357,8 +371,10 @@ def _refuse(
     before: Any,
     kind: type[InputMismatchError] = InputMismatchError,
     verbs: tuple[str, str] = _SINGULAR,
+    container: Any = None,
 ) -> None:
-    raise kind(f"{what} {verbs[0]} {_words(now)}, and {verbs[1]} {_words(before)} {_WHEN}", hint=_HINT)
+    said = f"{what} {verbs[0]} {_words(now)}, and {verbs[1]} {_words(before)} {_WHEN}"
+    raise kind(said, hint=_HINT, container=container)
 
 
 def _words(value: Any) -> str:

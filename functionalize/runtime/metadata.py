@@ -21,7 +21,7 @@ from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.runtime.decisions import Answers, Decision
 from functionalize.runtime.side_effects import GraphNumber, SideEffect
-from functionalize.runtime.state_walk import Slot
+from functionalize.runtime.containers import Slot
 
 OpCall = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
 

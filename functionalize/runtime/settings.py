@@ -6,16 +6,16 @@ neither modules, containers nor plain objects with attributes are compared by id
 
 from __future__ import annotations
 
-import types
 from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from functionalize.runtime.state_walk import OPAQUE, joined, unchanged
+from functionalize.runtime.containers import Variable, place_of, read, unchanged
+from functionalize.runtime.state_walk import OPAQUE, StateWalk, joined
 
 _VALUES: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, torch.Size),
@@ -25,7 +25,7 @@ _NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 _DEPTH = 4
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training", *_HOOKS}
-ABSENT = object()  # a value that is not there
+LENGTH = object()  # in the place of a key: how many entries a container has
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,13 @@ class _Identity:
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+class _Object(_Identity):
+    """An object that was entered: what it holds is compared by itself."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self.value).__name__}>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +98,12 @@ def _parts(value: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
     return tuple(content), list(content.values())
 
 
+def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
+    """The hooks that a module runs."""
+    for name in _HOOKS:
+        yield from module.__dict__[name].values()
+
+
 def same(now: Any, before: Any) -> bool:
     """Whether two values, both frozen, are the same to a program."""
     if now is before:
@@ -129,14 +142,6 @@ class Setting(NamedTuple):
 _setting: Callable[[tuple[Any, ...]], Setting] = partial(tuple.__new__, Setting)
 
 
-def cell_content(cell: types.CellType) -> Any:
-    """What a variable that functions close over holds."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled, or deleted
-        return ABSENT
-
-
 class Settings:
     """The settings of one program."""
 
@@ -149,14 +154,11 @@ class Settings:
     @staticmethod
     def read(container: Any, key: Any) -> Any:
         """A value as it is now."""
-        if isinstance(container, types.CellType):
-            return cell_content(container)
-        if isinstance(container, dict):
-            return container.get(key, ABSENT)
-        return container[key] if key < len(container) else ABSENT
+        return len(container) if key is LENGTH else read(container, key)
 
     def add(self, path: str, container: Any, key: Any) -> None:
         """One more, as it is now."""
+        container, key = place_of(container, key)
         if (id(container), key) not in self._seen and id(container) not in self._modules:
             self._seen.add((id(container), key))
             value = self.read(container, key)
@@ -174,36 +176,37 @@ class Settings:
             elif not (id(value) in entered or issubclass(type(value), torch.Tensor)):
                 found.append(_setting((path, name, content, name, value, frozen(value, memo))))
 
+    def add_structure(self, state: StateWalk) -> None:
+        """Which objects sit where, and how many entries containers have."""
+        for slot in state.entered:
+            container, key = place_of(slot.container, slot.key)
+            value = self.read(container, key)
+            content = frozen(value, self._memo) if slot.steps else _Object(value)
+            self.found.append(Setting("", slot.path, container, key, value, content))
+        for container, path in state.containers.values():
+            if not isinstance(container, Variable):
+                length = len(container)
+                self.found.append(Setting("", f"len({path})", container, LENGTH, length, length))
+
     def without(self, changed: Set[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
         kept = Settings()
-        kept.found = (
-            [one for one in self.found if (id(one.container), one.key) not in changed] if changed else self.found
-        )
-        return kept
-
-    def without_logs(self) -> Settings:
-        """Those but for containers that have only grown since: what a program writes down, it does not decide by."""
-        kept = Settings()
-        kept.found = [one for one in self.found if type(one.value) in _PLAIN or not _has_grown(one.value, one.content)]
+        sized = {container for container, _ in changed}
+        kept.found = [
+            one
+            for one in self.found
+            if not ((id(one.container), one.key) in changed or (one.key is LENGTH and id(one.container) in sized))
+        ]
         return kept
 
     def differing(self) -> tuple[Setting, Any] | None:
         """The first that is no longer what it was, and what it is now."""
         memo: dict[int, Any] = {}
         for setting in self.found:
-            now = self.read(setting.container, setting.key)
-            if not same(frozen(now, memo), setting.content):
+            now, content = self.read(setting.container, setting.key), setting.content
+            if now is not content.value if type(content) is _Object else not same(frozen(now, memo), content):
                 return setting, now
         return None
-
-
-def _has_grown(value: Any, content: Any) -> bool:
-    if not issubclass(type(value), (list, dict)) or len(value) <= len(content.items):
-        return False
-    keys, items = _parts(value)
-    first = [frozen(item, {}) for item in items[: len(content.items)]]
-    return keys[: len(content.keys)] == content.keys and all(map(same, first, content.items))
 
 
 class SettingsCheck:
@@ -217,7 +220,8 @@ class SettingsCheck:
         for setting in settings.found:
             value = settings.read(setting.container, setting.key)
             self.entries.append((setting.container, setting.key, value))
-            self._enter(value, seen)
+            if type(setting.content) is not _Object:
+                self._enter(value, seen)
 
     def _enter(self, value: Any, seen: set[int], depth: int = _DEPTH) -> None:
         """Remember what the containers that a value consists of hold now."""

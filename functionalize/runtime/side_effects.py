@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from functionalize.runtime.settings import ABSENT
+from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, remove, write
 from functionalize.runtime.state_walk import OPAQUE, StateWalk
 
 Number = Callable[[torch.Tensor], Any]  # what stands for a tensor in a reconstruction
@@ -68,19 +68,20 @@ class SideEffect:
     container: int  # its number on the walk
     path: str
     before: Mapping[Any, Any]  # entries that were no tensors: a call must find the same
-    entries: Mapping[Any, Any]  # reconstructions: of a dict those that changed, of a list all
+    entries: Mapping[Any, Any]  # reconstructions: of a mapping those that changed, of others all
     removed: tuple[Any, ...] = ()
+    length: int | None = None  # of others than mappings: how many items it had
 
     def apply(self, states: Sequence[Walked], tensor: Callable[[Any], Any]) -> None:
         """Follow the reconstructions on a call's own objects."""
         container = list(states[self.state].containers.values())[self.container][0]
-        if not isinstance(container, dict):
-            container[:] = [reconstruct(item, states, tensor) for item in self.entries.values()]
+        if not isinstance(container, MAPPINGS):
+            assign(container, [reconstruct(item, states, tensor) for item in self.entries.values()])
             return
         for key in self.removed:
-            dict.__delitem__(container, key)
+            remove(container, key)
         for key, item in self.entries.items():
-            dict.__setitem__(container, reconstruct(key, states, tensor), reconstruct(item, states, tensor))
+            write(container, reconstruct(key, states, tensor), reconstruct(item, states, tensor))
 
 
 def reconstruct(reconstruction: Any, states: Sequence[Walked], tensor: Callable[[Any], Any]) -> Any:
@@ -111,15 +112,16 @@ class SideEffectRecorder:
         for index, state in enumerate(self._states):
             for position, container, path, before in state.changed:
                 new, touched = dict[Any, Any](enumerate(container)), dict[Any, Any](enumerate(before))
-                removed: tuple[Any, ...] = ()
-                if isinstance(container, dict):
+                removed, length = tuple[Any, ...](), len(before)
+                if isinstance(container, MAPPINGS):
+                    length = None
                     new = {key: item for key, item in container.items() if _differ(before.get(key, ABSENT), item)}
                     removed = tuple(key for key in before if key not in container)
                     touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
                 if new or touched:
                     constants = {self._key(k): v for k, v in touched.items() if not isinstance(v, torch.Tensor)}
                     entries = {self._key(key): self._reconstruction(item) for key, item in new.items()}
-                    found.append(SideEffect(index, position, path, constants, entries, removed))
+                    found.append(SideEffect(index, position, path, constants, entries, removed, length))
         return found
 
     def _key(self, key: Any) -> Any:

@@ -1,29 +1,43 @@
 """The tensors that a program reaches through Python objects: found, replaced for a while, and looked at afterwards.
 
-A program gets at tensors through its arguments, through modules and optimizers, and through containers and plain
-objects inside of these, such as caches. All are walked the same way, in the order of their keys.
+A program gets at tensors through its arguments, through modules and optimizers, through variables of functions, and
+through containers and objects inside of these, such as caches. All are walked the same way, in the order of their keys.
 
 Invariant: objects that are built alike are walked alike, so that the n-th tensor of the one is the n-th of the other.
-Limits: objects with ``__slots__`` and sets are not entered.
+Limits: objects of the standard library and of torch's private modules are entered only if they are containers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import inspect
 import logging
+import sys
 import types
+import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 import torch
 
 from functionalize._torch import buffers_of, modules_of, parameters_of
+from functionalize.runtime.containers import (
+    Container,
+    SetItems,
+    Slot,
+    SlotsOf,
+    assign,
+    copy_of,
+    entry,
+    per_class,
+    slots_of,
+    unchanged,
+    write,
+)
 from functionalize.runtime.refused_objects import refuse_module
-
-Container = Any  # a dict or a list: what values sit in
 
 # Never entered: they hold no state of a program's.
 OPAQUE = (
@@ -37,35 +51,8 @@ TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
 LEAF_TYPES = TENSOR_TYPES | _PLAIN
 _STRINGS = frozenset({str})
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """Where a value sits: an entry of a container, and the steps into the tuples that it may hold."""
-
-    container: Container
-    key: Any
-    path: str
-    owner: Any = None  # the object whose entry it is
-    steps: tuple[int, ...] = ()
-
-    def get(self) -> Any:
-        value = self.container[self.key]
-        for step in self.steps:
-            value = value[step]
-        return value
-
-    def set(self, value: Any) -> None:
-        self.container[self.key] = _with(self.container[self.key], self.steps, value)
-
-
-def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:
-    """A nest of tuples with one leaf replaced."""
-    if not steps:
-        return value
-    items = list(whole)
-    items[steps[0]] = _with(items[steps[0]], steps[1:], value)
-    return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
+_CONTAINERS = (dict, list, set, deque)
+_OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
 @dataclass
@@ -75,18 +62,23 @@ class StateWalk:
     tensors: list[Slot] = field(default_factory=list)
     constants: list[Slot] = field(default_factory=list)  # values that are neither tensors nor entered
     leaves: list[Slot] = field(default_factory=list)  # both
+    entered: list[Slot] = field(default_factory=list)  # where objects sit that were entered, but for tuples
     containers: dict[int, tuple[Container, str]] = field(default_factory=dict)
-    keyed_by_tensor: list[Container] = field(default_factory=list)  # containers that have tensors for keys
+    weak: list[Slot] = field(default_factory=list)  # weak references to tensors
+    keyed_by_tensor: list[Container] = field(default_factory=list)  # containers that have tensors for keys, and sets
     modules: dict[int, str] = field(default_factory=dict)  # paths
     shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
-    _holding: dict[int, bool] = field(default_factory=dict)  # of objects of modules: whether they hold tensors
     _before: list[Any] = field(default_factory=list)  # content of the containers when the program begins
 
     def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
         """Enter an entry of a container."""
-        self._enter(container[key], Slot(container, key, path, owner))
+        self._enter(entry(container, key), Slot(container, key, path, owner))
+
+    def watch(self, container: Container, path: str) -> None:
+        """Look afterwards whether a container holds something else."""
+        self.containers[id(container)] = container, path
 
     def _enter(self, value: Any, slot: Slot) -> None:
         kind = type(value)
@@ -94,50 +86,65 @@ class StateWalk:
             self.shape.append(torch.Tensor)
             self.tensors.append(slot)
             self.leaves.append(slot)
-        elif kind in _PLAIN or ((isinstance(value, OPAQUE) or callable(value)) and not is_module(value)):
+        elif kind in _PLAIN or not (isinstance(value, tuple) or is_entered(kind)):
             self.shape.append(kind)
             self.constants.append(slot)
             self.leaves.append(slot)
+            if kind is weakref.ReferenceType and isinstance(value(), torch.Tensor):
+                self.weak.append(slot)
         elif isinstance(value, tuple):
             self.shape.append((kind, len(value)))
             for index, item in enumerate(value):
                 at = (*slot.steps, index)
                 self._enter(item, Slot(slot.container, slot.key, joined(slot.path, index), slot.owner, at))
-        elif id(value) in self._numbers:
-            self.shape.append(self._numbers[id(value)])
         else:
-            self._numbers[id(value)] = len(self.seen)
-            self.seen.append(value)
-            if is_module(value):
-                refuse_module(value, slot.path)
-                self.modules[id(value)] = slot.path
-            for container, keys in containers_of(value, self._holding):
-                self.containers[id(container)] = container, slot.path
-                if keys:
-                    self._open(value, container, keys, slot.path)
-                else:
-                    self.shape.append((kind, ()))
+            self.entered.append(slot)
+            number = self._numbers.get(id(value))
+            if number is None:
+                self._open_object(value, kind, slot.path)
+            else:
+                self.shape.append(number)
+
+    def _open_object(self, value: Any, kind: type, path: str) -> None:
+        self._numbers[id(value)] = len(self.seen)
+        self.seen.append(value)
+        if is_module(value):
+            refuse_module(value, path)
+            self.modules[id(value)] = path
+        for container, keys in containers_of(value):
+            self.containers[id(container)] = container, path
+            if keys:
+                self._open(value, container, keys, path)
+            else:
+                self.shape.append((kind, ()))
 
     def _open(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
         named = _STRINGS.issuperset(map(type, keys))
         self.shape.append((type(value), tuple(keys) if named else len(keys)))
-        if not named and any(isinstance(key, torch.Tensor) for key in keys):
+        tensors = isinstance(container, SetItems) or any(isinstance(key, torch.Tensor) for key in keys)
+        if not named and tensors:
             self.keyed_by_tensor.append(container)
         prefix = f"{path}." if path else ""
         for index, key in enumerate(keys):
             step = key if named or isinstance(key, (str, int)) else index
-            self._enter(container[key], Slot(container, key, f"{prefix}{step}", value))
+            self._enter(entry(container, key), Slot(container, key, f"{prefix}{step}", value))
 
     @contextlib.contextmanager
     def substituted(self, stand_ins: Mapping[int, Any]) -> Iterator[None]:
         """Put other tensors, named by the identities of these, in their places; in the end all is as it was."""
-        entries = [(slot.container, slot.key, slot.container[slot.key]) for slot in self.tensors]
+        slots = [slot for slot in self.tensors if not isinstance(slot.container, SetItems)]
+        entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *self.weak]]
         keyed_by_tensor = [(container, copy_of(container)) for container in self.keyed_by_tensor]
         try:
-            for slot in self.tensors:
-                slot.set(stand_ins[id(slot.get())])
+            for slot in slots:
+                value = slot.get()
+                slot.set(stand_ins.get(id(value), value))  # one that arguments share with state was replaced there
             for container, content in keyed_by_tensor:
-                assign(container, {stand_ins.get(id(key), key): container[key] for key in content})
+                keys = [stand_ins.get(id(key), key) for key in content]
+                mapping = isinstance(content, dict)
+                assign(container, dict(zip(keys, copy_of(container).values(), strict=True)) if mapping else keys)
+            for slot in self.weak:
+                slot.set(weakref.ref(stand_ins.get(id(slot.get()()), slot.get()())))
             self._before = [copy_of(container) for container, _ in self.containers.values()]
             yield
         finally:
@@ -146,7 +153,7 @@ class StateWalk:
             for container, content in keyed_by_tensor:
                 assign(container, content)
             for container, key, value in entries:
-                container[key] = value
+                write(container, key, value)
             self._before = []
 
     @property
@@ -170,68 +177,47 @@ def joined(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def copy_of(container: Container) -> Any:
-    """A copy of what a container holds."""
-    if type(container) is dict:
-        return container.copy()
-    return dict(container.items()) if isinstance(container, dict) else list(container)
-
-
-def unchanged(container: Container, content: Any) -> bool:
-    """Whether a container holds the very objects of a copy that was made of it, in the same order."""
-    if len(container) != len(content):
+@per_class
+def is_entered(kind: type) -> bool:
+    """Whether objects of a class are entered: containers, modules, and what may have attributes of a program's own."""
+    if issubclass(kind, (*_CONTAINERS, torch.nn.Module, torch.optim.Optimizer)):
+        return True
+    if issubclass(kind, OPAQUE) or _is_foreign(kind):
         return False
-    if isinstance(container, dict):
-        return all(map(is_, container, content)) and all(map(is_, dict.values(container), content.values()))
-    return all(map(is_, container, content))
+    if not (kind.__dictoffset__ or any("__slots__" in one.__dict__ for one in kind.__mro__)):
+        return False
+    call = next((one.__dict__["__call__"] for one in kind.__mro__ if "__call__" in one.__dict__), None)
+    return call is None or inspect.isfunction(call)
 
 
-def assign(container: Container, content: Any) -> None:
-    """Give a container other content, in the order of that."""
-    if isinstance(container, dict):
-        dict.clear(container)
-        for key, value in content.items():
-            dict.__setitem__(container, key, value)
-    else:
-        container[:] = content
+_PLAIN_OBJECTS = (types.SimpleNamespace,)
 
 
-def containers_of(value: Any, holding: dict[int, bool]) -> Iterator[tuple[Container, list[Any]]]:
-    """The containers that an object consists of, and which of their entries are state."""
+def _is_foreign(kind: type) -> bool:
+    """Whether a class is one of the standard library's, of torch's own insides, or of ours."""
+    root, _, rest = kind.__module__.partition(".")
+    if issubclass(kind, _PLAIN_OBJECTS) or root in ("builtins", "__main__"):
+        return False
+    return root in sys.stdlib_module_names or root == "functionalize" or (root == "torch" and rest.startswith("_"))
+
+
+def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
+    """The containers that an object consists of, and which of their entries are entered."""
     if is_module(value):
         for container in (parameters_of(value), buffers_of(value)):
             yield container, list(container)
         modules = modules_of(value)
         yield modules, [name for name, module in modules.items() if module is not None]
         content = value.__dict__
-        own = [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _PLAIN]
-        yield content, [name for name in own if holds_tensors(content[name], holding)]
-    elif isinstance(value, (dict, list)):
-        yield value, list(value) if isinstance(value, dict) else list(range(len(value)))
-    elif hasattr(value, "__dict__"):
-        yield value.__dict__, list(value.__dict__)
-
-
-_OF_MODULES = frozenset(torch.nn.Module().__dict__)
-_STEPS = 3
-_NOT_ENTERED = (*OPAQUE, torch.nn.Module)
-
-
-def holds_tensors(value: Any, known: dict[int, bool], depth: int = _STEPS) -> bool:
-    """Whether a tensor is found a few steps into a value that is no module. ``known``: of objects that live on."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return False
-    if kind in TENSOR_TYPES or issubclass(kind, torch.Tensor):
-        return True
-    if depth == 0 or issubclass(kind, _NOT_ENTERED):
-        return False
-    if kind is tuple or kind is list or issubclass(kind, (tuple, list)):
-        return not _PLAIN.issuperset(map(type, value)) and any(holds_tensors(item, known, depth - 1) for item in value)
-    found = known.get(id(value)) if depth == _STEPS else None
-    if found is None:
-        items = value.values() if issubclass(kind, Mapping) else getattr(value, "__dict__", {}).values()
-        found = any(holds_tensors(item, known, depth - 1) for item in list(items))
-        if depth == _STEPS:  # a configuration that many modules share
-            known[id(value)] = found
-    return found
+        yield content, [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _PLAIN]
+        return
+    if isinstance(value, _CONTAINERS):
+        items = SetItems(value) if isinstance(value, set) else value
+        yield items, list(copy_of(value)) if isinstance(value, dict) else list(range(len(value)))
+    attributes = getattr(value, "__dict__", None)
+    if attributes or (attributes is not None and not isinstance(value, _CONTAINERS)):
+        yield attributes, list(attributes)
+    names = slots_of(type(value)) if type(value) not in (dict, list) else ()
+    if names:
+        slots = SlotsOf(value, names)
+        yield slots, list(slots)

@@ -1,0 +1,287 @@
+"""What Python values sit in: entries of dicts and lists, variables of functions, slots of objects, items of sets.
+
+All are read and written alike, as a dict or as a list is: :class:`Variable`, :class:`SetItems` and :class:`SlotsOf` are
+such views of what is neither.
+
+Invariant: a container is written past the methods that its class overrides. Limits: the order of a set is Python's.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence
+from dataclasses import dataclass
+from operator import is_
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def per_class(find: Callable[[type], Result]) -> Callable[[type], Result]:
+    """A function of a class that remembers what it found for as long as the class lives."""
+    found: weakref.WeakKeyDictionary[type, Result] = weakref.WeakKeyDictionary()
+
+    def known(kind: type) -> Result:
+        result = found.get(kind)
+        if result is None:
+            result = found[kind] = find(kind)
+        return result
+
+    return known
+
+
+Container = Any  # a dict, a list, a deque, or a view of the classes below
+ABSENT = object()  # a value that is not there
+
+
+class _Items(MutableSequence[Any]):
+    """What is read and written as a whole, as a list."""
+
+    __slots__ = ()
+
+    def get(self) -> list[Any]:
+        """All items."""
+        raise NotImplementedError
+
+    def put(self, items: list[Any]) -> None:
+        """Have these for items."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.get())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.get()[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        items = self.get()
+        items[index] = value
+        self.put(items)
+
+    def __delitem__(self, index: Any) -> None:
+        items = self.get()
+        del items[index]
+        self.put(items)
+
+    def insert(self, index: int, value: Any) -> None:
+        items = self.get()
+        items.insert(index, value)
+        self.put(items)
+
+
+class Variable(_Items):
+    """A variable that functions close over, or a global one: one item, none where it is unbound."""
+
+    __slots__ = ("_key", "_where")
+
+    def __init__(self, where: Any, key: str | None) -> None:
+        """``where``: a cell, or the dict of a module's globals, where the variable is called ``key``."""
+        self._where, self._key = where, key
+
+    @property
+    def place(self) -> tuple[Any, Any]:
+        """The cell and None, or the globals and a name."""
+        return self._where, self._key
+
+    def get(self) -> list[Any]:
+        value = cell_content(self._where) if self._key is None else self._where.get(self._key, ABSENT)
+        return [] if value is ABSENT else [value]
+
+    def put(self, items: list[Any]) -> None:
+        if self._key is None:
+            if items:
+                self._where.cell_contents = items[0]
+            else:
+                del self._where.cell_contents
+        elif items:
+            self._where[self._key] = items[0]
+        else:
+            self._where.pop(self._key, None)
+
+
+class SetItems(_Items):
+    """The items of a set, in the order in which it gives them."""
+
+    __slots__ = ("_set",)
+
+    def __init__(self, items: set[Any]) -> None:
+        self._set = items
+
+    def get(self) -> list[Any]:
+        return list(self._set)
+
+    def put(self, items: list[Any]) -> None:
+        set.clear(self._set)
+        set.update(self._set, items)
+
+
+class SlotsOf(MutableMapping[str, Any]):
+    """The ``__slots__`` of an object that hold something, by name."""
+
+    __slots__ = ("_names", "_owner")
+
+    def __init__(self, owner: Any, names: Iterable[str]) -> None:
+        self._owner, self._names = owner, tuple(names)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if hasattr(self._owner, name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return object.__getattribute__(self._owner, key)
+        except AttributeError as error:
+            raise KeyError(key) from error
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        object.__setattr__(self._owner, key, value)
+
+    def __delitem__(self, key: str) -> None:
+        object.__delattr__(self._owner, key)
+
+
+MAPPINGS = (dict, SlotsOf)  # containers whose entries have keys; those of others have positions
+
+
+@per_class
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The names of the slots that a class gives its objects."""
+    found: list[str] = []
+    for one in kind.__mro__:
+        names = one.__dict__.get("__slots__", ())
+        mangled = [_mangled(one, name) for name in ((names,) if isinstance(names, str) else names)]
+        found += [name for name in mangled if isinstance(one.__dict__.get(name), types.MemberDescriptorType)]
+    return tuple(found)
+
+
+def _mangled(kind: type, name: str) -> str:
+    private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if private else name
+
+
+def cell_content(cell: types.CellType) -> Any:
+    """What a variable that functions close over holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled, or deleted
+        return ABSENT
+
+
+def read(container: Container, key: Any) -> Any:
+    """An entry as it is now, ``ABSENT`` if there is none; a cell has one, whatever the key."""
+    if isinstance(container, types.CellType):
+        return cell_content(container)
+    if isinstance(container, dict):
+        return dict.get(container, key, ABSENT)
+    if isinstance(container, SlotsOf):
+        return container.get(key, ABSENT)
+    return container[key] if key < len(container) else ABSENT
+
+
+def place_of(container: Container, key: Any) -> tuple[Any, Any]:
+    """Where an entry is, the same for all views of a variable."""
+    return container.place if isinstance(container, Variable) else (container, key)
+
+
+def entry(container: Container, key: Any) -> Any:
+    """An entry that is there.
+
+    Raises:
+        LookupError: it is not.
+    """
+    return dict.__getitem__(container, key) if isinstance(container, dict) else container[key]
+
+
+def write(container: Container, key: Any, value: Any) -> None:
+    """Put an entry in its place."""
+    if isinstance(container, dict):
+        _dict_of(container).__setitem__(container, key, value)
+    else:
+        container[key] = value
+
+
+def remove(container: Container, key: Any) -> None:
+    """Take an entry out of a mapping."""
+    if isinstance(container, dict):
+        _dict_of(container).__delitem__(container, key)
+    else:
+        del container[key]
+
+
+def _dict_of(container: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """The class that keeps a dict's entries."""
+    return OrderedDict if isinstance(container, OrderedDict) else dict
+
+
+def copy_of(container: Container) -> Any:
+    """A copy of what a container holds."""
+    if type(container) is dict:
+        return container.copy()
+    if isinstance(container, MAPPINGS):
+        kind = _dict_of(container) if isinstance(container, dict) else SlotsOf
+        return dict(kind.items(container))
+    return list.copy(container) if isinstance(container, list) else list(container)
+
+
+def unchanged(container: Container, content: Any) -> bool:
+    """Whether a container holds the very objects of a copy that was made of it, in the same order."""
+    if type(container) is dict:
+        return (
+            len(container) == len(content)
+            and all(map(is_, container, content))
+            and all(map(is_, container.values(), content.values()))
+        )
+    now = copy_of(container)
+    if isinstance(now, dict):
+        return unchanged(now, content)
+    return len(now) == len(content) and all(map(is_, now, content))
+
+
+def assign(container: Container, content: Any) -> None:
+    """Give a container other content, in the order of that."""
+    if isinstance(container, MAPPINGS):
+        kind = _dict_of(container) if isinstance(container, dict) else SlotsOf
+        kind.clear(container)
+        for key, value in content.items():
+            kind.__setitem__(container, key, value)
+    elif isinstance(container, deque):
+        deque.clear(container)
+        deque.extend(container, content)
+    else:
+        container[:] = content
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Where a value sits: an entry of a container, and the steps into the tuples that it may hold."""
+
+    container: Container
+    key: Any
+    path: str
+    owner: Any = None  # the object whose entry it is
+    steps: tuple[int, ...] = ()
+
+    def get(self) -> Any:
+        value = entry(self.container, self.key)
+        for step in self.steps:
+            value = value[step]
+        return value
+
+    def set(self, value: Any) -> None:
+        write(self.container, self.key, _with(entry(self.container, self.key), self.steps, value))
+
+
+def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:
+    """A nest of tuples with one leaf replaced."""
+    if not steps:
+        return value
+    items = list(whole)
+    items[steps[0]] = _with(items[steps[0]], steps[1:], value)
+    return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
