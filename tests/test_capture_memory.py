@@ -15,6 +15,7 @@ from torch import Tensor
 from functionalize import capture
 from functionalize._torch.fakes import FakeFactory
 from functionalize.graph_capture import capture as capturing
+from functionalize.graph_capture import recording_session
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.transform.context import FunctionalizationContext
 
@@ -68,7 +69,7 @@ def test_a_program_holds_nothing_of_its_capture(make: Callable[..., Any], monkey
 
         monkeypatch.setattr(kind, "__init__", noted)
 
-    for kind in (FakeFactory, FunctionalizationContext, capturing.RecordingSession):
+    for kind in (FakeFactory, FunctionalizationContext, recording_session.RecordingSession):
         seen(kind)
 
     def converted(*args: Any) -> Any:

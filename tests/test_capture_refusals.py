@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -157,12 +158,30 @@ def without_modes(x: Tensor) -> Tensor:
 
 
 def test_what_was_computed_unseen_is_no_constant() -> None:
-    left: list[Tensor] = []
-    capture(lambda x: left.append(x * 2), (X,))
     with pytest.raises(RuntimeError, match="an object, that another thread is capturing"):
         capture(in_another_thread, (X,))
-    for func, used in ((without_modes, "used by aten.add.Tensor"), (lambda x: (x, left[0]), "given to the caller")):
-        what = rf"a tensor of size \(2, 3\) and torch.float32, {used}"
-        with pytest.raises(UnsupportedProgramError, match=what) as raised:
-            capture(func, (X,))
-        assert re.search(r"at   .*test_capture_refusals\.py:\d+ in", str(raised.value))
+    what = r"a tensor of size \(2, 3\) and torch.float32, used by aten.add.Tensor"
+    with pytest.raises(UnsupportedProgramError, match=what) as raised:
+        capture(without_modes, (X,))
+    assert re.search(r"at   .*test_capture_refusals\.py:\d+ in", str(raised.value))
+
+
+def test_what_a_program_hides_is_refused() -> None:
+    hidden: SimpleQueue[Tensor] = SimpleQueue()
+
+    def run(x: Tensor) -> Tensor:
+        y = x * 2
+        hidden.put(y)
+        return y
+
+    what = r"a tensor of size \(2, 3\) that the program computes is kept by an object of the class SimpleQueue"
+    with pytest.raises(UnsupportedProgramError, match=what) as raised:
+        capture(run, (X,))
+    assert re.search(r'at   .*test_capture_refusals\.py", line \d+, in run +y = x \* 2', str(raised.value))
+
+
+def test_iterators_are_refused() -> None:
+    rows = iter([X, X])
+    with pytest.raises(UnsupportedProgramError, match="the variable `rows` of the program is a list_iterator"):
+        capture(lambda x: x + next(rows), (X,))
+    assert len(list(rows)) == 2

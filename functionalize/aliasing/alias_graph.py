@@ -46,6 +46,11 @@ class AliasGraph:
             self._together.setdefault(storage_key(handle), []).append(handle)
         self._together = {key: group for key, group in self._together.items() if len(group) > 1}
 
+    def leave_out(self, handle: torch.Tensor) -> None:
+        """Forget an input that nobody uses: others that share its storage get their base without it."""
+        group = self._together.get(storage_key(handle), [])
+        group[:] = [other for other in group if other is not handle]
+
     def close(self) -> None:
         """Drop all tensors: the call has ended."""
         for base in list(self.bases.values()):  # with a value a handle may die, and its base be forgotten

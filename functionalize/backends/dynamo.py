@@ -31,10 +31,10 @@ from functionalize._torch.tensors import autograd_base
 from functionalize.backends.view_inputs import ViewInputs
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove
-from functionalize.graph_capture.capture import RecordingSession
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.differentiability import OverlappingInputsError
 from functionalize.graph_capture.inputs import TracedInput
+from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.runtime.execution import Computed, compute, compute_differentiably, finish
 from functionalize.runtime.guards import alias_pattern
 from functionalize.runtime.joint import ForwardCall, Orders

@@ -1,7 +1,5 @@
 """``capture``: a program without mutation, recorded in one run on fake tensors, with an account of every write.
 
-Dynamo's graphs are recorded by the same session.
-
 Invariant: the objects that the program reaches are, after the capture, as they were before it; the tracer and the fake
 tensors live as long as the session. Limits: one thread captures a module at a time.
 """
@@ -9,50 +7,42 @@ tensors live as long as the session. Limits: one thread captures a module at a t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, FakeTensor, has_gradient_hooks, is_symbolic
+from functionalize._torch import ASKED_PROPERTIES, FakeTensor, has_gradient_hooks
 from functionalize._torch.fakes import (
     CaptureFakeMode,
-    FakeFactory,
-    FakeTensorMode,
     below_dispatch,
-    data_dependent,
     fake_mode_of,
     new_fake_mode,
 )
-from functionalize._torch.tracing import new_placeholder, recording, track
-from functionalize.call_stack import Origin
-from functionalize.errors import DataDependentError, check_choice, check_remove
-from functionalize.graph_capture.checkpointing import CheckpointRegions
+from functionalize.errors import check_choice, check_remove
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
-from functionalize.graph_capture.finalize import GraphFinalizer
-from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, TracedInput, is_leaf
-from functionalize.graph_capture.joint_graph import JointTracer
+from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
+from functionalize.graph_capture.leaks import Traced
 from functionalize.graph_capture.provenance import Provenance
-from functionalize.graph_capture.tracing_errors import OTHERWISE, explained, hooked, otherwise, replayed
+from functionalize.graph_capture.recording_session import RecordingSession
+from functionalize.graph_capture.tracing_errors import OTHERWISE, hooked, otherwise
 from functionalize.graph_capture.training import make_state, training_step
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.metadata import ProgramMetadata
-from functionalize.runtime.modes import changed_modes, modes_now, set_modes
+from functionalize.runtime.modes import modes_now
 from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.side_effects import SideEffect, SideEffectRecorder
+from functionalize.runtime.side_effects import SideEffectRecorder
 from functionalize.runtime.specialization import CAPTURING, Capture, Recorded
 from functionalize.runtime.state_walk import is_module
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
-from functionalize.tracing.recording_mode import Annotate, RecordingMode
-from functionalize.transform.api import new_mode, run_call
+from functionalize.transform.api import run_call
 
 ByData = tuple[bool, Answers | None]  # whether data decide; instead of them, what is to be answered
-Effects = Callable[[Callable[[Any], int]], Sequence[SideEffect]]  # of a numbering of tensors
 
 
 def capture(
@@ -151,21 +141,47 @@ def _captured(
     by_data: ByData,
 ) -> Capture:
     """What one capture gives for some inputs; ``order``: how often the program is differentiated."""
+    traced: list[Traced] = []  # by each run
+    try:
+        found = _found(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data, traced)
+    except Exception:
+        for run in traced:
+            run.empty_caches()
+        raise
+    for run in traced:
+        run.check()
+    return found
+
+
+def _found(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    remove: str,
+    dynamic_shapes: Any,
+    optimizer: torch.optim.Optimizer | None,
+    order: int,
+    by_data: ByData,
+    traced: list[Traced],
+) -> Capture:
+    """What :func:`_captured` gives; ``traced`` gets what was traced on the way."""
     roots: dict[str, Any] = {"": func} if is_module(func) else {}
     if optimizer is not None:
         roots["optimizer"] = optimizer
     inputs = ProgramInputs(func, roots, args, kwargs)
     optimizers = [item for item in inputs.state.seen if isinstance(item, torch.optim.Optimizer)]
-    if any([make_state(one) for one in optimizers]):
+    if sum(make_state(one) for one in optimizers):
         inputs = ProgramInputs(func, roots, args, kwargs)
     step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
     first = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
+    traced.append(first.traced)
     found = first.run()
     if not found.metadata.gradients or first.has_all_gradients:
         return first.capture(found)
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
     inputs = ProgramInputs(func, roots, args, kwargs, suppose_gradients=True)
     second = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
+    traced.append(second.traced)
     assuming = second.run()
     serves = serves_without_gradients(assuming.metadata, found.metadata)
     return second.capture(assuming) if serves else first.capture(found)
@@ -178,98 +194,6 @@ def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) 
     if assuming.graph.answers != found.graph.answers:
         return False
     return not read or (read <= left and assuming.only_accumulates)
-
-
-class RecordingSession:
-    """Records one program."""
-
-    def __init__(
-        self, fake_mode: FakeTensorMode, annotate: Annotate, *, remove_views: bool, symbolic: bool, order: int = 1
-    ) -> None:
-        """``annotate`` hears of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph."""
-        self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
-        self.regions = regions = CheckpointRegions()
-        self._remove_views, self._symbolic, self._order = remove_views, symbolic, order
-        self.decider: Decider | None = None
-        self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
-
-        def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
-            annotate(node)
-            regions.note(node)
-
-        self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
-
-    def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
-        """Placeholders for the inputs, and their fake tensors as what these stand for."""
-        tracer = self.recorder.tracer
-        for entry, node in [(entry, new_placeholder(tracer.graph, entry.name)) for entry in inputs]:
-            fake = entry.fake
-            node.meta["val"] = entry.value if fake is None else None
-            if isinstance(fake, FakeTensor) and not is_symbolic(fake):
-                with below_dispatch():
-                    node.meta["val"] = self.factory.snapshot(fake)
-                if fake not in tracer.tensor_tracker:
-                    track(tracer, fake, node)
-            elif fake is not None or isinstance(entry.value, torch.SymInt):
-                from functionalize._torch.symbols import track_input  # here: loads sympy
-
-                with self.fake_mode:
-                    track_input(tracer, entry.value if fake is None else fake, node)
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """What is set around the run, but for the recording mode itself."""
-        from functionalize._torch.decisions import deciding  # here: loads sympy
-
-        traced = recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
-        try:
-            with deciding(self.fake_mode.shape_env, self.decider), traced:
-                yield
-        finally:
-            self.decider = None  # it knows the session
-
-    def record(
-        self,
-        run: Callable[[], Any],
-        inputs: list[TracedInput],
-        effects: Effects,
-        here: Callable[[], Origin],
-        follow: Callable[[Any], None] = lambda context: None,
-    ) -> Recorded:
-        """Run the program, end its graph, and put back modes of torch that it left otherwise.
-
-        ``here``: where it is; ``follow`` gets the program before it runs.
-        """
-        mode, tracer = new_mode(self._remove_views), self.recorder.tracer
-        mode.context.takes_subclasses = False
-        finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
-        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order)
-        joint.begin(inputs)
-        follow(mode.context)
-
-        def program() -> Any:
-            before = modes_now()
-            try:
-                return run()
-            finally:
-                self.modes_left = changed_modes(before)
-                set_modes({name: before[name] for name in self.modes_left})
-
-        def end(context: Any, entries: Any, returned: Any) -> Recorded:
-            context.origin = None
-            return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
-
-        try:
-            fakes = [entry.fake for entry in inputs if entry.fake is not None and entry.given]
-            recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
-        except data_dependent() as error:
-            raise DataDependentError.of(error) from error
-        except (RuntimeError, TypeError, IndexError) as error:
-            known = explained(error) or replayed(error, mode.context.notes.reshapes)
-            if known is None:
-                raise
-            raise known from error
-        return recorded
 
 
 class CaptureSession(RecordingSession):
@@ -308,6 +232,12 @@ class CaptureSession(RecordingSession):
         if by_data[0]:
             self.decider = Decider(self.recorder, self.regions, self._example, self._provenance.now, by_data[1])
 
+    @property
+    def traced(self) -> Traced:
+        """The tensors that the run traces."""
+        given = (entry.value for entry in self._inputs.inputs if isinstance(entry.value, FakeTensor))
+        return Traced(self.recorder.tracer.tensor_tracker, given)
+
     def _example(self, placeholder: Any) -> Any:
         """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
         entry = next((one for one in self._inputs.inputs if one.name == placeholder.target), None)
@@ -332,7 +262,7 @@ class CaptureSession(RecordingSession):
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
-            effects = SideEffectRecorder([inputs.state, inputs.arguments])
+            effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log)
             with self.active(), self._provenance.watched():
                 if self._dims:
                     relate(self._dims, self._fakes)
@@ -342,12 +272,16 @@ class CaptureSession(RecordingSession):
                         inputs.inputs,
                         effects.side_effects,
                         self._provenance.here,
-                        self._provenance.follow,
+                        self._follow,
                     )
         if self._dims:
             check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
         return found
+
+    def _follow(self, context: Any) -> None:
+        self._provenance.follow(context)
+        context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
 
     def _program(self) -> Any:
         return self._func(*self._inputs.args, **self._inputs.kwargs)

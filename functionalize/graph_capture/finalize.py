@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, Node
 
 from functionalize._torch import OFFSET, pytree, storage_key, unwrap_functorch
@@ -22,7 +22,7 @@ from functionalize.call_stack import Origin
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.differentiability import refuse_gradients_of_made, refused_write
 from functionalize.graph_capture.graph_symbols import symbol_sources
-from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
+from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused, is_leaf
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
 from functionalize.graph_capture.output_analysis import (
     GRADIENTS,
@@ -117,6 +117,7 @@ class GraphFinalizer:
         left = len(self.handles)  # in objects, and as gradients
         leaves, spec = pytree.tree_flatten(returned)
         reconstructions = [TensorRef(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})
         seen = set() if whole else joint.written_inputs(self.inputs)
         with tracing_disabled():
             epilogue = Epilogue(self.context, entries, self.handles, whole=seen)
@@ -204,6 +205,8 @@ class GraphFinalizer:
         if number is None:  # a write beyond what an input shows of its storage
             number, layout = layouts.old_storages[storage_key(handle)], frozen_layout(Layout.of(handle))
         entry = self.inputs[number]
+        if entry.optional and entry.kind is InputKind.CONSTANT_TENSOR:
+            entry.kind, entry.persistent = InputKind.BUFFER, False
         kind, target = MUTATIONS[entry.kind], entry.target or entry.name
         writes = tuple(PartialWrite(self.outputs.add(node, kind, target), path) for node, path in nodes)
         view = self.context.graph.find(handle)

@@ -19,18 +19,20 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.export.graph_signature import InputKind
-from torch.fx import Node
+from torch.fx import Graph, Node
+from torch.nn.parameter import is_lazy
 
-from functionalize._torch import FakeTensor, buffers_of, is_persistent
+from functionalize._torch import PLAIN_TYPES, FakeTensor, buffers_of, is_persistent
 from functionalize._torch.tracing import track
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
-from functionalize.graph_capture.python_state import settings_of
+from functionalize.graph_capture.python_state import Follower, settings_of
 from functionalize.runtime.call_arguments import CallingConvention
+from functionalize.runtime.containers import Slot
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.refused_objects import refuse_tensor
-from functionalize.runtime.containers import Slot
 from functionalize.runtime.state_walk import StateWalk, is_module
+from functionalize.transform.context import FunctionalizationContext
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}  # in order
 
@@ -54,6 +56,11 @@ class TracedInput:
     base: torch.Tensor | None = None  # what autograd knows the example for a view of, where the value does not tell
     root: TracedInput | None = None  # another input, of which autograd knows the fake for a view
     given: bool = True  # whether the program gets it; of others it gets views
+
+    @property
+    def optional(self) -> bool:
+        """Whether a variable holds it: it is no input of a program that does not use it."""
+        return self.slot is not None and not self.slot.held
 
     @property
     def is_tensor(self) -> bool:
@@ -119,7 +126,8 @@ class ProgramInputs:
         self.call = self.convention.arguments(self.args, self.kwargs)
         self.arguments = self.call.walk
         self.args = self.call.args
-        self.settings = settings_of(func, self.state)
+        self.follower = Follower(func, self.state)
+        self.settings = settings_of(self.state)
         taken: set[str] = set()
         state, user = list(self._state(taken)), list(self._user(taken))
         gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
@@ -133,9 +141,12 @@ class ProgramInputs:
         for slot in self.state.tensors:
             tensor = slot.get()
             if id(tensor) not in found:
+                if not (slot.held or is_substituted(tensor)):
+                    continue  # perhaps the program does not use it
                 kind, persistent = _kind_of(slot, tensor)
                 name = fresh_name(f"{_PREFIX[kind]}_{slot.path}", taken)
-                found[id(tensor)] = TracedInput(kind, name, slot.path, tensor, slot, persistent=persistent)
+                made = TracedInput(kind, name, slot.path, tensor, slot, persistent=persistent)
+                found[id(tensor)] = made
         yield from sorted(found.values(), key=lambda entry: list(_PREFIX).index(entry.kind))
 
     def _gradients(self, inputs: list[TracedInput], taken: set[str], suppose: bool) -> Iterator[TracedInput]:
@@ -159,6 +170,24 @@ class ProgramInputs:
             if isinstance(value, torch.Tensor) or slot.owner is None or isinstance(slot.owner, (dict, list)):
                 name = fresh_name(slot.path, taken)
                 yield TracedInput(InputKind.USER_INPUT, name, None, value, argument=position)
+
+
+def drop_unused(inputs: list[TracedInput], graph: Graph, context: FunctionalizationContext, kept: set[int]) -> None:
+    """Forget inputs that only a variable holds, and that the program did not use; ``kept``: tensors by identity."""
+    nodes = dict(zip(map(id, inputs), graph.find_nodes(op="placeholder"), strict=True))
+    unused, dropped = context.notes.unused - kept, set[int]()
+    for entry in inputs:
+        fake = entry.fake
+        if fake is None or not entry.optional or id(fake) not in unused or nodes[id(entry)].users:
+            continue
+        view = context.graph.find(fake)  # perhaps of what another input shares with it
+        if view is None or not (view.base.log or view.base.is_original(fake)):
+            dropped.add(id(entry))
+            context.graph.leave_out(fake)
+    dropped |= {id(entry) for entry in inputs if id(entry.gradient_of) in dropped}
+    for identity in dropped:
+        graph.erase_node(nodes[identity])
+    inputs[:] = [entry for entry in inputs if id(entry) not in dropped]
 
 
 class ConstantLifter:
@@ -228,6 +257,12 @@ def _computed_unseen(value: FakeTensor, user: Node | None) -> UnsupportedProgram
     )
 
 
+def is_substituted(tensor: torch.Tensor) -> bool:
+    """Whether a fake tensor may stand for one, of which it is not known whether the program uses it."""
+    own = type(tensor) in PLAIN_TYPES and not isinstance(tensor, FakeTensor)
+    return own and not (tensor.is_nested or tensor.is_mkldnn or is_lazy(tensor))
+
+
 def is_leaf(value: Any) -> bool:
     """Whether a value is a tensor that autograd leaves gradients at."""
     return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
@@ -247,7 +282,7 @@ def _kind_of(slot: Slot, tensor: torch.Tensor) -> tuple[InputKind, bool | None]:
         if slot.container is buffers_of(slot.owner):
             return InputKind.BUFFER, is_persistent(slot.owner, slot.key)
         return InputKind.CONSTANT_TENSOR, None
-    return InputKind.BUFFER, False
+    return (InputKind.BUFFER, False) if slot.held else (InputKind.CONSTANT_TENSOR, None)
 
 
 def fresh_name(path: str, taken: set[str]) -> str:

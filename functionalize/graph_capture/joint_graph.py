@@ -237,7 +237,7 @@ class JointTracer:
         with graph.inserting_after(last) if last is not None else graph.inserting_before():
             node = graph.placeholder(tangent_name(len(tangents), len(tangents[-1])))
         tangents[-1].append(node)
-        node.meta["val"] = made
+        node.meta["val"] = on_handles(torch.empty_like, (made,), {})  # nobody holds what is traced
         if is_symbolic(made):
             from functionalize._torch.symbols import track_input  # here: loads sympy
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Iterator
 from dis import opmap
@@ -15,9 +16,10 @@ from typing import Any
 
 import torch
 
+from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.containers import ABSENT, Variable, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
-from functionalize.runtime.state_walk import StateWalk, is_module
+from functionalize.runtime.state_walk import StateWalk, is_entered, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
 _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
@@ -26,9 +28,8 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
 
-def settings_of(func: Any, state: StateWalk) -> Settings:
-    """What a program of this function, or module, decides by; what it reaches by variables is walked as well."""
-    _Follower(state).follow_all(func)
+def settings_of(state: StateWalk) -> Settings:
+    """What a program with this state may decide by."""
     settings, entered = Settings(), {id(item) for item in state.seen}
     for item in state.seen:
         if is_module(item):
@@ -39,19 +40,31 @@ def settings_of(func: Any, state: StateWalk) -> Settings:
     return settings
 
 
-class _Follower:
-    """Walks what functions reach by their variables, and what functions reach that are found there."""
+class Follower:
+    """Walks what a function reaches by its variables, and what functions reach that are found there."""
 
-    def __init__(self, state: StateWalk) -> None:
+    def __init__(self, func: Any, state: StateWalk) -> None:
         self._state = state
-        self._codes: set[Any] = set()  # that were looked through
+        self._codes: set[types.CodeType] = set()  # that were looked through
+        self._whole = True  # whether all were that the program may come to
         self._kinds: set[type] = set()  # classes, likewise
         self._places: set[tuple[int, Any]] = set()
         self._constants = self._seen = 0  # how many of the walk's were looked at
-
-    def follow_all(self, func: Any) -> None:
-        """Follow a function, and then what the objects bring that are found on the way."""
+        refuse_iterators(func)
         self._follow(func, _DEPTH)
+        self._follow_found()
+
+    def is_log(self, container: Any) -> bool:
+        """Whether a list is one that the program adds to, and does nothing else with: it is known by one name."""
+        slots = [slot for slot in self._state.entered if slot.get() is container]
+        if type(container) is not list or len(slots) != 1 or not self._whole:
+            return False
+        slot = slots[0]
+        name = slot.path if isinstance(slot.container, Variable) else slot.key
+        return isinstance(name, str) and not slot.steps and all(only_adds(code, name) for code in self._codes)
+
+    def _follow_found(self) -> None:
+        """Follow what the objects run that were found on the way."""
         state = self._state
         while self._constants < len(state.constants) or self._seen < len(state.seen):
             constants, objects = state.constants[self._constants :], state.seen[self._seen :]
@@ -68,10 +81,16 @@ class _Follower:
         """What an object runs: methods of its class, hooks of a module."""
         if is_module(value):
             yield from hooks_of(value)
-        kind = type(value)
-        if kind not in self._kinds:
+        if type(value) not in self._kinds:
+            self._kinds.add(type(value))
+            yield from methods(type(value))
+
+    def _follow_class(self, kind: type) -> None:
+        """Follow what objects of a class run that the program may make."""
+        if kind not in self._kinds and is_entered(kind):
             self._kinds.add(kind)
-            yield from methods(kind)
+            for function in methods(kind):
+                self._follow(function, 0)
 
     def _follow(self, func: Any, depth: int) -> None:
         inner = inspect.unwrap(func) if callable(func) else func
@@ -83,8 +102,12 @@ class _Follower:
         for name, container, key in variables(func):
             value = read(container, key)
             self._walk(name, container, key, value)
-            if depth and isinstance(value, _FUNCTIONS):
-                self._follow(value, depth - 1)
+            if isinstance(value, type):
+                self._follow_class(value)
+            elif isinstance(value, _FUNCTIONS):
+                self._whole = self._whole and depth > 0
+                if depth:
+                    self._follow(value, depth - 1)
 
     def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
         if isinstance(value, _CONSTANT):
@@ -96,6 +119,30 @@ class _Follower:
             self._state.watch(container, name)
         if first and value is not ABSENT:
             self._state.walk(container, key, name)
+
+
+def reached(func: Any) -> dict[str, Any]:
+    """Modules and optimizers that a function reaches through its variables, by name."""
+    state = StateWalk()
+    Follower(func, state)
+    found = {slot.path: slot.get() for slot in state.entered if not slot.held}
+    return {path: value for path, value in found.items() if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))}
+
+
+def refuse_iterators(func: Any) -> None:
+    """Raise if a function names an iterator, which knows by itself what comes next.
+
+    Raises:
+        UnsupportedProgramError: it does.
+    """
+    for name, container, key in variables(func):
+        value = read(container, key)
+        if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+            raise UnsupportedProgramError(
+                f"the variable `{name}` of the program is a {type(value).__name__}",
+                why="each next() takes something out of it, and a call of a captured program could not do so",
+                hint="pass what next() gives as an argument",
+            )
 
 
 def methods(kind: type) -> Iterator[Any]:
@@ -125,7 +172,7 @@ def variables(func: Any) -> Iterator[Named]:
     if inspect.ismethod(func):
         yield "self", {"self": func.__self__}, "self"
         func = func.__func__
-    elif not inspect.isfunction(func) and hasattr(func, "__call__") and not is_module(func):
+    elif not (inspect.isfunction(func) or is_module(func)):
         yield "self", {"self": func}, "self"
         func = inspect.getattr_static(type(func), "__call__", None)
     func = inspect.unwrap(func)
@@ -165,7 +212,23 @@ def _global_names(code: types.CodeType) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(read_names)), list(dict.fromkeys(stored))
 
 
-def _instructions(code: types.CodeType) -> Any:
-    import dis
+def only_adds(code: types.CodeType, name: str) -> bool:
+    """Whether code, and code of functions in it, takes what is called so only to append to it, or to extend it."""
+    if name in (*code.co_names, *code.co_freevars, *code.co_cellvars):
+        steps = [step for step in _instructions(code) if step.opname not in _IDLE]
+        for step, following in itertools.zip_longest(steps, steps[1:]):
+            if step.argval == name and step.opname not in _DEFINES:
+                adds = following is not None and following.argval in ("append", "extend")
+                if not (step.opname.startswith("LOAD_") and adds):
+                    return False
+    return all(only_adds(inner, name) for inner in code.co_consts if isinstance(inner, types.CodeType))
 
-    return dis.get_instructions(code)
+
+_IDLE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL", "COPY_FREE_VARS", "MAKE_CELL"})
+_DEFINES = frozenset({"LOAD_CLOSURE"})  # it is given to a function whose code is looked at
+
+
+def _instructions(code: types.CodeType) -> list[Any]:
+    import dis  # few programs need it
+
+    return list(dis.get_instructions(code))

@@ -224,9 +224,10 @@ def copy_of(container: Container) -> Any:
     """A copy of what a container holds."""
     if type(container) is dict:
         return container.copy()
-    if isinstance(container, MAPPINGS):
-        kind = _dict_of(container) if isinstance(container, dict) else SlotsOf
-        return dict(kind.items(container))
+    if isinstance(container, dict):
+        return dict(_dict_of(container).items(container))
+    if isinstance(container, SlotsOf):
+        return dict(container)
     return list.copy(container) if isinstance(container, list) else list(container)
 
 
@@ -246,11 +247,14 @@ def unchanged(container: Container, content: Any) -> bool:
 
 def assign(container: Container, content: Any) -> None:
     """Give a container other content, in the order of that."""
-    if isinstance(container, MAPPINGS):
-        kind = _dict_of(container) if isinstance(container, dict) else SlotsOf
+    if isinstance(container, dict):
+        kind = _dict_of(container)
         kind.clear(container)
         for key, value in content.items():
             kind.__setitem__(container, key, value)
+    elif isinstance(container, SlotsOf):
+        container.clear()
+        container.update(content)
     elif isinstance(container, deque):
         deque.clear(container)
         deque.extend(container, content)
@@ -267,6 +271,7 @@ class Slot:
     path: str
     owner: Any = None  # the object whose entry it is
     steps: tuple[int, ...] = ()
+    held: bool = False  # whether it is below a module or an optimizer
 
     def get(self) -> Any:
         value = entry(self.container, self.key)

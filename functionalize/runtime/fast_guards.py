@@ -19,8 +19,9 @@ from functionalize._torch import ASKED_PROPERTIES, storage_address
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.containers import cell_content
+from functionalize.runtime.containers import entry as entry_of
 from functionalize.runtime.guards import Guards
-from functionalize.runtime.containers import cell_content, entry
 from functionalize.runtime.settings import LENGTH, SettingsCheck
 
 # Modes that torch's own check leaves out. They are to be off.
@@ -169,8 +170,8 @@ def _entry(source: Source, container: Any, key: Any) -> str:
     """What reads an entry of a container."""
     names = source.name("container", container), source.name("key", key)
     plain = type(container) is dict or not isinstance(container, dict)
-    source.known["entry"] = entry
-    return f"{names[0]}[{names[1]}]" if plain else f"entry({names[0]}, {names[1]})"
+    source.known["entry_of"] = entry_of
+    return f"{names[0]}[{names[1]}]" if plain else f"entry_of({names[0]}, {names[1]})"
 
 
 class _RareChecks:

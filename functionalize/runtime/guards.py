@@ -20,9 +20,9 @@ from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, FakeTensor
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
 from functionalize.runtime.call_arguments import CallArguments, InputSources
+from functionalize.runtime.containers import ABSENT, place_of, read
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
-from functionalize.runtime.containers import ABSENT, MAPPINGS, place_of, read
 from functionalize.runtime.settings import Settings, frozen, same
 from functionalize.runtime.side_effects import TensorRef
 from functionalize.runtime.size_guards import SizeGuards
@@ -116,9 +116,7 @@ class Guards:
         self.metadata, self.inputs, self.state = metadata, metadata.inputs, found.state
         self.modes, self.sizes = dict(found.modes), found.sizes
         self.structure, values = found.arguments.structure, found.values
-        changed = _changed(metadata, found.state)
-        self.changes = {container for container, _ in changed}  # the identities of containers that it changes
-        self.settings = found.settings.without(changed)
+        self.settings = found.settings.without(_changed(metadata, found.state))
         self._constants = [(slot.path, frozen(slot.get(), {})) for slot in found.arguments.walk.constants]
         self.dynamic = frozenset() if found.sizes is None else found.sizes.inputs
         self._looks = [self._look(number, value) for number, value in enumerate(values)]
@@ -143,6 +141,11 @@ class Guards:
         }
         self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)
+
+    @property
+    def changes(self) -> set[int]:
+        """The identities of containers that the program changes."""
+        return {container for container, _ in _changed(self.metadata, self.state)}
 
     @property
     def inputs_are_disjoint(self) -> bool:

@@ -19,9 +19,9 @@ from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
+from functionalize.runtime.containers import Slot
 from functionalize.runtime.decisions import Answers, Decision
 from functionalize.runtime.side_effects import GraphNumber, SideEffect
-from functionalize.runtime.containers import Slot
 
 OpCall = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, remove, write
+from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, copy_of, remove, unchanged, write
 from functionalize.runtime.state_walk import OPAQUE, StateWalk
 
 Number = Callable[[torch.Tensor], Any]  # what stands for a tensor in a reconstruction
@@ -70,13 +70,15 @@ class SideEffect:
     before: Mapping[Any, Any]  # entries that were no tensors: a call must find the same
     entries: Mapping[Any, Any]  # reconstructions: of a mapping those that changed, of others all
     removed: tuple[Any, ...] = ()
-    length: int | None = None  # of others than mappings: how many items it had
+    length: int | None = None  # of others than mappings: how many items it had, unless that does not matter
+    adds: bool = False  # whether the entries come behind what is there
 
     def apply(self, states: Sequence[Walked], tensor: Callable[[Any], Any]) -> None:
         """Follow the reconstructions on a call's own objects."""
         container = list(states[self.state].containers.values())[self.container][0]
         if not isinstance(container, MAPPINGS):
-            assign(container, [reconstruct(item, states, tensor) for item in self.entries.values()])
+            items = [reconstruct(item, states, tensor) for item in self.entries.values()]
+            assign(container, [*container, *items] if self.adds else items)
             return
         for key in self.removed:
             remove(container, key)
@@ -98,8 +100,9 @@ def reconstruct(reconstruction: Any, states: Sequence[Walked], tensor: Callable[
 class SideEffectRecorder:
     """Compares what containers hold with what they held when the program began."""
 
-    def __init__(self, states: Sequence[StateWalk]) -> None:
-        self._states = states
+    def __init__(self, states: Sequence[StateWalk], is_log: Callable[[Any], bool]) -> None:
+        """``is_log``: whether the program does nothing with a list but to add to it."""
+        self._states, self._is_log = states, is_log
         self._numbers = {
             id(item): (index, number) for index, state in enumerate(states) for number, item in enumerate(state.seen)
         }
@@ -111,18 +114,34 @@ class SideEffectRecorder:
         found: list[SideEffect] = []
         for index, state in enumerate(self._states):
             for position, container, path, before in state.changed:
-                new, touched = dict[Any, Any](enumerate(container)), dict[Any, Any](enumerate(before))
-                removed, length = tuple[Any, ...](), len(before)
-                if isinstance(container, MAPPINGS):
-                    length = None
-                    new = {key: item for key, item in container.items() if _differ(before.get(key, ABSENT), item)}
-                    removed = tuple(key for key in before if key not in container)
-                    touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
-                if new or touched:
-                    constants = {self._key(k): v for k, v in touched.items() if not isinstance(v, torch.Tensor)}
-                    entries = {self._key(key): self._reconstruction(item) for key, item in new.items()}
-                    found.append(SideEffect(index, position, path, constants, entries, removed, length))
+                compare = self._of_mapping if isinstance(container, MAPPINGS) else self._of_items
+                effect = compare(container, before, (index, position, path))
+                if effect is not None:
+                    found.append(effect)
         return found
+
+    def _of_mapping(self, container: Any, before: Any, where: tuple[int, int, str]) -> SideEffect | None:
+        """What changed in a dict, or among the attributes of an object, by keys."""
+        now = copy_of(container)
+        new = {key: item for key, item in now.items() if _differ(before.get(key, ABSENT), item)}
+        removed = tuple(key for key in before if key not in now)
+        touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
+        return SideEffect(*where, self._constants(touched), self._entries(new), removed) if touched else None
+
+    def _of_items(self, container: Any, before: Any, where: tuple[int, int, str]) -> SideEffect | None:
+        """What a list, or anything else that has no keys, holds now: all of it, but for one that was only added to."""
+        now, count = list(container), len(before)
+        if len(now) > count and unchanged(now[:count], before) and self._is_log(container):
+            return SideEffect(*where, {}, self._entries(dict(enumerate(now[count:]))), adds=True)
+        items, touched = dict(enumerate(now)), dict(enumerate(before))
+        return SideEffect(*where, self._constants(touched), self._entries(items), length=count)
+
+    def _constants(self, touched: Mapping[Any, Any]) -> dict[Any, Any]:
+        """What was there before and is compared by its value."""
+        return {self._key(key): value for key, value in touched.items() if not isinstance(value, torch.Tensor)}
+
+    def _entries(self, new: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {self._key(key): self._reconstruction(item) for key, item in new.items()}
 
     def _key(self, key: Any) -> Any:
         return TensorRef(self._number(key)) if isinstance(key, torch.Tensor) else key

@@ -188,7 +188,9 @@ class Specialization:
     def _next_order(self, arguments: CallArguments) -> Callable[[int], ForwardCall]:
         """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
         tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
-        made, answers = _or_error(lambda: arguments.like(stand_ins(tensors))), self.answers
+        stand_in, state = stand_ins(tensors), {id(slot.get()) for slot in self.capture.state.tensors}
+        answers = self.answers
+        made = _or_error(lambda: arguments.like(lambda leaf: leaf if id(leaf) in state else stand_in(leaf)))
 
         def captured(order: int) -> ForwardCall:
             if isinstance(made, Exception):

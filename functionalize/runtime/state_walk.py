@@ -52,6 +52,7 @@ _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, 
 LEAF_TYPES = TENSOR_TYPES | _PLAIN
 _STRINGS = frozenset({str})
 _CONTAINERS = (dict, list, set, deque)
+_HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
@@ -70,6 +71,7 @@ class StateWalk:
     shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
+    _holders: int = 0  # how many modules and optimizers are being opened
     _before: list[Any] = field(default_factory=list)  # content of the containers when the program begins
 
     def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
@@ -96,7 +98,8 @@ class StateWalk:
             self.shape.append((kind, len(value)))
             for index, item in enumerate(value):
                 at = (*slot.steps, index)
-                self._enter(item, Slot(slot.container, slot.key, joined(slot.path, index), slot.owner, at))
+                path = joined(slot.path, index)
+                self._enter(item, Slot(slot.container, slot.key, path, slot.owner, at, self._holders > 0))
         else:
             self.entered.append(slot)
             number = self._numbers.get(id(value))
@@ -111,23 +114,27 @@ class StateWalk:
         if is_module(value):
             refuse_module(value, path)
             self.modules[id(value)] = path
+        holds = isinstance(value, _HOLDERS)
+        self._holders += holds
         for container, keys in containers_of(value):
             self.containers[id(container)] = container, path
             if keys:
                 self._open(value, container, keys, path)
             else:
                 self.shape.append((kind, ()))
+        self._holders -= holds
 
     def _open(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
         named = _STRINGS.issuperset(map(type, keys))
         self.shape.append((type(value), tuple(keys) if named else len(keys)))
-        tensors = isinstance(container, SetItems) or any(isinstance(key, torch.Tensor) for key in keys)
-        if not named and tensors:
+        hashed = container if isinstance(container, SetItems) else keys
+        if not named and any(isinstance(key, torch.Tensor) for key in hashed):
             self.keyed_by_tensor.append(container)
         prefix = f"{path}." if path else ""
         for index, key in enumerate(keys):
             step = key if named or isinstance(key, (str, int)) else index
-            self._enter(entry(container, key), Slot(container, key, f"{prefix}{step}", value))
+            slot = Slot(container, key, f"{prefix}{step}", value, held=self._holders > 0)
+            self._enter(entry(container, key), slot)
 
     @contextlib.contextmanager
     def substituted(self, stand_ins: Mapping[int, Any]) -> Iterator[None]:

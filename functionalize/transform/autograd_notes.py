@@ -18,6 +18,7 @@ class AutogradNotes:
     def __init__(self) -> None:
         self.hooked: list[Any] = []  # functions of autograd, and leaves, whose gradients the program changes by hooks
         self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
+        self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
         self.reshapes = False  # whether metadata of a tensor that requires gradients changed

@@ -64,10 +64,13 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         super().__init__()
         self._context = context
         self._symbols = symbols_in_making(mode_stack())
+        self._unused = context.notes.unused
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and not PLAIN_TYPES.issuperset(types):
             self._context.refuse_subclasses(types)
+        if self._unused and args:
+            self._unused.discard(id(args[0]))  # one that is an argument in another place has a node that uses it
         if self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))):
             with enable_python_dispatcher():
                 return self._spell_out(func, args, kwargs or {})

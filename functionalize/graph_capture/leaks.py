@@ -1,0 +1,114 @@
+"""Traced tensors that outlive their capture: found by looking which are still alive, and refused by who holds them.
+
+Invariant: after a capture nobody but the program knows of its fake tensors, or an error says who does. Caches by
+arguments (``functools.lru_cache``) that were filled are emptied: their next caller fills them with tensors of its own.
+Limits: what code in C++ holds is not named.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from functionalize._torch import FakeTensor
+from functionalize.call_stack import Origin
+from functionalize.errors import UnsupportedProgramError
+
+_LRU_CACHE = type(functools.lru_cache(lambda: None))
+_PASSED = (list, tuple, dict, set, types.CellType)  # holders that say little
+_IGNORED = (types.FrameType, weakref.ReferenceType)
+_STEPS = 4  # how far up an object's holders are looked for
+
+
+class Traced:
+    """The tensors that one capture traced, without holding them."""
+
+    def __init__(self, nodes: Mapping[torch.Tensor, Any], given: Iterable[Any]) -> None:
+        """``nodes``: what each living tensor stands for; ``given``: tensors that were there before."""
+        self._nodes, self._given = nodes, set(map(id, given))
+
+    def alive(self) -> list[tuple[torch.Tensor, Any]]:
+        """Those that somebody holds, with what they stand for."""
+        fakes = ((tensor, entry) for tensor, entry in self._nodes.items() if isinstance(tensor, FakeTensor))
+        return [(tensor, entry) for tensor, entry in fakes if id(tensor) not in self._given]
+
+    def empty_caches(self) -> None:
+        """Empty the caches by arguments that hold some."""
+        caches = [chain[-1] for tensor in self._nodes for chain in _chains(tensor) if isinstance(chain[-1], _LRU_CACHE)]
+        for cache in caches:
+            cache.cache_clear()
+
+    def check(self) -> None:
+        """Raise if one is still held, once the capture has ended.
+
+        Raises:
+            UnsupportedProgramError: one is.
+        """
+        if not self.alive():
+            return
+        gc.collect()  # what holds itself
+        self.empty_caches()
+        for tensor, entry in self.alive():
+            raise UnsupportedProgramError(
+                f"a tensor of size {tuple(tensor.size())} that the program computes is kept by {_holder_of(tensor)}",
+                why="a call leaves tensors in what the program reaches from its functions and arguments; this it does "
+                "not reach so",
+                hint="return the tensor, or keep it in a list, a dict or an attribute that the program names",
+                at=_line_of(entry),
+            )
+
+
+def _line_of(entry: Any) -> object:
+    """Where in the user's code a tensor was made, if that is known."""
+    node = getattr(entry, "node", None)
+    origin = node.meta.get("stack_trace") if isinstance(node, Node) else None
+    return origin.location if isinstance(origin, Origin) else origin and origin.strip().replace("\n", " ")
+
+
+def _chains(value: Any) -> list[tuple[Any, ...]]:
+    """What holds a value, what holds that, and so on a few steps up: chains of objects, the value not among them."""
+    found: list[tuple[Any, ...]] = []
+    fringe: list[tuple[Any, ...]] = [(value,)]
+    own = [found, fringe]  # lists of ours, which hold what they look for
+    seen = {id(value)}
+    for _ in range(_STEPS):
+        following: list[tuple[Any, ...]] = []
+        own.append(following)
+        for chain in fringe:
+            holders = gc.get_referrers(chain[-1])
+            own.append(holders)
+            ignored = {id(one) for one in (*own, *fringe, *following, *found, own)} | seen
+            for holder in holders:
+                if id(holder) in ignored or isinstance(holder, _IGNORED):
+                    continue
+                seen.add(id(holder))
+                found.append((*chain[1:], holder))
+                if isinstance(holder, _PASSED) and not _is_global(holder):
+                    following.append((*chain, holder))
+        fringe = following
+    return found
+
+
+def _is_global(holder: Any) -> bool:
+    """Whether an object is the dict of a module's variables."""
+    return isinstance(holder, dict) and "__name__" in holder and "__builtins__" in holder
+
+
+def _holder_of(tensor: torch.Tensor) -> str:
+    """Who holds a tensor, in words."""
+    chains = _chains(tensor)
+    for chain in chains:
+        if _is_global(chain[-1]):
+            below = chain[-2] if len(chain) > 1 else tensor
+            name = next((name for name, value in chain[-1].items() if value is below), "?")
+            return f"the global variable `{name}` of {chain[-1]['__name__']}"
+    named = (chain[-1] for chain in chains if not isinstance(chain[-1], _PASSED))
+    holder = next(named, chains[0][-1] if chains else None)
+    return "code in C++" if holder is None else f"an object of the class {type(holder).__qualname__}"

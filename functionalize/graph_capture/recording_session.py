@@ -1,0 +1,124 @@
+"""Records one program: captured ones and Dynamo's graphs alike.
+
+Invariant: the tracer and the fake tensors live as long as the session. Limits: one program each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import FakeTensor, is_symbolic
+from functionalize._torch.fakes import FakeFactory, FakeTensorMode, below_dispatch, data_dependent
+from functionalize._torch.tracing import new_placeholder, recording, track
+from functionalize.call_stack import Origin
+from functionalize.errors import DataDependentError
+from functionalize.graph_capture.checkpointing import CheckpointRegions
+from functionalize.graph_capture.decisions import Decider
+from functionalize.graph_capture.finalize import GraphFinalizer
+from functionalize.graph_capture.inputs import TracedInput
+from functionalize.graph_capture.joint_graph import JointTracer
+from functionalize.graph_capture.tracing_errors import explained, replayed
+from functionalize.runtime.modes import changed_modes, modes_now, set_modes
+from functionalize.runtime.side_effects import SideEffect
+from functionalize.runtime.specialization import Recorded
+from functionalize.tracing.recording_mode import Annotate, RecordingMode
+from functionalize.transform.api import new_mode, run_call
+
+Effects = Callable[[Callable[[Any], int]], Sequence[SideEffect]]  # of a numbering of tensors
+
+
+class RecordingSession:
+    """Records one program."""
+
+    def __init__(
+        self, fake_mode: FakeTensorMode, annotate: Annotate, *, remove_views: bool, symbolic: bool, order: int = 1
+    ) -> None:
+        """``annotate`` hears of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph."""
+        self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
+        self.regions = regions = CheckpointRegions()
+        self._remove_views, self._symbolic, self._order = remove_views, symbolic, order
+        self.decider: Decider | None = None
+        self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
+
+        def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
+            annotate(node)
+            regions.note(node)
+
+        self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
+
+    def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
+        """Placeholders for the inputs, and their fake tensors as what these stand for."""
+        tracer = self.recorder.tracer
+        for entry, node in [(entry, new_placeholder(tracer.graph, entry.name)) for entry in inputs]:
+            fake = entry.fake
+            node.meta["val"] = entry.value if fake is None else None
+            if isinstance(fake, FakeTensor) and not is_symbolic(fake):
+                with below_dispatch():
+                    node.meta["val"] = self.factory.snapshot(fake)
+                if fake not in tracer.tensor_tracker:
+                    track(tracer, fake, node)
+            elif fake is not None or isinstance(entry.value, torch.SymInt):
+                from functionalize._torch.symbols import track_input  # here: loads sympy
+
+                with self.fake_mode:
+                    track_input(tracer, entry.value if fake is None else fake, node)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What is set around the run, but for the recording mode itself."""
+        from functionalize._torch.decisions import deciding  # here: loads sympy
+
+        traced = recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
+        try:
+            with deciding(self.fake_mode.shape_env, self.decider), traced:
+                yield
+        finally:
+            self.decider = None  # it knows the session
+
+    def record(
+        self,
+        run: Callable[[], Any],
+        inputs: list[TracedInput],
+        effects: Effects,
+        here: Callable[[], Origin],
+        follow: Callable[[Any], None] = lambda context: None,
+    ) -> Recorded:
+        """Run the program, end its graph, and put back modes of torch that it left otherwise.
+
+        ``here``: where it is; ``follow`` gets the program before it runs.
+        """
+        mode, tracer = new_mode(self._remove_views), self.recorder.tracer
+        mode.context.takes_subclasses = False
+        finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
+        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order)
+        joint.begin(inputs)
+        follow(mode.context)
+
+        def program() -> Any:
+            before = modes_now()
+            try:
+                return run()
+            finally:
+                self.modes_left = changed_modes(before)
+                set_modes({name: before[name] for name in self.modes_left})
+
+        def end(context: Any, entries: Any, returned: Any) -> Recorded:
+            context.origin = None
+            return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
+
+        try:
+            given = [entry for entry in inputs if entry.fake is not None and entry.given]
+            fakes = [entry.fake for entry in sorted(given, key=lambda entry: entry.optional)]
+            recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
+        except data_dependent() as error:
+            raise DataDependentError.of(error) from error
+        except (RuntimeError, TypeError, IndexError) as error:
+            known = explained(error) or replayed(error, mode.context.notes.reshapes)
+            if known is None:
+                raise
+            raise known from error
+        return recorded
