@@ -240,3 +240,25 @@ def test_results_are_conjugated_and_negated_lazily_where_eager_does(remove: str)
     for want, got in zip(run(leaf), captured(leaf), strict=True):
         torch.testing.assert_close(got, want)
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_a_computed_input_that_grows_keeps_its_place_in_its_storage(remove: str) -> None:
+    """No write of autograd's: what has no gradient may be written into a tensor that requires some."""
+
+    def program(x: Tensor, y: Tensor) -> None:
+        torch.eq(y, 2, out=x)
+
+    def at(offset: int) -> tuple[Tensor, ...]:
+        memory = MEMORY[:9].clone().mul_(torch.ones(9, requires_grad=True))
+        return memory.as_strided((1, 3), (2, 2), offset), torch.arange(12.0), memory
+
+    captured = capture(program, at(1)[:2], remove=remove)
+    for offset in (0, 1, 2):
+        (x, y, memory), (wanted, *_) = at(offset), at(offset)
+        captured(x, y)
+        program(wanted, y)
+        assert torch.equal(x, wanted)
+        assert (x.storage_offset(), x.stride()) == (wanted.storage_offset(), wanted.stride())
+        assert x.untyped_storage().nbytes() == memory.untyped_storage().nbytes() == 4 * (12 + offset)
