@@ -262,3 +262,15 @@ def test_a_computed_input_that_grows_keeps_its_place_in_its_storage(remove: str)
         assert torch.equal(x, wanted)
         assert (x.storage_offset(), x.stride()) == (wanted.storage_offset(), wanted.stride())
         assert x.untyped_storage().nbytes() == memory.untyped_storage().nbytes() == 4 * (12 + offset)
+
+
+def test_unsafe_pieces_have_versions_of_their_own_in_inference_mode() -> None:
+    def program(x: Tensor) -> None:
+        x.unsafe_chunk(2)[0].add_(1)
+
+    example, x, wanted = torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    with torch.inference_mode():
+        capture(program, (example,))(x)
+        program(wanted)
+    assert torch.equal(x, wanted)
+    assert x._version == wanted._version == 0
