@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functionalize import capture
+from functionalize.tracing import meta_cache
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import clone_inputs, differences, observe
 
@@ -274,3 +275,10 @@ def test_unsafe_pieces_have_versions_of_their_own_in_inference_mode() -> None:
         program(wanted)
     assert torch.equal(x, wanted)
     assert x._version == wanted._version == 0
+
+
+def test_a_mask_makes_one_size_where_nothing_is_cached() -> None:
+    meta_cache.clear()  # in inference mode fake tensors do not remember what size their data gave
+    with torch.inference_mode():
+        captured = capture(lambda x: x[x > 0], (torch.ones(2),))
+        assert torch.equal(captured(torch.arange(2.0)), torch.ones(1))
