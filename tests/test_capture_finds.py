@@ -282,3 +282,18 @@ def test_a_mask_makes_one_size_where_nothing_is_cached() -> None:
     with torch.inference_mode():
         captured = capture(lambda x: x[x > 0], (torch.ones(2),))
         assert torch.equal(captured(torch.arange(2.0)), torch.ones(1))
+
+
+@pytest.mark.parametrize("place", [(), (2, (1,), (4,))], ids=["a tensor", "a place of it"])
+def test_a_tensor_that_requires_gradients_is_set_in_one_write(place: tuple[Any, ...]) -> None:
+    def program(x: Any, y: Tensor) -> None:
+        x.set_(y, *place)
+
+    def computed() -> Tensor:
+        return torch.arange(4.0).mul_(torch.ones(4, requires_grad=True))
+
+    captured, x, wanted = capture(program, (computed(), MEMORY)), computed(), computed()
+    captured(x, MEMORY)
+    program(wanted, MEMORY)
+    assert torch.equal(x, wanted)
+    assert x._version == wanted._version == 2
