@@ -297,3 +297,14 @@ def test_a_tensor_that_requires_gradients_is_set_in_one_write(place: tuple[Any, 
     program(wanted, MEMORY)
     assert torch.equal(x, wanted)
     assert x._version == wanted._version == 2
+
+
+def test_a_derivative_of_a_gradient_where_an_input_shows_a_part_of_its_storage() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return (x * x * x * y.as_strided((1,), (1,), 8)).sum()
+
+    y = torch.empty(0).set_(MEMORY.untyped_storage(), 0, (2,), (1,))  # no view, to torch
+    x = torch.ones(3, requires_grad=True)
+    captured = capture(program, (x, y))
+    (gradient,) = torch.autograd.grad(captured(x, y), x, create_graph=True)
+    assert torch.equal(torch.autograd.grad(gradient.sum(), x)[0], torch.full((3,), 6 * 8.0))
