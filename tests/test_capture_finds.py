@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functionalize import capture
+from functionalize.tracing import meta_cache
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import clone_inputs, differences, observe
 
@@ -240,3 +241,70 @@ def test_results_are_conjugated_and_negated_lazily_where_eager_does(remove: str)
     for want, got in zip(run(leaf), captured(leaf), strict=True):
         torch.testing.assert_close(got, want)
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_a_computed_input_that_grows_keeps_its_place_in_its_storage(remove: str) -> None:
+    """No write of autograd's: what has no gradient may be written into a tensor that requires some."""
+
+    def program(x: Tensor, y: Tensor) -> None:
+        torch.eq(y, 2, out=x)
+
+    def at(offset: int) -> tuple[Tensor, ...]:
+        memory = MEMORY[:9].clone().mul_(torch.ones(9, requires_grad=True))
+        return memory.as_strided((1, 3), (2, 2), offset), torch.arange(12.0), memory
+
+    captured = capture(program, at(1)[:2], remove=remove)
+    for offset in (0, 1, 2):
+        (x, y, memory), (wanted, *_) = at(offset), at(offset)
+        captured(x, y)
+        program(wanted, y)
+        assert torch.equal(x, wanted)
+        assert (x.storage_offset(), x.stride()) == (wanted.storage_offset(), wanted.stride())
+        assert x.untyped_storage().nbytes() == memory.untyped_storage().nbytes() == 4 * (12 + offset)
+
+
+def test_unsafe_pieces_have_versions_of_their_own_in_inference_mode() -> None:
+    def program(x: Tensor) -> None:
+        x.unsafe_chunk(2)[0].add_(1)
+
+    example, x, wanted = torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    with torch.inference_mode():
+        capture(program, (example,))(x)
+        program(wanted)
+    assert torch.equal(x, wanted)
+    assert x._version == wanted._version == 0
+
+
+def test_a_mask_makes_one_size_where_nothing_is_cached() -> None:
+    meta_cache.clear()  # in inference mode fake tensors do not remember what size their data gave
+    with torch.inference_mode():
+        captured = capture(lambda x: x[x > 0], (torch.ones(2),))
+        assert torch.equal(captured(torch.arange(2.0)), torch.ones(1))
+
+
+@pytest.mark.parametrize("place", [(), (2, (1,), (4,))], ids=["a tensor", "a place of it"])
+def test_a_tensor_that_requires_gradients_is_set_in_one_write(place: tuple[Any, ...]) -> None:
+    def program(x: Any, y: Tensor) -> None:
+        x.set_(y, *place)
+
+    def computed() -> Tensor:
+        return torch.arange(4.0).mul_(torch.ones(4, requires_grad=True))
+
+    captured, x, wanted = capture(program, (computed(), MEMORY)), computed(), computed()
+    captured(x, MEMORY)
+    program(wanted, MEMORY)
+    assert torch.equal(x, wanted)
+    assert x._version == wanted._version == 2
+
+
+def test_a_derivative_of_a_gradient_where_an_input_shows_a_part_of_its_storage() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return (x * x * x * y.as_strided((1,), (1,), 8)).sum()
+
+    y = torch.empty(0).set_(MEMORY.untyped_storage(), 0, (2,), (1,))  # no view, to torch
+    x = torch.ones(3, requires_grad=True)
+    captured = capture(program, (x, y))
+    (gradient,) = torch.autograd.grad(captured(x, y), x, create_graph=True)
+    assert torch.equal(torch.autograd.grad(gradient.sum(), x)[0], torch.full((3,), 6 * 8.0))

@@ -560,3 +560,34 @@ def test_results_that_are_differentiated_one_after_the_other() -> None:
     y.sum().backward(retain_graph=True)
     z.sum().backward()
     torch.testing.assert_close([one.grad, other.grad], [one.cos().detach(), -other.sin().detach()])
+
+
+def test_views_of_a_result_without_a_backward_raise_when_a_gradient_is_asked_for() -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + 2
+        first, second = y.hsplit(2)
+        first.mul_(second)  # eager, too, has no gradient for that: it changes the version of what is saved
+        return y[...], second
+
+    results = capture(run, (torch.arange(4.0, requires_grad=True),))(torch.arange(4.0, requires_grad=True))
+    for result in results:
+        assert result.requires_grad
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward(retain_graph=True)
+    assert results[0].untyped_storage().data_ptr() == results[1].untyped_storage().data_ptr()
+
+
+def test_a_view_of_an_input_whose_memory_another_has_is_of_that_input() -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        y.requires_grad_()
+        (y * y).sum().backward()
+        return y.view(-1)
+
+    memory = torch.arange(2.0)
+    arguments = [(memory.detach().requires_grad_(), memory.detach()) for _ in range(2)]
+    program = capture(run, (memory.detach().requires_grad_(), memory.detach()))
+    runs: tuple[Callable[..., Any], ...] = (run, program)
+    for function, (x, y) in zip(runs, arguments, strict=True):
+        function(x, y).sum().backward()
+        assert x.grad is None
+        assert torch.equal(y.grad, 2 * memory + 1)  # type: ignore[arg-type]

@@ -471,3 +471,22 @@ def test_a_storage_read_after_the_input_that_others_are_addressed_through_has_le
     memory = torch.arange(8.0, dtype=torch.float64)
     inputs = (memory.as_strided((2,), (2,), 1), memory.view(torch.int64).as_strided((3, 1), (2, 6), 1))
     assert_equivalent(f, *inputs, remove=remove, tracing_mode=mode)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@in_every_way
+def test_a_computed_input_that_an_out_makes_grow_keeps_its_offset(mode: Any, remove: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> None:
+        torch.eq(b, 2, out=a)
+
+    def inputs() -> tuple[torch.Tensor, ...]:
+        memory = torch.arange(9.0) * torch.ones(9, requires_grad=True)
+        return memory.as_strided((1, 3), (2, 2), 1), torch.arange(12.0)
+
+    run = functionalize(f, remove=remove)
+    if mode is not None:
+        run = torch.no_grad()(trace(f, *inputs(), remove=remove, mode=mode))
+    a, b = inputs()
+    run(a, b)
+    assert (a.storage_offset(), a.stride(), a.untyped_storage().nbytes()) == (1, (1,), 52)
+    assert torch.equal(a, (b == 2).float())

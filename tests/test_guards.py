@@ -410,3 +410,27 @@ def test_sentences_of_the_number_of_dimensions_and_of_modes() -> None:
             program(X)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("write", [lambda x, part: part.zero_(), lambda x, part: x.zero_()], ids=["view", "tensor"])
+def test_whether_an_input_is_a_view_is_a_guard_where_it_is_told_to_require_gradients(write: Any) -> None:
+    """Views of it, once their memory is written, are to autograd views of what it is a view of."""
+
+    def run(x: Tensor) -> Tensor:
+        x.requires_grad_()
+        part = x[:1]
+        with torch.no_grad():
+            write(x, part)
+        return part
+
+    def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None:
+        return torch.autograd.grad(function(x).sum(), x, allow_unused=True)[0]
+
+    assert gradient(run, torch.ones(2)) is not None
+    assert gradient(run, torch.ones(3)[1:]) is None
+    program = capture(run, (torch.ones(2),))
+    assert gradient(program, torch.ones(2)) is not None
+    with pytest.raises(InputMismatchError, match="the input `x` is a view, and was none when"):
+        program(torch.ones(3)[1:])
+    program = capture(lambda x: x.requires_grad_() * 2, (torch.ones(2),))
+    assert program(torch.ones(3)[1:]).requires_grad

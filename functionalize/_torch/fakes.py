@@ -148,6 +148,10 @@ def stand_ins(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
             fake = mode.from_tensor(tensor, static_shapes=True)
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            storage, size = fake.untyped_storage(), tensor.untyped_storage().nbytes()
+            if storage.nbytes() < size:  # as that of what was no view is: made for the tensor alone
+                storage.resize_(size)
         if not tensor.is_inference():
             set_versions([fake], [tensor._version])
         return fake

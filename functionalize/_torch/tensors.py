@@ -117,10 +117,13 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
 
 
 def count_writes(tensor: torch.Tensor, count: int) -> None:
-    """Tell autograd so often that a tensor was written."""
-    if not tensor.is_inference():  # of which it knows no versions
-        for _ in range(count):
-            torch._C._increment_version((tensor,))
+    """Tell autograd so often that a tensor was written; less than none, where it saw what was one write as several."""
+    if tensor.is_inference():  # of which it knows no versions
+        return
+    for _ in range(count):
+        torch._C._increment_version((tensor,))
+    if count < 0:
+        set_versions([tensor], [tensor._version + count])
 
 
 def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:

@@ -148,6 +148,8 @@ class OutputAnalysis:
             return AliasKind.RESULT, None, False
         kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
         sharing = [entry.fake for entry in self._inputs if entry.fake is not None and storage_key(entry.fake) == key]
+        if not self._differentiable and handle.requires_grad:  # its memory is one input's, its history another's
+            sharing.sort(key=lambda fake: not self._shows(handle, fake))
         through = next((fake for fake in sharing if not self._has_own_gradient(handle, fake)), None)
         return kind, new[key] if through is None else self._numbers[id(through)], through is None
 
@@ -158,7 +160,12 @@ class OutputAnalysis:
         layouts = Layout.of(root), Layout.of(handle)
         if layouts[0].has_internal_overlap:
             return True  # the gradient of an expanded tensor has places of its own for what shares an element
-        return not (is_differentiable(*layouts) and _is_view_of(handle, root, self._hooked))
+        return not self._shows(handle, root)
+
+    def _shows(self, handle: torch.Tensor, root: torch.Tensor) -> bool:
+        """Whether a tensor is to autograd a view of another, and nothing else."""
+        seen = is_differentiable(Layout.of(root), Layout.of(handle))
+        return handle is root or (seen and _is_view_of(handle, root, self._hooked))
 
     def _in_group(self, handle: torch.Tensor, alias: OutputAlias, base: int | None, group: int) -> OutputAlias:
         if base is None:

@@ -119,7 +119,7 @@ class _Otherwise(NamedTuple):
 
 OTHERWISE = {
     VIEW: _Otherwise(
-        "the program asks whether `{}` is a view, by `_is_view` or `detach_`",
+        "the program asks whether `{}` is a view, by `_is_view`, `detach_`, or `requires_grad_` and views of it",
         "it is one, of memory that the program does not get, and is captured on a tensor of its own",
         "use detach() instead of detach_(), pass a clone, or ask before what is captured",
     ),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ def _known_to_autograd(
     Without a reason they require gradients of leaves that the program made itself and kept: nobody gets any.
     """
     described: list[OutputAlias | BaseResult] = [*metadata.bases]
-    described += [alias for alias in metadata.outputs if alias.kind is AliasKind.RESULT or alias.own_gradient]
+    described += [alias for alias in metadata.outputs if _of_its_own(alias, metadata.bases)]
     found = {one.result for one in described if one.requires_grad and one.result is not None}
     found |= {write.result for m in metadata.mutations if m.differentiable for write in m.writes}
     positions = sorted(position for position in found if given.get(position) is not None)
@@ -137,6 +138,12 @@ def _known_to_autograd(
     with torch.enable_grad():
         known = Undifferentiable.apply(reason, len(values), *values, *leaves)  # type: ignore[no-untyped-call]
     return given | dict(zip(positions, known, strict=True))
+
+
+def _of_its_own(alias: OutputAlias, bases: Sequence[BaseResult]) -> bool:
+    """Whether an output has the gradient of its result: here no joint graph gives bases that are none."""
+    unbased = alias.base is not None and bases[alias.base].result is None
+    return alias.kind is AliasKind.RESULT or alias.own_gradient or unbased
 
 
 def _computed(
@@ -344,7 +351,8 @@ class _Ending:
             made = tensor_at(whole, (layout.size, layout.stride, layout.offset), layout.dtype)
             with torch.no_grad():
                 copy_into(with_lazy_bits(made, layout), value)
-            self._made[number] = self._with_gradient(alias, with_lazy_bits(made, layout))
+            known = replace(alias, own_gradient=alias.requires_grad and value.requires_grad)
+            self._made[number] = self._with_gradient(known, with_lazy_bits(made, layout))
 
 
 def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:

@@ -25,6 +25,7 @@ _STRIDED = torch.strided
 _ENTRIES = 100_000  # after so many all is forgotten: a bound on memory, far above what one model needs
 _AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _KEPT_APART = frozenset({torch.ops.aten.view.dtype})  # gives inference tensors in inference mode, unlike other views
+_INDEX, _MASKS = torch.ops.aten.index.Tensor, frozenset({torch.bool, torch.uint8})
 _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -85,6 +86,8 @@ def find(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFa
     usable = _usable.get(id(func))
     if usable is None:
         usable = _usable[id(func)] = func, _is_usable(func)
+    if func is _INDEX and _has_mask(args[1]):
+        return None, None
     parts: list[Any] = [id(func), torch.get_default_dtype()]
     if not (usable[1] and _describe(args, parts, factory.mode)):
         return None, None
@@ -94,6 +97,11 @@ def find(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFa
             return None, None
     key = tuple(parts)
     return key, _cache.get(key, MISS)
+
+
+def _has_mask(indices: Sequence[Any]) -> bool:
+    """Whether the data of some index decide a size: to try such an op for its metadata is to make a symbol too many."""
+    return any(type(index) is FakeTensor and index.dtype in _MASKS for index in indices)
 
 
 def insert(key: Any, func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
@@ -110,7 +118,7 @@ def _is_usable(func: Any) -> bool:
         return False
     row = tables.row(func)
     plain = not func._schema.is_mutable and not row.composite and row.view is not ViewKind.INPLACE_VIEW
-    data = _DEPENDS_ON_DATA.intersection(func.tags) and func is not torch.ops.aten.index.Tensor
+    data = _DEPENDS_ON_DATA.intersection(func.tags) and func is not _INDEX
     return plain and not data and func not in _KEPT_APART and "lift" not in func.name()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from functionalize._torch import VIEW
 from functionalize.aliasing.bases import Base
 
 
@@ -24,9 +25,19 @@ class AutogradNotes:
         self.reshapes = False  # whether metadata of a tensor that requires gradients changed
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self._reshaped: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
+        self._required: dict[int, torch.Tensor] = {}  # told to require gradients; the same
+
+    def note_required(self, handle: torch.Tensor, has_views: bool) -> None:
+        """Note that a handle is told to require gradients."""
+        self._required[id(handle)] = handle
+        if has_views:
+            self.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
         """Note a write that autograd misses: without grad mode, or through a detached alias."""
+        there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
+        if len(there) > 1 and any(id(other) in self._required for other in there):
+            self.asked.add(VIEW)  # a write makes autograd look for the others where that begins
         if self.hides_writes is not False or (torch.is_grad_enabled() and handle.requires_grad):
             return
         known = (ref() for ref in base.handles.values())
@@ -46,3 +57,4 @@ class AutogradNotes:
         """Drop all tensors: the call has ended."""
         self.hooked.clear()
         self._reshaped.clear()
+        self._required.clear()

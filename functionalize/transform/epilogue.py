@@ -23,7 +23,6 @@ from functionalize.aliasing.tensor_queries import counts_elements, repeated, rep
 from functionalize.aliasing.view_rules import OpCall, Value
 from functionalize.errors import UnsupportedMutationError
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.values import ValueExecutor
 
 aten = torch.ops.aten
 Part = tuple[Value, tuple[OpCall, ...]]  # of an input that was written: what to copy, the view ops that lead there
@@ -131,7 +130,7 @@ class Epilogue:
             written = view is not None and not view.base.untouched(view, since=0)
             if view is not None and (written or entry in self.moved):
                 changed.append((entry, view, written))
-        metadata = _Metadata(self.inputs, self.moved, self.context.executor)
+        metadata = _Metadata(self.inputs, self.moved, self.context)
         storages = {entry.storage for entry, _, _ in changed}
         return [
             self._in_parts(entry, view, storages) or self._whole(entry, view, written, metadata, storages)
@@ -271,8 +270,8 @@ def moved(entry: Input) -> bool:
 class _Metadata:
     """The ops that give inputs their new metadata, in the order in which they run."""
 
-    def __init__(self, inputs: Sequence[Input], moved: Sequence[Input], executor: ValueExecutor) -> None:
-        self._executor = executor
+    def __init__(self, inputs: Sequence[Input], moved: Sequence[Input], context: FunctionalizationContext) -> None:
+        self._executor, self._runs_below_autograd = context.executor, context.graph.keeps_writes
         # Which input holds a storage when the ops so far have run: one that keeps it, if there is one.
         self._holder = {entry.storage: entry.handle for entry in [*moved, *(e for e in inputs if e not in moved)]}
         self._alone = {key for key, count in Counter(entry.storage for entry in inputs).items() if count == 1}
@@ -280,9 +279,12 @@ class _Metadata:
     def takes_fresh_storage(self, entry: Input) -> bool:
         """Whether an input left its storage (`set_`, `.data =`) for one that no input holds.
 
-        Or outgrew it after `detach_`: a graph gets an input that requires grad, which eager's `resize_` refuses.
+        Or outgrew it, of an input that requires grad: a graph that writes back itself asks autograd for that, and its
+        `resize_` refuses. It did not ask where the program did, within an `out=` or after `detach_`.
         """
         key = storage_key(entry.handle)
+        if key == entry.storage and self._runs_below_autograd:
+            return False
         if key == entry.storage:
             grows = entry.requires_grad and not fits(Layout.of(entry.handle), entry.capacity)
             return grows and key in self._alone
@@ -298,7 +300,8 @@ class _Metadata:
                 hint="return the new tensor, and assign it to `.data` outside of the traced function",
             )
         size = list(handle.size())
-        if self.takes_fresh_storage(entry):
+        fresh = self.takes_fresh_storage(entry)
+        if fresh:
             whole = layout.contiguous and type(layout.offset) is int and layout.offset == 0
             options = {"dtype": layout.dtype, "device": handle.device}
             memory = self._executor.call(aten.empty.memory_format, size if whole else [stop(layout)], **options)
@@ -314,6 +317,6 @@ class _Metadata:
             as_is = layout.contiguous and same((start,), (before,))
             yield aten.resize_.default, (size if as_is else [stop(layout) - before],)
         if not whole:
-            stays = key == entry.storage and same((layout.offset,), (entry.layout.offset,))
+            stays = key == entry.storage and not fresh and same((layout.offset,), (entry.layout.offset,))
             offset = () if stays else (handle.storage_offset(),)  # none: where the input of each call begins
             yield aten.as_strided_.default, (size, list(handle.stride()), *offset)

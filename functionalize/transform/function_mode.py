@@ -84,8 +84,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in _BACKWARD:
             self._context.notes.asked.add(HOOKS)
             return self._context.differentiate(func, args, kwargs)
-        if func is _REQUIRE and self._context.has_views(args[0]):
-            self._context.notes.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
+        if func is _REQUIRE:
+            self._context.notes.note_required(args[0], self._context.has_views(args[0]))
         if func is _HOOK:
             self._context.notes.hooked.append(args[0].grad_fn or args[0])
         if func in SPELT_OUT:

@@ -118,7 +118,8 @@ class FunctionalizeMode(TorchDispatchMode):
     def _unsafe_split(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if torch.is_inference_mode_enabled():
             with self, as_before_modes(func):  # the safe one has a kernel for views
-                return _SAFE_SPLITS[func](*args, **kwargs)
+                pieces = _SAFE_SPLITS[func](*args, **kwargs)
+                return [piece if piece.is_inference() else piece.data for piece in pieces]  # with versions of their own
         return self._view(func, args, kwargs)
 
     def _addressing(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:

@@ -24,6 +24,7 @@ from tests.fuzz.shrink import shrink
 from tests.fuzz.verdict import FAILED, NOT_COUNTED, REFUSED, Verdict
 from tests.fuzz.workers import run_all
 
+DIED = "the process died"
 SECONDS, SHRINKING = 20, 60  # for one program in one mode, to make one smaller
 Result = tuple[int, str, Verdict]
 _CALL = re.compile(r"\.\w+\(|[-+*]=|\w\[")
@@ -70,7 +71,7 @@ def _timed(program: Program, mode: str) -> Verdict:
 
 
 def _crashed(job: tuple[int, str, int]) -> list[Result]:
-    return [(job[0], "any", Verdict(NOT_COUNTED, "the process died"))]
+    return [(job[0], "any", Verdict(NOT_COUNTED, DIED))]
 
 
 def _unshrunk(job: tuple[Result, int]) -> tuple[Result, str, str]:
@@ -126,6 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
         for seed, mode, verdict in found:
             if verdict.status == FAILED:
                 print(f"failed: {seed} {mode}: {verdict.kind}: {verdict.reason[:300]}", file=sys.stderr, flush=True)
+            elif verdict.kind == DIED:
+                print(f"died: {seed}", file=sys.stderr, flush=True)
     failed = sorted((r for r in results if r[2].status == FAILED), key=lambda r: r[:2])
     by_look: dict[str, list[Result]] = collections.defaultdict(list)
     for result in failed:
