@@ -34,6 +34,7 @@ from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import JointTracer
+from functionalize.graph_capture.object_graph import ObjectGraph
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.python_state import reached
 from functionalize.graph_capture.tracing_errors import OTHERWISE, explained, hooked, otherwise, replayed
@@ -53,7 +54,7 @@ from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
 
 ByData = tuple[bool, Answers | None]  # whether data decide; instead of them, what is to be answered
-Effects = Callable[[Callable[[Any], int]], Sequence[SideEffect]]  # of a numbering of tensors
+Effects = Callable[[ObjectGraph, list[Any]], Sequence[SideEffect]]  # of the objects that a program leaves, and gives
 
 
 def capture(
@@ -250,14 +251,14 @@ class RecordingSession:
         def program() -> Any:
             before = modes_now()
             try:
-                return run()
+                return [run()]  # to which nothing else refers from now on
             finally:
                 self.modes_left = changed_modes(before)
                 set_modes({name: before[name] for name in self.modes_left})
 
         def end(context: Any, entries: Any, returned: Any) -> Recorded:
             context.origin = None
-            return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
+            return finalizer.finalize(entries, returned, effects(finalizer.objects, returned), joint)
 
         try:
             fakes = [entry.fake for entry in inputs if entry.fake is not None and entry.given]

@@ -22,8 +22,8 @@ from functionalize.errors import GradientMismatchError, InputMismatchError, Stat
 from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
+from functionalize.runtime.objects import TensorRef
 from functionalize.runtime.settings import ABSENT, Settings, frozen, same
-from functionalize.runtime.side_effects import TensorRef
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
 
