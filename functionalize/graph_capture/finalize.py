@@ -13,7 +13,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 from torch.fx import Graph, Node
 
-from functionalize._torch import OFFSET, pytree, storage_key
+from functionalize._torch import OFFSET, storage_key
 from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
@@ -24,7 +24,7 @@ from functionalize.graph_capture.differentiability import refuse_gradients_of_ma
 from functionalize.graph_capture.graph_symbols import symbol_sources
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, is_leaf
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
-from functionalize.graph_capture.object_graph import ObjectGraph
+from functionalize.graph_capture.object_graph import LEAF, ObjectGraph
 from functionalize.graph_capture.output_analysis import (
     GRADIENTS,
     MUTATIONS,
@@ -56,8 +56,6 @@ from functionalize.runtime.specialization import Recorded
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input, WriteBack
-
-_LEAF = pytree.tree_structure(0)  # of a result that is made by one recipe
 
 
 class GraphFinalizer:
@@ -110,7 +108,7 @@ class GraphFinalizer:
         gradients, writes = self.new_gradients(), {id(entry): entry.writes for entry in self.inputs}
         whole = bool(gradients)  # the backward is a part of the program
         left = len(self.handles)  # in objects, and as gradients
-        leaves, spec = pytree.tree_flatten(returned[0])
+        leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))
         known = len(self.handles)
         recipe = None if self.objects.is_tree(returned[0]) else self.objects.recipe(returned[0], "the result")
@@ -138,7 +136,7 @@ class GraphFinalizer:
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         self._count_writes(writes, {mutation.input for mutation in mutations})
-        given = (results, spec) if recipe is None else ((recipe,), _LEAF)
+        given = (results, spec) if recipe is None else ((recipe,), LEAF)
         metadata = self._metadata(
             gradients, mutations, (aliases, analysis.bases), given, side_effects, layouts, symbols, decisions
         )

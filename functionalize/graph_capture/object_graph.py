@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import FakeTensor, unwrap_functorch
+from functionalize._torch import FakeTensor, pytree, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, tracked_node
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedProgramError
@@ -37,8 +37,10 @@ _WHOLE = (
     *(kind for kind in OPAQUE if kind not in _ENTERED),
     *(types.CodeType, types.FrameType, types.TracebackType),
 )
+_SCALARS = (int, float, complex, str, bytes)
 # What pytrees are made of, if they are these very types.
 _TREES = frozenset({tuple, list, dict, OrderedDict, defaultdict, deque})
+LEAF = pytree.tree_structure(0)  # of a result that is made as a whole
 _ARGUMENTS = 1  # the walk over them
 Roots = Sequence[tuple[Any, Collection[int]]]
 
@@ -82,9 +84,18 @@ class ObjectGraph:
             self.handles.append(tensor)
         return number
 
+    def leaves(self, value: Any) -> tuple[list[Any], Any]:
+        """The leaves of what a program returned, and how pytree makes it of them."""
+        try:
+            return pytree.tree_flatten(value)
+        except RecursionError:  # it holds itself
+            return [value], LEAF
+
     def reference(self, leaf: Any) -> Any:
-        """What stands for a leaf of a pytree: for a tensor its number, for others they themselves."""
-        return TensorRef(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf
+        """What stands for a leaf of a pytree among what the graph gives: for an object that is made anew nothing."""
+        if isinstance(leaf, torch.Tensor):
+            return TensorRef(self.number(leaf))
+        return leaf if isinstance(leaf, SYMBOLS) or not self._is_anew(leaf) else None
 
     def is_tree(self, value: Any) -> bool:
         """Whether pytree makes it anew as it is: containers, each once, of tensors and plain values."""
@@ -128,8 +139,12 @@ class ObjectGraph:
             return ObjectRef(*known)
         if id(value) in self._recipes:
             return self._recipes[id(value)]
-        if not self._is_anew(value) or isinstance(value, type):
-            self._refuse_class(value, path)
+        if not self._is_anew(value):
+            return value
+        kind = value if isinstance(value, type) else type(value)
+        if id(kind) in self._towards:
+            raise self._refusal(kind, path if kind is value else f"the class of {path}")
+        if kind is value:
             return value
         anatomy = anatomy_of(value)
         if anatomy is None:
@@ -141,11 +156,7 @@ class ObjectGraph:
 
     def _is_anew(self, value: Any) -> bool:
         """Whether a call has to make it; what was not looked at is a part that was made for a recipe."""
-        return self._anew.get(id(value), not (isinstance(value, _WHOLE) or _is_old_class(value)))
-
-    def _refuse_class(self, value: Any, path: str) -> None:
-        if isinstance(value, type) and id(value) in self._towards:
-            raise self._refusal(value, path)
+        return self._anew.get(id(value), not (_is_whole(value) or _is_old_class(value)))
 
     def _refusal(self, value: Any, path: str) -> UnsupportedProgramError:
         way, holder = "", value
@@ -158,7 +169,7 @@ class ObjectGraph:
             else:
                 way += _step(holder, part)
             holder = part
-        kind = f"the class {value.__qualname__}" if isinstance(value, type) else f"of class {type(value).__qualname__}"
+        kind = value.__qualname__ if isinstance(value, type) else f"of class {type(value).__qualname__}"
         holds = ", and holds a tensor of the program's" if id(value) in self._towards else ""
         holds += f" ({path}{way})" if way else ""
         return UnsupportedProgramError(
@@ -200,7 +211,7 @@ class _References:
             key = id(value)
             if self._is_ours(value):
                 self._ours[key] = value
-            elif key in self._known or isinstance(value, (torch.Tensor, *_WHOLE)) or _is_old_class(value):
+            elif key in self._known or isinstance(value, torch.Tensor) or _is_whole(value) or _is_old_class(value):
                 continue
             else:
                 self._counts[key] += 1
@@ -256,6 +267,11 @@ def _referents(value: Any) -> list[Any]:
     if type(value) is weakref.ref and value() is not None:
         found.append(value())
     return found
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is given as it is: no number or text, unless somebody gave it attributes."""
+    return isinstance(value, _WHOLE) and (not isinstance(value, _SCALARS) or not attributes_of(value))
 
 
 def _is_old_class(value: Any) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import struct
 import types
 import warnings
 import weakref
@@ -22,7 +23,10 @@ from typing import Any
 
 Parts = list[tuple[str, Any]]  # each with the step that leads to it
 Fill = Callable[[Any, Sequence[Any]], None]
-_HEAP_TYPE = 1 << 9  # of classes: made at run time, as all that are written in Python
+# Flags of classes.
+_HEAP_TYPE = 1 << 9  # made at run time, as all that are written in Python
+_CLOSED = 1 << 7 | 1 << 8  # not to be called, or not to be changed: none is
+_POINTER = struct.calcsize("P")
 _SCALARS = (int, float, complex, str, bytes)
 
 
@@ -61,9 +65,16 @@ def native_class(kind: Any) -> Any:
     return next(base for base in kind.__mro__ if not is_written_in_python(base))
 
 
-def is_written_in_python(kind: type) -> bool:
-    """Whether a class has no memory of its own but for attributes."""
-    return bool(kind.__flags__ & _HEAP_TYPE) and not isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType)
+@functools.cache
+def is_written_in_python(kind: Any) -> bool:
+    """Whether a class keeps nothing but attributes beside what its base keeps."""
+    if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _CLOSED:
+        return False
+    if isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType):
+        return False
+    slots = sum(isinstance(member, types.MemberDescriptorType) for member in vars(kind).values())
+    room = _POINTER * (slots + 2)  # and a `__dict__`, and weak references
+    return bool(kind.__basicsize__ <= kind.__base__.__basicsize__ + room)
 
 
 # Attributes
