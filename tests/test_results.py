@@ -175,10 +175,10 @@ def _my_dict(y: Tensor, x: Tensor) -> Any:
 def _closed_over(y: Tensor, x: Tensor) -> Any:
     count = 2
 
-    def add(z: Tensor, *, other: Tensor = x) -> Tensor:
+    def add(z: Tensor, *, other: Tensor = x) -> Any:
         return z + y * count + other
 
-    def twice(z: Tensor, scale: Any = y) -> Tensor:
+    def twice(z: Tensor, scale: Any = y) -> Any:
         return add(add(z)) * scale
 
     return _with(twice, note=x), add
@@ -241,8 +241,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((part, one) for item in base.items(value) for part, one in zip(("key", "item"), item, strict=True))
         yield "factory", getattr(value, "default_factory", None)
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
-        base = next(kind for kind in (list, tuple, set, frozenset, deque) if isinstance(value, kind))
-        yield from (("item", item) for item in base.__iter__(value))
+        of: Any = next(kind for kind in (list, tuple, set, frozenset, deque) if isinstance(value, kind))
+        yield from (("item", item) for item in of.__iter__(value))
         yield "length", getattr(value, "maxlen", None)
     elif isinstance(value, types.FunctionType):
         yield "code", value.__code__
@@ -273,15 +273,16 @@ def _reached(root: Any, into: dict[int, Any] | None = None) -> list[Any]:
     kept: dict[int, Any] = {} if into is None else into
 
     def visit(value: Any) -> None:
-        known = id(value) in numbers
         kept[id(value)] = value
+        if isinstance(value, (torch.device, torch.dtype)):  # eager makes new ones, which nobody can tell from others
+            found.append(value)
+            return
+        known = id(value) in numbers
         number = numbers.setdefault(id(value), len(numbers))
         if isinstance(value, Tensor):
             storage = storages.setdefault(value.untyped_storage()._cdata, len(storages))
             look = (tuple(value.shape), value.stride(), value.dtype, value.requires_grad, value.is_leaf)
             found.append((number, storage, look, value.detach().tolist()))
-        elif isinstance(value, (torch.device, torch.dtype)):
-            found.append(value)
         elif known:
             found.append(number)
         elif isinstance(value, (int, str, float, types.NoneType, type, enum.Enum, types.CodeType)):
@@ -440,7 +441,8 @@ def test_an_object_that_is_returned_and_left_is_one() -> None:
 
     captured = capture(program, (torch.zeros(4), [], {}))
     for _ in range(2):
-        args, twins = (_input(False), [], {}), (_input(False), [], {})
+        args: Any = (_input(False), [], {})
+        twins: Any = (_input(False), [], {})
         result, expected = captured(*args), program(*twins)
         assert _reached((args, result)) == _reached((twins, expected))
         assert result[0] is args[1][0]
@@ -571,7 +573,8 @@ def test_what_cannot_be_made_again_is_refused(make: Function, message: str) -> N
 def test_packed_sequences() -> None:
     """One goes in, another one comes out."""
     torch.manual_seed(0)
-    model, given = nn.GRU(2, 3), pack_padded_sequence(torch.randn(4, 3, 2), [4, 2, 1])
+    model: Any = nn.GRU(2, 3)
+    given = pack_padded_sequence(torch.randn(4, 3, 2), [4, 2, 1])
     program = capture(model, (given,))
     (result, _), (expected, _) = program(given), model(given)
     assert type(result) is PackedSequence

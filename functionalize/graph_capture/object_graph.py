@@ -200,7 +200,7 @@ class _References:
         """Enter all that can be reached from what is new in some containers."""
         pending: list[Any] = []
         for root, before in roots:
-            self._enter((value for value in gc.get_referents(root) if id(value) not in before), pending)
+            self._enter((value for value in _content(root) if id(value) not in before), pending)
         while pending:
             value = pending.pop()
             self._edges[id(value)] = self._enter(_referents(value), pending)
@@ -256,6 +256,13 @@ class _References:
             found |= dict.fromkeys(new, value)
             pending += [self.nodes[key] for key in new]
         return found
+
+
+def _content(container: Any) -> list[Any]:
+    """What a container holds, which may be a view of something else."""
+    if isinstance(container, dict):
+        return [*dict.keys(container), *dict.values(container)]
+    return [*container, *container.values()] if isinstance(container, Mapping) else list(container)
 
 
 def _referents(value: Any) -> list[Any]:
