@@ -466,6 +466,31 @@ def test_state_that_keeps_what_is_returned() -> None:
         assert result.log is model.kept
 
 
+def test_functions_and_classes_that_know_state() -> None:
+    scale = nn.Linear(4, 4)
+    factor = [torch.full((4,), 2.0)]
+
+    class Scaled:
+        def __init__(self, x: Tensor) -> None:
+            self.x, self.factor = x, factor
+
+        def get(self) -> Any:
+            return scale(self.x) * factor[0]
+
+    def program(x: Tensor) -> Any:
+        return Scaled(x + 1), lambda z: z * factor[0] + scale.weight[0] + x
+
+    captured = capture(program, (torch.zeros(4),))
+    for _ in range(2):
+        (made, function), (twin, expected) = captured(_input(False)), program(_input(False))
+        factor[0] = factor[0] + 1
+        assert type(made) is Scaled
+        assert made.factor is factor
+        assert torch.equal(made.get(), twin.get())
+        assert torch.equal(function(made.x), expected(made.x))
+        factor[0] = factor[0] - 1
+
+
 # What holds numbers, and what is written
 
 

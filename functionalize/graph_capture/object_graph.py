@@ -54,23 +54,26 @@ class ObjectGraph:
         self._numbers: dict[int, int] = {}  # of these, by identity
         self.symbols: list[Any] = []  # of the graph, which objects hold
         self._known: Mapping[int, tuple[int, int]] = {}
+        self._looked = False
         self._anew: dict[int, bool] = {}  # of what was looked at
         self._towards: dict[int, Any] = {}  # what leads to a tensor
         self._recipes: dict[int, Recipe] = {}
         self._kept: list[Any] = []  # so that no identity is used again
         self._pending: list[tuple[list[Any], Sequence[tuple[str, Any]], str]] = []
 
-    def look(self, known: Mapping[int, tuple[int, int]], roots: Roots) -> None:
+    def look(self, known: Mapping[int, tuple[int, int]], stand_ins: Collection[int], roots: Roots) -> None:
         """Find out what is to be made anew.
 
-        ``known``: by identity, objects that were walked before the program ran: of which walk, which one. ``roots``:
-        containers in which the program left something, each with the identities of what it held before. Nothing else
-        of ours may refer to what it left.
+        ``known``: by identity, objects that were walked before the program ran: of which walk, which one.
+        ``stand_ins``: the identities of tensors that stand for those of the program's state, where these are.
+        ``roots``: containers in which the program left something, each with the identities of what it held before.
+        Nothing else of ours may refer to what it left.
         """
-        self._known = known
+        self._known, self._looked = known, True
         references = _References(known)
         references.follow(roots)
-        held, towards = references.held(), references.towards()
+        held = references.held()
+        towards = references.towards(held, stand_ins)
         self._anew = {one: one in towards or one not in held for one in references.nodes}
         self._towards = towards
         self._kept = [*references.nodes.values()]
@@ -156,7 +159,7 @@ class ObjectGraph:
 
     def _is_anew(self, value: Any) -> bool:
         """Whether a call has to make it; what was not looked at is a part that was made for a recipe."""
-        return self._anew.get(id(value), not (_is_whole(value) or _is_old_class(value)))
+        return self._anew.get(id(value), self._looked and not (_is_whole(value) or _is_old_class(value)))
 
     def _refusal(self, value: Any, path: str) -> UnsupportedProgramError:
         way, holder = "", value
@@ -242,17 +245,26 @@ class _References:
             pending += new
         return found
 
-    def towards(self) -> dict[int, Any]:
-        """The nodes from which something of the program's can be reached, each with what leads there."""
+    def towards(self, held: Collection[int], stand_ins: Collection[int]) -> dict[int, Any]:
+        """The nodes from which something of the program's can be reached, each with what leads there.
+
+        What is ``held`` had state and arguments before: what is in the places of these now leaves with the capture.
+        """
         sources = defaultdict(list)
         for key, edges in self._edges.items():
             for other in edges:
                 sources[other].append(key)
-        found: dict[int, Any] = {}
-        pending = list(self._ours.values())
+        given = {key for key in self._ours if key in self._known or key in stand_ins}
+        found = self._leading([value for key, value in self._ours.items() if key not in given], sources, {})
+        return self._leading([self._ours[key] for key in given], sources, found, held)
+
+    def _leading(
+        self, to: list[Any], sources: Mapping[int, list[int]], found: dict[int, Any], but: Collection[int] = ()
+    ) -> dict[int, Any]:
+        pending = deque(to)
         while pending:
-            value = pending.pop(0)
-            new = [key for key in sources[id(value)] if key not in found]
+            value = pending.popleft()
+            new = [key for key in sources.get(id(value), ()) if key not in found and key not in but]
             found |= dict.fromkeys(new, value)
             pending += [self.nodes[key] for key in new]
         return found

@@ -55,7 +55,12 @@ class SideEffect:
 class Objects(Protocol):
     """What says how the objects that a program leaves are made."""
 
-    def look(self, known: Mapping[int, tuple[int, int]], roots: Sequence[tuple[Any, Collection[int]]]) -> None:
+    def look(
+        self,
+        known: Mapping[int, tuple[int, int]],
+        stand_ins: Collection[int],
+        roots: Sequence[tuple[Any, Collection[int]]],
+    ) -> None:
         """Look at what it left in some containers, each with the identities of what these held before."""
 
     def recipe(self, value: Any, path: str) -> Any:
@@ -70,12 +75,13 @@ class SideEffectRecorder:
         self._numbers = {
             id(item): (index, number) for index, state in enumerate(states) for number, item in enumerate(state.seen)
         }
+        self._stand_ins = {id(slot.get()) for slot in states[0].tensors}  # they live as long as the capture
 
     def side_effects(self, objects: Objects, returned: list[Any]) -> list[SideEffect]:
         """The containers whose content the program changed. ``returned``: a list of what it gives, alone."""
         changed = [state.changed for state in self._states]
         roots = [(container, _identities(before)) for found in changed for _, container, _, before in found]
-        objects.look(self._numbers, [(returned, ()), *roots])
+        objects.look(self._numbers, self._stand_ins, [(returned, ()), *roots])
         effects = [_effect(objects, index, *one) for index, found in enumerate(changed) for one in found]
         return [effect for effect in effects if effect is not None]
 
