@@ -13,7 +13,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, Node
 
-from functionalize._torch import OFFSET, pytree, storage_key, unwrap_functorch
+from functionalize._torch import OFFSET, storage_key
 from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
@@ -24,6 +24,7 @@ from functionalize.graph_capture.differentiability import refuse_gradients_of_ma
 from functionalize.graph_capture.graph_symbols import symbol_sources
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused, is_leaf
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
+from functionalize.graph_capture.object_graph import LEAF, ObjectGraph
 from functionalize.graph_capture.output_analysis import (
     GRADIENTS,
     MUTATIONS,
@@ -48,9 +49,9 @@ from functionalize.runtime.metadata import (
     frozen_number,
     looked_up,
 )
+from functionalize.runtime.objects import GraphNumber, TensorRef
 from functionalize.runtime.random_state import sources
-from functionalize.runtime.refused_objects import refuse_tensor
-from functionalize.runtime.side_effects import GraphNumber, SideEffect, TensorRef
+from functionalize.runtime.side_effects import SideEffect
 from functionalize.runtime.specialization import Recorded
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
@@ -71,25 +72,17 @@ class GraphFinalizer:
     ) -> None:
         """``here``: where the program is; ``snapshot``: what a tensor looks like, for a node's meta."""
         self.context, self.tracer, self.inputs, self.decider = context, tracer, inputs, decider
-        self.handles: list[torch.Tensor] = []  # what the caller will get
-        self._handle_numbers: dict[int, int] = {}  # of these, by identity
+        self.objects = ObjectGraph(tracer)
+        self.handles = self.objects.handles  # what the caller will get
         self.lifter = ConstantLifter(tracer, inputs, snapshot)
         self.outputs = GraphOutputs()
         self._historian = context.historian = Historian(self._name_of, here)
         context.graph.keeps_writes = True
         self._values: dict[int, Node] = {}  # of all that is an output, by the identity of the handle
+        self._object_numbers: list[int] = []  # the outputs that are numbers in objects
         self._results: dict[int, int] = {}  # of handles, by number: the output that has the value
         self._written: list[tuple[OutputKind, str, Base]] = []
         self._numbers: dict[int, int] = {}  # of the inputs, by the identities of their fakes
-
-    def number(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor that the caller will get, the next one for a new tensor."""
-        tensor = unwrap_functorch(tensor)
-        number = self._handle_numbers.setdefault(id(tensor), len(self.handles))
-        if number == len(self.handles):
-            refuse_tensor(tensor, "a tensor that the program gives or keeps")
-            self.handles.append(tensor)
-        return number
 
     def _name_of(self, base: Base) -> str:
         node = None if base.root.value is None else tracked_node(self.tracer, base.root.value)
@@ -102,21 +95,24 @@ class GraphFinalizer:
         for entry in self.inputs:
             leaf = entry.gradient_of is None and (is_leaf(entry.value) or is_leaf(entry.fake))
             if leaf and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
-                found[id(entry)] = None if entry.fake.grad is None else self.number(entry.fake.grad)
+                found[id(entry)] = None if entry.fake.grad is None else self.objects.number(entry.fake.grad)
         return found
 
     def finalize(
-        self, entries: list[Input], returned: Any, side_effects: Sequence[SideEffect], joint: JointTracer
+        self, entries: list[Input], returned: list[Any], side_effects: Sequence[SideEffect], joint: JointTracer
     ) -> Recorded:
         """Compute what is still missing, trace the backward, and end the graph.
 
-        ``entries``: the program's inputs as they lay before it ran; ``returned``: what it gave back.
+        ``entries``: the program's inputs as they lay before it ran; ``returned``: a list of what it gave back.
         """
         gradients, writes = self.new_gradients(), {id(entry): entry.writes for entry in self.inputs}
         whole = bool(gradients)  # the backward is a part of the program
         left = len(self.handles)  # in objects, and as gradients
-        leaves, spec = pytree.tree_flatten(returned)
-        reconstructions = [TensorRef(self.number(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        leaves, spec = self.objects.leaves(returned[0])
+        references = list(map(self.objects.reference, leaves))
+        known = len(self.handles)
+        recipe = None if self.objects.is_tree(returned[0]) else self.objects.recipe(returned[0], "the result")
+        others = [*range(left), *range(known, len(self.handles))]
         drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})
         seen = set() if whole else joint.written_inputs(self.inputs)
         with tracing_disabled():
@@ -127,7 +123,7 @@ class GraphFinalizer:
         begun = {id(entry.handle): entry for entry in entries}
         layouts = self._layouts(begun, {id(entry.handle) for entry in epilogue.moved})
         mutations = [self._write_back(back, layouts, id(back.input.handle) in seen) for back in backs]
-        results = self._add_results(reconstructions, range(left), gradients)
+        results = self._add_results(references, others, gradients)
         analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
         aliases = analysis.outputs(self.handles, self._results)
         made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf]
@@ -137,12 +133,13 @@ class GraphFinalizer:
         symbols = symbol_sources(self.tracer, self.outputs, (self.inputs, layouts.before, aliases), read, asserted)
         decisions = self._decisions()
         further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions)]
-        wanted = [*results, *map(GraphNumber, further)]
+        wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
         traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         self._count_writes(writes, {mutation.input for mutation in mutations})
+        given = (results, spec) if recipe is None else ((recipe,), LEAF)
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), (results, spec), side_effects, layouts, symbols, decisions
+            gradients, mutations, (aliases, analysis.bases), given, side_effects, layouts, symbols, decisions
         )
         return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
 
@@ -236,10 +233,10 @@ class GraphFinalizer:
 
     # Outputs
 
-    def _add_results(self, reconstructions: list[Any], left: range, gradients: dict[int, int | None]) -> list[Any]:
-        """Outputs for what the program returned, then for what it left; the reconstructions of what it returned."""
-        results = list(reconstructions)
-        for position, made in enumerate(reconstructions):
+    def _add_results(self, references: list[Any], left: Sequence[int], gradients: dict[int, int | None]) -> list[Any]:
+        """Outputs for what the program returned, then for what it left; how a call makes what it returned."""
+        results = list(references)
+        for position, made in enumerate(references):
             if isinstance(made, TensorRef):
                 self._give(made.number)
                 continue
@@ -249,6 +246,8 @@ class GraphFinalizer:
         of_inputs = {number: entry for entry in self.inputs if (number := gradients.get(id(entry))) is not None}
         for number in left:
             self._give(number, of_inputs.get(number))
+        for number in self.objects.symbols:
+            self._object_numbers.append(self.outputs.add(symbol_node(self.tracer, number), OutputKind.USER_OUTPUT))
         return results
 
     def _give(self, number: int, gradient_of: TracedInput | None = None) -> None:
@@ -340,7 +339,9 @@ class GraphFinalizer:
     def _traits(self, decisions: tuple[Decision, ...]) -> GraphTraits:
         graph, root = self.tracer.graph, self.tracer.root
         draws = sources(graph, root) if decisions else ()
-        return GraphTraits(len(self.outputs.nodes), keeps_workspaces(graph), decisions, draws)
+        return GraphTraits(
+            len(self.outputs.nodes), keeps_workspaces(graph), decisions, draws, tuple(self._object_numbers)
+        )
 
     def _drop_dead(self) -> None:
         """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""

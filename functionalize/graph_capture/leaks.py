@@ -56,8 +56,11 @@ class Traced:
         gc.collect()  # what holds itself
         self.empty_caches()
         for tensor, entry in self.alive():
+            chains = _chains(tensor)
+            if all(any(isinstance(one, Node) for one in chain) for chain in _longest(chains)):
+                continue  # the program's own graph
             raise UnsupportedProgramError(
-                f"a tensor of size {tuple(tensor.size())} that the program computes is kept by {_holder_of(tensor)}",
+                f"a tensor of size {tuple(tensor.size())} that the program computes is kept by {_holder_of(tensor, chains)}",
                 why="a call leaves tensors in what the program reaches from its functions and arguments; this it does "
                 "not reach so",
                 hint="return the tensor, or keep it in a list, a dict or an attribute that the program names",
@@ -101,9 +104,14 @@ def _is_global(holder: Any) -> bool:
     return isinstance(holder, dict) and "__name__" in holder and "__builtins__" in holder
 
 
-def _holder_of(tensor: torch.Tensor) -> str:
-    """Who holds a tensor, in words."""
-    chains = _chains(tensor)
+def _longest(chains: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The chains that are not the beginning of another one."""
+    beginnings = {tuple(map(id, chain[:count])) for chain in chains for count in range(len(chain))}
+    return [chain for chain in chains if tuple(map(id, chain)) not in beginnings]
+
+
+def _holder_of(tensor: torch.Tensor, chains: list[tuple[Any, ...]]) -> str:
+    """Who holds a tensor, in words; ``chains``: what holds it, what holds that."""
     for chain in chains:
         if _is_global(chain[-1]):
             below = chain[-2] if len(chain) > 1 else tensor

@@ -21,6 +21,7 @@ from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.joint_graph import JointTracer
+from functionalize.graph_capture.object_graph import ObjectGraph
 from functionalize.graph_capture.tracing_errors import explained, replayed
 from functionalize.runtime.modes import changed_modes, modes_now, set_modes
 from functionalize.runtime.side_effects import SideEffect
@@ -28,7 +29,7 @@ from functionalize.runtime.specialization import Recorded
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
 
-Effects = Callable[[Callable[[Any], int]], Sequence[SideEffect]]  # of a numbering of tensors
+Effects = Callable[[ObjectGraph, list[Any]], Sequence[SideEffect]]  # of the objects that a program leaves, and gives
 
 
 class RecordingSession:
@@ -101,14 +102,14 @@ class RecordingSession:
         def program() -> Any:
             before = modes_now()
             try:
-                return run()
+                return [run()]  # to which nothing else refers from now on
             finally:
                 self.modes_left = changed_modes(before)
                 set_modes({name: before[name] for name in self.modes_left})
 
         def end(context: Any, entries: Any, returned: Any) -> Recorded:
             context.origin = None
-            return finalizer.finalize(entries, returned, effects(finalizer.number), joint)
+            return finalizer.finalize(entries, returned, effects(finalizer.objects, returned), joint)
 
         try:
             given = [entry for entry in inputs if entry.fake is not None and entry.given]

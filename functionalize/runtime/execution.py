@@ -42,7 +42,8 @@ from functionalize.runtime.metadata import (
     OutputAlias,
     ProgramMetadata,
 )
-from functionalize.runtime.side_effects import GraphNumber, Walked, reconstruct
+from functionalize.runtime.objects import Maker
+from functionalize.runtime.side_effects import Walked
 
 aten = torch.ops.aten
 Computed = tuple[Sequence[Any], Sequence[Any]]  # the results of a program's graph, and the values of its bases
@@ -213,14 +214,10 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
     for number, requires in metadata.requiring:
         if not requires:
             inputs[number].detach_()
+    maker = Maker(states, ending.tensor, computed[0], metadata.graph.numbers)
     for effect in metadata.side_effects:
-        effect.apply(states, ending.tensor)
-    return [
-        computed[0][reconstruction.position]
-        if isinstance(reconstruction, GraphNumber)
-        else reconstruct(reconstruction, states, ending.tensor)
-        for reconstruction in metadata.results
-    ]
+        effect.apply(states, maker)
+    return [maker.make(result) for result in metadata.results]
 
 
 class _Ending:

@@ -23,8 +23,8 @@ from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.containers import ABSENT, place_of, read
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
+from functionalize.runtime.objects import TensorRef
 from functionalize.runtime.settings import Settings, frozen, same
-from functionalize.runtime.side_effects import TensorRef
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
 

@@ -21,7 +21,8 @@ from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.runtime.containers import Slot
 from functionalize.runtime.decisions import Answers, Decision
-from functionalize.runtime.side_effects import GraphNumber, SideEffect
+from functionalize.runtime.objects import GraphNumber
+from functionalize.runtime.side_effects import SideEffect
 
 OpCall = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
 
@@ -285,6 +286,7 @@ class GraphTraits:
     keeps_workspaces: bool  # whether an op gives what a backward in the graph needs, with grad mode on only
     decisions: tuple[Decision, ...] = ()  # taken by data, in order
     draws: tuple[Any, ...] = ()  # of a graph with decisions: what it draws random numbers from, for `RandomState`
+    numbers: tuple[int, ...] = ()  # its outputs that are numbers in objects
 
     @property
     def answers(self) -> Answers:
@@ -302,7 +304,7 @@ class ProgramMetadata:
     mutations: tuple[InputMutation, ...]
     outputs: tuple[OutputAlias, ...]
     bases: tuple[BaseResult, ...]
-    results: tuple[Any, ...]  # reconstructions of the leaves that the program returns
+    results: tuple[Any, ...]  # how the leaves are made that the program returns
     spec: pytree.TreeSpec
     gradients: Mapping[int, int | None]  # of inputs: the output that is its new gradient, or that it has none
     gradients_read: frozenset[int]  # of which inputs

@@ -26,7 +26,7 @@ from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.fast_guards import FastGuards, Source
 from functionalize.runtime.joint import called
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
-from functionalize.runtime.side_effects import TensorRef
+from functionalize.runtime.objects import TensorRef
 
 PlainCall = Callable[[Sequence[Any], dict[str, Any]], Any]  # what a program returns; None: take the long way
 _copy = torch.ops.aten.copy_.default._op

@@ -1,21 +1,20 @@
 """What a program left in the objects that it reached, and how a later call does the same to its own objects.
 
-Invariant: tensors stand in a reconstruction by their number among the program's results or inputs. Limits: an object
-that the program made is copied attribute by attribute.
+Invariant: tensors stand in what is left by their number among the program's results or inputs. Limits: lists, and dicts
+with the attributes of objects among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, copy_of, remove, unchanged, write
-from functionalize.runtime.state_walk import OPAQUE, StateWalk
-
-Number = Callable[[torch.Tensor], Any]  # what stands for a tensor in a reconstruction
+from functionalize.runtime.objects import Maker
+from functionalize.runtime.state_walk import StateWalk, joined
 
 
 class Walked(Protocol):
@@ -31,36 +30,6 @@ class Walked(Protocol):
 
 
 @dataclass(frozen=True)
-class Reconstruction:
-    """How to make a value: of a container or an object its type and its parts."""
-
-    make: Callable[[Sequence[Any]], Any]
-    parts: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class ObjectRef:
-    """An object that was there before, by its number on the walk."""
-
-    state: int  # which walk: of the program's state, or of the arguments
-    number: int
-
-
-@dataclass(frozen=True)
-class TensorRef:
-    """A tensor, by its number."""
-
-    number: Any
-
-
-@dataclass(frozen=True)
-class GraphNumber:
-    """A number that the graph gives, by its index among the graph's outputs."""
-
-    position: int
-
-
-@dataclass(frozen=True)
 class SideEffect:
     """Entries of one container that a program leaves otherwise than it found them."""
 
@@ -68,33 +37,37 @@ class SideEffect:
     container: int  # its number on the walk
     path: str
     before: Mapping[Any, Any]  # entries that were no tensors: a call must find the same
-    entries: Mapping[Any, Any]  # reconstructions: of a mapping those that changed, of others all
+    entries: Mapping[Any, Any]  # how they are made: of a mapping those that changed, of others all
     removed: tuple[Any, ...] = ()
     length: int | None = None  # of others than mappings: how many items it had, unless that does not matter
     adds: bool = False  # whether the entries come behind what is there
 
-    def apply(self, states: Sequence[Walked], tensor: Callable[[Any], Any]) -> None:
-        """Follow the reconstructions on a call's own objects."""
+    def apply(self, states: Sequence[Walked], maker: Maker) -> None:
+        """Do the same to a call's own objects."""
         container = list(states[self.state].containers.values())[self.container][0]
         if not isinstance(container, MAPPINGS):
-            items = [reconstruct(item, states, tensor) for item in self.entries.values()]
+            items = [maker.make(item) for item in self.entries.values()]
             assign(container, [*container, *items] if self.adds else items)
             return
         for key in self.removed:
             remove(container, key)
         for key, item in self.entries.items():
-            write(container, reconstruct(key, states, tensor), reconstruct(item, states, tensor))
+            write(container, maker.make(key), maker.make(item))
 
 
-def reconstruct(reconstruction: Any, states: Sequence[Walked], tensor: Callable[[Any], Any]) -> Any:
-    """The value that a reconstruction describes."""
-    if isinstance(reconstruction, TensorRef):
-        return tensor(reconstruction.number)
-    if isinstance(reconstruction, ObjectRef):
-        return states[reconstruction.state].seen[reconstruction.number]
-    if isinstance(reconstruction, Reconstruction):
-        return reconstruction.make([reconstruct(part, states, tensor) for part in reconstruction.parts])
-    return reconstruction
+class Objects(Protocol):
+    """What says how the objects that a program leaves are made."""
+
+    def look(
+        self,
+        known: Mapping[int, tuple[int, int]],
+        stand_ins: Collection[int],
+        roots: Sequence[tuple[Any, Collection[int]]],
+    ) -> None:
+        """Look at what it left in some containers, each with the identities of what these held before."""
+
+    def recipe(self, value: Any, path: str) -> Any:
+        """How one value is made."""
 
 
 class SideEffectRecorder:
@@ -106,68 +79,44 @@ class SideEffectRecorder:
         self._numbers = {
             id(item): (index, number) for index, state in enumerate(states) for number, item in enumerate(state.seen)
         }
-        self._number: Number = lambda tensor: tensor
+        self._stand_ins = {id(slot.get()) for slot in states[0].tensors}  # they live as long as the capture
 
-    def side_effects(self, number: Number) -> list[SideEffect]:
-        """The containers whose content the program changed."""
-        self._number = number
-        found: list[SideEffect] = []
-        for index, state in enumerate(self._states):
-            for position, container, path, before in state.changed:
-                compare = self._of_mapping if isinstance(container, MAPPINGS) else self._of_items
-                effect = compare(container, before, (index, position, path))
-                if effect is not None:
-                    found.append(effect)
-        return found
+    def side_effects(self, objects: Objects, returned: list[Any]) -> list[SideEffect]:
+        """The containers whose content the program changed. ``returned``: a list of what it gives, alone."""
+        changed = [state.changed for state in self._states]
+        roots = [(container, _identities(before)) for found in changed for _, container, _, before in found]
+        objects.look(self._numbers, self._stand_ins, [(returned, ()), *roots])
+        effects = [self._effect(objects, index, *one) for index, found in enumerate(changed) for one in found]
+        return [effect for effect in effects if effect is not None]
 
-    def _of_mapping(self, container: Any, before: Any, where: tuple[int, int, str]) -> SideEffect | None:
-        """What changed in a dict, or among the attributes of an object, by keys."""
-        now = copy_of(container)
-        new = {key: item for key, item in now.items() if _differ(before.get(key, ABSENT), item)}
-        removed = tuple(key for key in before if key not in now)
-        touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
-        return SideEffect(*where, self._constants(touched), self._entries(new), removed) if touched else None
+    def _effect(
+        self, objects: Objects, index: int, position: int, container: Any, path: str, before: Any
+    ) -> SideEffect | None:
+        """What the program did to one container; None where that holds equal values."""
 
-    def _of_items(self, container: Any, before: Any, where: tuple[int, int, str]) -> SideEffect | None:
-        """What a list, or anything else that has no keys, holds now: all of it, but for one that was only added to."""
-        now, count = list(container), len(before)
-        if len(now) > count and unchanged(now[:count], before) and self._is_log(container):
-            return SideEffect(*where, {}, self._entries(dict(enumerate(now[count:]))), adds=True)
-        items, touched = dict(enumerate(now)), dict(enumerate(before))
-        return SideEffect(*where, self._constants(touched), self._entries(items), length=count)
+        def key_of(key: Any) -> Any:
+            return objects.recipe(key, path) if isinstance(key, torch.Tensor) else key
 
-    def _constants(self, touched: Mapping[Any, Any]) -> dict[Any, Any]:
-        """What was there before and is compared by its value."""
-        return {self._key(key): value for key, value in touched.items() if not isinstance(value, torch.Tensor)}
+        now, mapping = copy_of(container), isinstance(container, MAPPINGS)
+        new, touched = (now, before) if mapping else (dict(enumerate(now)), dict(enumerate(before)))
+        removed, length, adds = tuple[Any, ...](), None if mapping else len(before), False
+        if mapping:
+            new = {key: item for key, item in now.items() if _differ(before.get(key, ABSENT), item)}
+            removed = tuple(key for key in before if key not in now)
+            touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
+            if not touched:
+                return None
+        elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_log(container):
+            new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
+        constants = {key_of(key): item for key, item in touched.items() if not isinstance(item, torch.Tensor)}
+        entries = {key_of(key): objects.recipe(item, joined(path, key)) for key, item in new.items()}
+        return SideEffect(index, position, path, constants, entries, removed, length, adds)
 
-    def _entries(self, new: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {self._key(key): self._reconstruction(item) for key, item in new.items()}
 
-    def _key(self, key: Any) -> Any:
-        return TensorRef(self._number(key)) if isinstance(key, torch.Tensor) else key
-
-    def _reconstruction(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return TensorRef(self._number(value))
-        known = self._numbers.get(id(value))
-        if known is not None:
-            return ObjectRef(*known)
-        if isinstance(value, OPAQUE) or callable(value):
-            return value
-        if isinstance(value, tuple):
-            return self._made(type(value)._make if hasattr(value, "_make") else type(value), value)
-        if isinstance(value, list):
-            return self._made(list, value)
-        if isinstance(value, dict):
-            keys = tuple(value)
-            return self._made(lambda items: dict(zip(keys, items, strict=True)), value.values())
-        if hasattr(value, "__dict__"):
-            kind, names = type(value), tuple(vars(value))
-            return self._made(lambda items: _object(kind, names, items), vars(value).values())
-        return value
-
-    def _made(self, make: Callable[[Sequence[Any]], Any], parts: Iterable[Any]) -> Reconstruction:
-        return Reconstruction(make, tuple(map(self._reconstruction, parts)))
+def _identities(content: Any) -> set[int]:
+    """Of what a container held."""
+    items = [*content, *content.values()] if isinstance(content, dict) else content
+    return set(map(id, items))
 
 
 def _differ(before: Any, after: Any) -> bool:
@@ -176,9 +125,3 @@ def _differ(before: Any, after: Any) -> bool:
         return False
     plain = (bool, int, float, str, bytes, complex)
     return not (type(before) is type(after) and isinstance(before, plain) and before == after)
-
-
-def _object(kind: Any, names: Sequence[str], items: Sequence[Any]) -> Any:
-    made = kind.__new__(kind)
-    made.__dict__.update(zip(names, items, strict=True))
-    return made

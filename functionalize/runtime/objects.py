@@ -1,0 +1,96 @@
+"""How a call makes the objects that its program made: part by part, as the capture found them to consist.
+
+Invariant: what one recipe describes is one object in a call, and another one in the next call. Tensors, numbers of
+the graph, and objects that were there before the call stand in a recipe by their numbers; it holds nothing of a trace.
+Limits: no `__init__` runs, nor any other code of the object's class, but where `copyreg` alone knows its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class Seen(Protocol):
+    """Objects that were walked."""
+
+    @property
+    def seen(self) -> Sequence[Any]:
+        """The objects, in order."""
+
+
+@dataclass(frozen=True)
+class ObjectRef:
+    """An object that was there before, by its number on the walk."""
+
+    state: int  # which walk: of the program's state, or of the arguments
+    number: int
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A tensor, by its number."""
+
+    number: Any
+
+
+@dataclass(frozen=True)
+class GraphNumber:
+    """A number that the graph gives, by its index among the graph's outputs."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class NumberRef:
+    """A number that the graph gives, by its position among those that objects hold."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How to make one object: of some parts, and then, so that it may hold itself, filled with others.
+
+    Parts are recipes, references, or the very values.
+    """
+
+    new: Callable[[Sequence[Any]], Any]
+    fill: Callable[[Any, Sequence[Any]], None]
+    first: list[Any] = field(default_factory=list)  # what `new` takes
+    rest: list[Any] = field(default_factory=list)  # what `fill` takes
+
+
+class Maker:
+    """Makes the objects of one call."""
+
+    def __init__(
+        self, states: Sequence[Seen], tensor: Callable[[Any], Any], results: Sequence[Any], numbers: Sequence[int]
+    ) -> None:
+        """``tensor``: what the call has for the number of one; ``numbers``: the ``results`` that objects hold."""
+        self._states, self._tensor, self._results, self._numbers = states, tensor, results, numbers
+        self._made: dict[Recipe, Any] = {}
+
+    def make(self, part: Any) -> Any:
+        """The value that a recipe, or a reference, describes; of others the value itself."""
+        if isinstance(part, TensorRef):
+            return self._tensor(part.number)
+        if isinstance(part, ObjectRef):
+            return self._states[part.state].seen[part.number]
+        if isinstance(part, NumberRef):
+            return self._results[self._numbers[part.number]]
+        if isinstance(part, GraphNumber):
+            return self._results[part.position]
+        return self._object(part) if isinstance(part, Recipe) else part
+
+    def _object(self, recipe: Recipe) -> Any:
+        if recipe in self._made:
+            return self._made[recipe]
+        first = [self.make(part) for part in recipe.first]
+        if recipe in self._made:  # a tuple that something in it holds
+            return self._made[recipe]
+        made = self._made[recipe] = recipe.new(first)
+        if recipe.rest:
+            recipe.fill(made, [self.make(part) for part in recipe.rest])
+        return made
