@@ -262,7 +262,7 @@ class CaptureSession(RecordingSession):
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
-            effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log)
+            effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log, inputs.walk_again)
             with self.active(), self._provenance.watched():
                 if self._dims:
                     relate(self._dims, self._fakes)

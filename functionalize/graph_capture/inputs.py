@@ -118,15 +118,13 @@ class ProgramInputs:
         *,
         suppose_gradients: bool = False,
     ) -> None:
-        self.state = StateWalk()
-        for name in roots:
-            self.state.walk(roots, name, name)
+        self._func, self._roots = func, roots
+        self.state, self.follower = self._walk()
         self.args, self.kwargs = list(args), dict(kwargs)
         self.convention = CallingConvention.of(func, self.args, self.kwargs)
         self.call = self.convention.arguments(self.args, self.kwargs)
         self.arguments = self.call.walk
         self.args = self.call.args
-        self.follower = Follower(func, self.state)
         self.settings = settings_of(self.state)
         taken: set[str] = set()
         state, user = list(self._state(taken)), list(self._user(taken))
@@ -135,6 +133,21 @@ class ProgramInputs:
         for entry in self.inputs:
             if isinstance(entry.value, torch.Tensor):
                 refuse_tensor(entry.value, f"`{entry.target or entry.name}`")
+
+    def _walk(self) -> tuple[StateWalk, Follower]:
+        state = StateWalk()
+        for name in self._roots:
+            state.walk(self._roots, name, name)
+        return state, Follower(self._func, state)
+
+    def walk_again(self) -> StateWalk:
+        """What the program can reach now, arguments among it."""
+        state, _ = self._walk()
+        for position in range(len(self.args)):
+            state.walk(self.args, position, "")
+        for name in self.kwargs:
+            state.walk(self.kwargs, name, name)
+        return state
 
     def _state(self, taken: set[str]) -> Iterator[TracedInput]:
         found: dict[int, TracedInput] = {}

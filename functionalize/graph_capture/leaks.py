@@ -55,12 +55,16 @@ class Traced:
             return
         gc.collect()  # what holds itself
         self.empty_caches()
-        for tensor, entry in self.alive():
+        alive = self.alive()
+        while alive:  # a loop over them would hold the one that is looked at
+            tensor, entry = alive.pop()
             chains = _chains(tensor)
-            if all(any(isinstance(one, Node) for one in chain) for chain in _longest(chains)):
-                continue  # the program's own graph
+            others = [chain for chain in _whole(chains) if not any(map(_is_ours, chain))]
+            if chains and not others:
+                continue
             raise UnsupportedProgramError(
-                f"a tensor of size {tuple(tensor.size())} that the program computes is kept by {_holder_of(tensor, chains)}",
+                f"a tensor of size {tuple(tensor.size())} that the program computes is kept by "
+                f"{_holder(tensor, others)}",
                 why="a call leaves tensors in what the program reaches from its functions and arguments; this it does "
                 "not reach so",
                 hint="return the tensor, or keep it in a list, a dict or an attribute that the program names",
@@ -99,18 +103,23 @@ def _chains(value: Any) -> list[tuple[Any, ...]]:
     return found
 
 
+def _is_ours(holder: Any) -> bool:
+    """Whether an object is one of a captured program's, or of what an error kept of a capture."""
+    return isinstance(holder, Node) or type(holder).__module__.startswith("functionalize.")
+
+
 def _is_global(holder: Any) -> bool:
     """Whether an object is the dict of a module's variables."""
     return isinstance(holder, dict) and "__name__" in holder and "__builtins__" in holder
 
 
-def _longest(chains: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _whole(chains: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """The chains that are not the beginning of another one."""
     beginnings = {tuple(map(id, chain[:count])) for chain in chains for count in range(len(chain))}
     return [chain for chain in chains if tuple(map(id, chain)) not in beginnings]
 
 
-def _holder_of(tensor: torch.Tensor, chains: list[tuple[Any, ...]]) -> str:
+def _holder(tensor: torch.Tensor, chains: list[tuple[Any, ...]]) -> str:
     """Who holds a tensor, in words; ``chains``: what holds it, what holds that."""
     for chain in chains:
         if _is_global(chain[-1]):

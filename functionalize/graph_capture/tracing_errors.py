@@ -91,6 +91,7 @@ def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None
 def of_derivative(error: Exception, order: int) -> Exception:
     """Why there is no derivative of an order, for an error that its capture raised."""
     if isinstance(error, UnsupportedProgramError):
+        forget_frames(error)
         return error
     what = "the backward" if order == 1 else f"the derivative of order {order}"
     if isinstance(error, data_dependent()):
@@ -105,8 +106,17 @@ def of_derivative(error: Exception, order: int) -> Exception:
             "    why  a formula of autograd's raised that, which went through what the program did on fake tensors\n"
             "    try  the same without writing in place to views, or take the gradients in eager"
         )
+    forget_frames(error)
     reason.__cause__ = error
     return reason
+
+
+def forget_frames(error: BaseException) -> None:
+    """Have an error that is kept hold nothing of the run that raised it: its message says where that was."""
+    known: BaseException | None = error
+    while known is not None and known.__traceback__ is not None:
+        known.__traceback__ = None
+        known = known.__cause__ or known.__context__
 
 
 class _Otherwise(NamedTuple):

@@ -307,10 +307,10 @@ class Guards:
             for name, before in effect.before.items():
                 number = self._input_of(name) if isinstance(name, TensorRef) else None
                 now = read(container, name if number is None else values[number])
-                if now is not before and not same(frozen(now, {}), frozen(before, {})):
+                if not before.is_found(now):
                     label = name if number is None else self.inputs[number].target
                     raise StateMismatchError(
-                        f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(before)} {_WHEN}",
+                        f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(before.value)} {_WHEN}",
                         hint=_CHANGES_IT,
                         container=place_of(container, label)[0],
                     )

@@ -88,6 +88,15 @@ def _content(value: Any, memo: dict[int, Any], depth: int) -> Any:
     return _Content(type(value), keys, tuple(frozen(item, memo, depth) for item in items))
 
 
+def content_of(kind: type, held: Any) -> Any:
+    """What an object of a class, one that held this, was to a program: as :func:`frozen` of it then."""
+    items = list(held.values()) if isinstance(held, dict) else sorted(held, key=repr) if issubclass(kind, set) else held
+    keys = tuple(held) if isinstance(held, dict) else ()
+    if not held and kind in _NOTHING:
+        return _NOTHING[kind]
+    return _Content(kind, keys, tuple(frozen(item, {}, _DEPTH - 1) for item in items))
+
+
 def _parts(value: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
     """The keys and the items of a container, or of an object with attributes."""
     if isinstance(value, (list, tuple)):

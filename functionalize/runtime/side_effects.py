@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
 
-from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, copy_of, remove, unchanged, write
+from functionalize.runtime.containers import (
+    ABSENT,
+    MAPPINGS,
+    SetItems,
+    SlotsOf,
+    Variable,
+    assign,
+    copy_of,
+    remove,
+    unchanged,
+    write,
+)
 from functionalize.runtime.objects import Maker
-from functionalize.runtime.state_walk import StateWalk, joined
+from functionalize.runtime.settings import content_of, frozen, same
+from functionalize.runtime.state_walk import Changed, StateWalk, containers_of, joined
 
 
 class Walked(Protocol):
@@ -30,13 +43,25 @@ class Walked(Protocol):
 
 
 @dataclass(frozen=True)
+class Before:
+    """What a program found at an entry that it changes."""
+
+    value: Any
+    content: Any  # frozen; None where a call must find the very object
+
+    def is_found(self, now: Any) -> bool:
+        """Whether a call finds the same."""
+        return now is self.value or (self.content is not None and same(frozen(now, {}), self.content))
+
+
+@dataclass(frozen=True)
 class SideEffect:
     """Entries of one container that a program leaves otherwise than it found them."""
 
     state: int
     container: int  # its number on the walk
     path: str
-    before: Mapping[Any, Any]  # entries that were no tensors: a call must find the same
+    before: Mapping[Any, Before]  # entries that were no tensors: a call must find the same
     entries: Mapping[Any, Any]  # how they are made: of a mapping those that changed, of others all
     removed: tuple[Any, ...] = ()
     length: int | None = None  # of others than mappings: how many items it had, unless that does not matter
@@ -73,9 +98,14 @@ class Objects(Protocol):
 class SideEffectRecorder:
     """Compares what containers hold with what they held when the program began."""
 
-    def __init__(self, states: Sequence[StateWalk], is_log: Callable[[Any], bool]) -> None:
-        """``is_log``: whether the program does nothing with a list but to add to it."""
-        self._states, self._is_log = states, is_log
+    def __init__(
+        self, states: Sequence[StateWalk], is_log: Callable[[Any], bool], walk_again: Callable[[], StateWalk]
+    ) -> None:
+        """``is_log``: whether the program does nothing with a list but to add to it.
+
+        ``walk_again``: what the program can reach now.
+        """
+        self._states, self._is_log, self._walk_again = states, is_log, walk_again
         self._numbers = {
             id(item): (index, number) for index, state in enumerate(states) for number, item in enumerate(state.seen)
         }
@@ -83,11 +113,32 @@ class SideEffectRecorder:
 
     def side_effects(self, objects: Objects, returned: list[Any]) -> list[SideEffect]:
         """The containers whose content the program changed. ``returned``: a list of what it gives, alone."""
-        changed = [state.changed for state in self._states]
+        changed = [self._lasting(self._states[0].changed, returned), *(one.changed for one in self._states[1:])]
         roots = [(container, _identities(before)) for found in changed for _, container, _, before in found]
         objects.look(self._numbers, self._stand_ins, [(returned, ()), *roots])
         effects = [self._effect(objects, index, *one) for index, found in enumerate(changed) for one in found]
         return [effect for effect in effects if effect is not None]
+
+    def _lasting(self, changed: list[Changed], returned: list[Any]) -> list[Changed]:
+        """The changes of state but for objects that the program replaced, and that nobody can reach any more."""
+        held = [item for _, _, _, content in changed for item in _items(content) if id(item) in self._numbers]
+        if not held:
+            return changed
+        walk = self._walk_again()
+        walk.walk(returned, 0, "the result")
+        reached = set(walk.containers)
+        variables = (one for one in changed if isinstance(one[1], (Variable, SetItems, SlotsOf)))
+        kept = set(map(id, variables))
+        return [one for one in changed if id(one) in kept or id(one[1]) in reached]
+
+    def _before(self, value: Any, state: StateWalk) -> Before:
+        """What was at an entry; an object counts by what it held, if that is no tensors and no other objects."""
+        if id(value) not in self._numbers:
+            return Before(value, frozen(value, {}))
+        contents = [state.content(container) for container in map(itemgetter(0), containers_of(value))]
+        items = [item for content in contents if content is not None for item in _items(content)]
+        plain = len(contents) == 1 and not any(isinstance(i, torch.Tensor) or id(i) in self._numbers for i in items)
+        return Before(value, content_of(type(value), contents[0]) if plain else None)
 
     def _effect(
         self, objects: Objects, index: int, position: int, container: Any, path: str, before: Any
@@ -108,15 +159,21 @@ class SideEffectRecorder:
                 return None
         elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_log(container):
             new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
-        constants = {key_of(key): item for key, item in touched.items() if not isinstance(item, torch.Tensor)}
+        state = self._states[index]
+        plain = {key: item for key, item in touched.items() if not isinstance(item, torch.Tensor)}
+        constants = {key_of(key): self._before(item, state) for key, item in plain.items()}
         entries = {key_of(key): objects.recipe(item, joined(path, key)) for key, item in new.items()}
         return SideEffect(index, position, path, constants, entries, removed, length, adds)
 
 
 def _identities(content: Any) -> set[int]:
     """Of what a container held."""
-    items = [*content, *content.values()] if isinstance(content, dict) else content
-    return set(map(id, items))
+    return set(map(id, _items(content)))
+
+
+def _items(content: Any) -> list[Any]:
+    """The keys and the items that a container held."""
+    return [*content, *content.values()] if isinstance(content, dict) else list(content)
 
 
 def _differ(before: Any, after: Any) -> bool:

@@ -56,6 +56,9 @@ _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
+Changed = tuple[int, Container, str, Any]  # a container's number, itself, its path, its content before
+
+
 @dataclass
 class StateWalk:
     """What a walk over objects found, in order."""
@@ -163,8 +166,13 @@ class StateWalk:
                 write(container, key, value)
             self._before = []
 
+    def content(self, container: Container) -> Any:
+        """What a container held when the program began; None of one that was not walked."""
+        number = next((n for n, identity in enumerate(self.containers) if identity == id(container)), None)
+        return None if number is None else self._before[number]
+
     @property
-    def changed(self) -> list[tuple[int, Container, str, Any]]:
+    def changed(self) -> list[Changed]:
         """The containers whose content the program has changed so far: number, container, path, content before."""
         pairs = zip(self.containers.values(), self._before, strict=False)
         return [
