@@ -43,6 +43,11 @@ class AutogradNotes:
         known = (ref() for ref in base.handles.values())
         self.hides_writes = any(other is not None and other.requires_grad for other in known)
 
+    def note_untold(self, handle: torch.Tensor) -> None:
+        """Note a write of what has no gradient (a comparison in place), which leaves a handle its history."""
+        if self.hides_writes is False:
+            self.hides_writes = handle.requires_grad
+
     def note_reshape(self, handle: torch.Tensor) -> None:
         """Note that a handle is about to get other metadata."""
         if handle.requires_grad:
