@@ -613,3 +613,14 @@ def test_a_part_beyond_a_view_that_is_written_afterwards_has_no_gradient(first: 
                 result.sum().backward()
         else:
             torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], want)
+
+
+def test_data_of_a_view_that_autograd_accepts_no_more() -> None:
+    def run(x: Tensor) -> None:
+        first, _ = x.unbind(0)
+        x.mul_(2)
+        first.data = first
+
+    x = torch.arange(2.0) * torch.ones(2, requires_grad=True)
+    capture(run, (x,))(x)
+    torch.testing.assert_close(x.detach(), 2 * torch.arange(2.0))
