@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from functionalize.errors import (
         DataDependentError,
         InputMismatchError,
+        NotCapturedWarning,
         NotEquivalentError,
         NotFunctionalError,
         UnsupportedMutationError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DataDependentError",
     "InputMismatchError",
+    "NotCapturedWarning",
     "NotEquivalentError",
     "NotFunctionalError",
     "UnsupportedMutationError",

@@ -71,6 +71,15 @@ class DataDependentError(RuntimeError):
         )
 
 
+class NotCapturedWarning(UserWarning):
+    """A call ran the program as it is: eager takes its inputs, and fake tensors like them are refused."""
+
+
+def in_words(error: Exception) -> bool:
+    """Whether an error is this package's own, which says why."""
+    return isinstance(error, InputMismatchError) or "\n    why  " in str(error)
+
+
 def check_remove(remove: str) -> None:
     """Raise unless it names what is to be removed from a program.
 

@@ -591,3 +591,36 @@ def test_a_view_of_an_input_whose_memory_another_has_is_of_that_input() -> None:
         function(x, y).sum().backward()
         assert x.grad is None
         assert torch.equal(y.grad, 2 * memory + 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("first", [lambda y: y[:1], lambda y: y.diagonal(0, 1, 0)], ids=["slice", "diagonal"])
+def test_a_part_beyond_a_view_that_is_written_afterwards_has_no_gradient(first: Any) -> None:
+    def run(x: Tensor, write: bool) -> Tensor:
+        y = x * 1
+        view = first(y)
+        part: Tensor = view.as_strided((1, 1), (1, 1), 3)
+        if write:
+            view.mul_(2)
+        return part
+
+    for write in (False, True):
+        x = torch.ones(4, 1, requires_grad=True)
+        (want,) = torch.autograd.grad(run(x, write).sum(), x)
+        assert want.sum() == write  # eager looks for the part in the whole memory, once that was written
+        result = capture(run, (x, write))(x, write)
+        if write:
+            with pytest.raises(UnsupportedMutationError, match="goes beyond it"):
+                result.sum().backward()
+        else:
+            torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], want)
+
+
+def test_data_of_a_view_that_autograd_accepts_no_more() -> None:
+    def run(x: Tensor) -> None:
+        first, _ = x.unbind(0)
+        x.mul_(2)
+        first.data = first
+
+    x = torch.arange(2.0) * torch.ones(2, requires_grad=True)
+    capture(run, (x,))(x)
+    torch.testing.assert_close(x.detach(), 2 * torch.arange(2.0))

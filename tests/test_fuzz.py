@@ -6,10 +6,11 @@ import os
 import re
 
 import pytest
+import torch
 
 from tests.fuzz.__main__ import modes_of
 from tests.fuzz.check import MODES, check
-from tests.fuzz.generate import generate
+from tests.fuzz.generate import bits_defined, defined, generate
 from tests.fuzz.program import Program, Step
 from tests.fuzz.shrink import shrink
 from tests.fuzz.verdict import FAILED, PASSED
@@ -99,3 +100,24 @@ def test_shrinks_to_what_matters() -> None:
     small = shrink(program, lambda candidate: "x0.zero_()" in str(candidate))
     assert [step.source for step in small.steps] == ["x0.zero_()"]
     assert len(small.inputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "is_defined"),
+    [
+        ("torch._foreach_add_([x0], [x0])", True),
+        ("torch._foreach_add_([x0], [v0])", False),  # an entry reads what it has written, or not yet
+        ("torch._foreach_add_([x0, v1], [v1, x0])", True),
+    ],
+)
+def test_what_an_entry_of_foreach_reads_it_writes_in_place_or_not_at_all(source: str, is_defined: bool) -> None:
+    x = torch.arange(4.0).view(2, 2)
+    assert defined(Step(source), {"x0": x, "v0": x.t(), "v1": x.clone()}) is is_defined
+
+
+def test_bits_of_a_nan_are_not_read_as_other_numbers() -> None:
+    x = torch.full((2,), float("nan"))
+    step = Step("x0.mul_(2)")
+    assert bits_defined(step, {"x0": x})
+    assert not bits_defined(step, {"x0": x, "v0": x.view(torch.int32)})
+    assert bits_defined(step, {"x0": torch.ones(2), "v0": x.view(torch.int32)})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from functionalize import InputMismatchError, capture
+from functionalize import InputMismatchError, NotCapturedWarning, capture
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -434,3 +434,29 @@ def test_whether_an_input_is_a_view_is_a_guard_where_it_is_told_to_require_gradi
         program(torch.ones(3)[1:])
     program = capture(lambda x: x.requires_grad_() * 2, (torch.ones(2),))
     assert program(torch.ones(3)[1:]).requires_grad
+
+
+def test_a_call_that_cannot_be_captured_anew_is_eagers() -> None:
+    """Where an operator refuses the fake tensors of a call, the program is run: it mostly raises."""
+
+    def least(x: Tensor) -> Tensor:
+        return x.mul_(2).amin(1)
+
+    program = capture(least, (torch.ones(2, 3),), on_guard_failure="recapture")
+    x = torch.ones(2, 2, 0)
+    with pytest.raises(IndexError, match="reduction dim 2"):
+        torch.amin(x, 2)
+    with pytest.raises(IndexError, match="reduction dim 1 to have non-zero size"):
+        program(torch.ones(2, 0))
+
+    def size(x: Tensor) -> Tensor:
+        return torch.abs(x, out=x)  # the meta kernel takes no complex `out=`
+
+    program = capture(size, (torch.ones(3),), on_guard_failure="recapture")
+    numbers = torch.full((3,), 3 + 4j)
+    with pytest.warns(NotCapturedWarning, match="could not be captured in its turn"):
+        assert program(numbers) is numbers
+    assert torch.equal(numbers, torch.full((3,), 5 + 0j))
+    program = capture(size, (torch.ones(3),))
+    with pytest.raises(InputMismatchError, match="the dtype of the input `x`"):
+        program(numbers)

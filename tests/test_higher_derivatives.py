@@ -406,3 +406,22 @@ def test_a_derivative_that_decides_by_data_is_refused() -> None:
     (first,) = torch.autograd.grad(capture(func, (x,))(x).sum(), x, create_graph=True)
     with pytest.raises(DataDependentError, match="derivative of order 2 of a captured program decides by the value"):
         first.sum().backward()
+
+
+def test_what_has_no_gradient_leaves_the_history_of_what_it_is_written_to() -> None:
+    """To autograd the tensor is then still what it was computed as, also where a gradient is a function of it."""
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        x.logical_or_(torch.ones(3))
+        return (x * weight).sum()
+
+    def derivatives(function: Callable[..., Any]) -> list[Tensor]:
+        leaf, weight = torch.full((3,), 2.0, requires_grad=True), torch.full((3,), 5.0, requires_grad=True)
+        x = leaf * 3
+        (first,) = torch.autograd.grad(function(x, weight), weight, create_graph=True)
+        return [first, *torch.autograd.grad(first.sum(), leaf)]
+
+    leaf = torch.ones(3, requires_grad=True)
+    program = capture(run, (leaf * 1, torch.ones(3, requires_grad=True)))
+    torch.testing.assert_close(derivatives(program), derivatives(run))
+    assert derivatives(run)[1].sum() == 9

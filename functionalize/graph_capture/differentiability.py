@@ -107,6 +107,12 @@ def refused_write(
     for entry in inputs:
         if id(entry.fake) in context.notes.replaced:
             return _new_metadata(entry)
+    if _written_beyond(context):
+        return UnsupportedMutationError(
+            "`as_strided` of a tensor that requires gradients goes beyond it, and the memory is written afterwards",
+            why="autograd then takes the part for one of the whole memory, which fake tensors do not show",
+            hint="take `as_strided` of the tensor that has the whole memory",
+        )
     for mutation in mutations:
         entry = inputs[mutation.input]
         if _has_other_size(entry):
@@ -129,6 +135,12 @@ def refused_write(
         if not mutation.writes or mutation.metadata or mutation.after:
             return _new_metadata(entry)
     return None
+
+
+def _written_beyond(context: FunctionalizationContext) -> bool:
+    """Whether a storage was written after `as_strided` took, of a tensor in it, what lies beyond that tensor."""
+    bases, beyond = context.graph.bases, context.notes.beyond
+    return any(key in bases and len(bases[key].log) > writes for key, writes in beyond.items())
 
 
 def _new_metadata(entry: TracedInput) -> UnsupportedMutationError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -23,7 +24,14 @@ from functionalize._torch import in_functorch_transform
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
 from functionalize.call_stack import raised_by_program
-from functionalize.errors import DataDependentError, GradientMismatchError, InputMismatchError, StateMismatchError
+from functionalize.errors import (
+    DataDependentError,
+    GradientMismatchError,
+    InputMismatchError,
+    NotCapturedWarning,
+    StateMismatchError,
+    in_words,
+)
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.decisions import Answers, Diverged, agree
 from functionalize.runtime.graph_forms import with_copies
@@ -163,21 +171,45 @@ class CapturedProgram:
         if in_functorch_transform() is not None:
             raise RuntimeError(_IN_TRANSFORM)
         arguments = self._convention.arguments(args, kwargs)
-        for index, known in enumerate(self._specializations):
-            inputs = known.passed(arguments)
-            if inputs is not None:
-                if index:
-                    self._use(known)
-                chosen = known
-                break
-        else:
-            with CAPTURING:
-                chosen, inputs = self._chosen(arguments)
+        found = self._known(arguments)
+        if found is None:
+            try:
+                with CAPTURING:
+                    found = self._chosen(arguments)
+            except Exception as error:
+                if in_words(error):
+                    raise
+                reason = error  # an operator's, for these inputs: eager may say it in other words
+        if found is None:
+            return self._as_it_is(arguments, reason)
+        chosen, inputs = found
         try:
             return chosen.run(inputs, arguments)
         except Diverged as error:
             answers = error.answers
         return self._run_another(chosen, answers, arguments)
+
+    def _known(self, arguments: CallArguments) -> tuple[Specialization, list[Any]] | None:
+        """The program that was captured for such a call, and its inputs, where that is told fast."""
+        for index, known in enumerate(self._specializations):
+            inputs = known.passed(arguments)
+            if inputs is not None:
+                if index:
+                    self._use(known)
+                return known, inputs
+        return None
+
+    def _as_it_is(self, arguments: CallArguments, reason: Exception) -> Any:
+        """What the original does, which could not be captured for a call: it mostly raises, and in eager's words."""
+        found = self._original(*arguments.args, **arguments.kwargs)
+        warnings.warn(
+            f"an operator took the inputs of a call, but not fake tensors like them: {reason}\n"
+            "    why  the call is none of those that were captured, and could not be captured in its turn\n"
+            "    try  nothing, the program was run as it is; to have it captured, leave that operator out",
+            NotCapturedWarning,
+            stacklevel=3,
+        )
+        return found
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
         """What a call comes to whose data decide otherwise than those that a program was captured for."""

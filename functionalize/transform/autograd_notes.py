@@ -11,6 +11,7 @@ import torch
 
 from functionalize._torch import VIEW
 from functionalize.aliasing.bases import Base
+from functionalize.aliasing.geometry import Layout, hinted_span
 
 
 class AutogradNotes:
@@ -22,6 +23,9 @@ class AutogradNotes:
         self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
+        self.beyond: dict[
+            int, int
+        ] = {}  # storages of such of a tensor without them: how often written before the first
         self.reshapes = False  # whether metadata of a tensor that requires gradients changed
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self._reshaped: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
@@ -42,6 +46,20 @@ class AutogradNotes:
             return
         known = (ref() for ref in base.handles.values())
         self.hides_writes = any(other is not None and other.requires_grad for other in known)
+
+    def note_address(self, source: torch.Tensor, part: torch.Tensor, base: Base) -> None:
+        """Note that `as_strided` takes a part of a storage, given by a tensor of it."""
+        offset = source.storage_offset()
+        if not (type(offset) is int and offset == 0):
+            self.readdressed.add(base.key)
+        (first, last), (start, end) = (hinted_span(Layout.of(tensor)) for tensor in (source, part))
+        if start < first or last < end:
+            self.beyond.setdefault(base.key, len(base.log))
+
+    def note_untold(self, handle: torch.Tensor) -> None:
+        """Note a write of what has no gradient (a comparison in place), which leaves a handle its history."""
+        if self.hides_writes is False:
+            self.hides_writes = handle.requires_grad
 
     def note_reshape(self, handle: torch.Tensor) -> None:
         """Note that a handle is about to get other metadata."""

@@ -181,7 +181,7 @@ class FunctionalizationContext:
         """Run ``handle.data = source``: the handle becomes one more of the source's storage, with its layout."""
         self.origin = None
         if self.executor.observed:
-            followed = self.notes.hides_writes is not None and handle.requires_grad and not handle.is_leaf
+            followed = self.notes.hides_writes is not None and handle.requires_grad and not _is_leaf(handle)
             if followed and not (same(handle.size(), source.size()) and same_strides(handle, source)):
                 raise UnsupportedMutationError(
                     "`.data =` gives a computed tensor that requires gradients other sizes or strides",
@@ -306,3 +306,11 @@ class FunctionalizationContext:
             if draws(func, args, kwargs) or not self.executor.observed:
                 self.executor.sync_memory(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
+
+
+def _is_leaf(handle: torch.Tensor) -> bool:
+    """Whether a tensor holds a gradient of its own. Autograd raises for a view that a write has made unusable."""
+    try:
+        return handle.is_leaf
+    except RuntimeError:
+        return False

@@ -145,10 +145,10 @@ class FunctionalizeMode(TorchDispatchMode):
         key = storage_key(source)
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
-        if func is aten.as_strided.default and source.requires_grad and not _begins(source):
-            self.context.notes.readdressed.add(key)
         out, layouts = self._run_view(func, args, kwargs)
         parent = graph.ensure(source)
+        if func is aten.as_strided.default and source.requires_grad:
+            self.context.notes.note_address(source, out, parent.base)
         if isinstance(out, torch.Tensor):
             if layouts is None and storage_key(out) != key:
                 out = alias_of_wrapper(func, args, kwargs, out)
@@ -251,12 +251,6 @@ def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> 
     if kwargs.get("memory_format") is not None or unbacked((*handle.size(), *size)):
         return False
     return tuple(handle.size()) == size
-
-
-def _begins(handle: torch.Tensor) -> bool:
-    """Whether a tensor begins its storage."""
-    offset = handle.storage_offset()
-    return type(offset) is int and offset == 0
 
 
 _DEVICE = torch.ops.prim.device.default

@@ -122,6 +122,8 @@ class WritingCall:
             if value.dtype != handle.dtype:
                 if self.row.kind is Kind.INPLACE and not torch.can_cast(value.dtype, handle.dtype):
                     raise RuntimeError(_CANNOT_CAST.format(DTYPE_NAMES[value.dtype], DTYPE_NAMES[handle.dtype]))
+                if not (value.is_floating_point() or value.is_complex()):
+                    self.context.notes.note_untold(handle)
                 value = self.context.executor.call(aten._to_copy.default, value, dtype=handle.dtype)
         if value.device != handle.device:
             value = self.context.executor.call(aten._to_copy.default, value, device=handle.device)

@@ -68,7 +68,8 @@ class _Grown:
             before, rooms = dict(self.pool.tensors), sizes(self.pool.tensors)
             try:
                 self._run(step)
-                if defined(step, before) and filled(step, rooms, sizes(self.pool.tensors)) and self._small():
+                fine = defined(step, before) and filled(step, rooms, sizes(self.pool.tensors)) and self._small()
+                if fine and bits_defined(step, self.pool.tensors):
                     self.steps.append(step)
                     return True
             except Exception:
@@ -125,7 +126,7 @@ def well_defined(program: Program) -> bool:
             _execute(step, tensors)
         except Exception:
             break  # an error ends the program
-        if not filled(step, before, sizes(tensors)):
+        if not (filled(step, before, sizes(tensors)) and bits_defined(step, tensors)):
             return False
     return set(NAME.findall(program.outputs)) <= set(tensors)
 
@@ -165,6 +166,8 @@ def defined(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
     used = {name: tensors[name] for name in step.uses if name in tensors}
     written = [name for name in written_names(step) if name in tensors]
     in_turn = "foreach" in step.source  # on the CPU one tensor after another
+    if in_turn and not _apart(step, tensors):
+        return False
     if not in_turn and len(set(written)) < len(written):
         return False
     for name in written:
@@ -181,6 +184,16 @@ def defined(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
     return True
 
 
+def _apart(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
+    """Whether each entry of a foreach op reads what it writes in the same place, or nothing of it."""
+    lists = [[tensors.get(name) for name in NAME.findall(part)] for part in re.findall(r"\[(.*?)\]", step.source)]
+    pairs = [(one, other) for others in lists[1:] for one, other in zip(lists[0], others, strict=False)]
+    return not any(
+        one is not None and other is not None and not same_place(one, other) and meet(one, other)
+        for one, other in pairs
+    )
+
+
 def sizes(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """Of each tensor the elements that its storage has room for after its first, and the storage's bytes."""
     rooms = {name: (t, t.untyped_storage().nbytes()) for name, t in tensors.items()}
@@ -195,6 +208,21 @@ def filled(step: Step, before: dict[str, tuple[int, int]], after: dict[str, tupl
     if grown not in before or after[grown][1] <= before[grown][1] or "set_()" in step.source:
         return True
     return f"[{max(before[grown][0], 0)}:]" in step.source
+
+
+def bits_defined(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
+    """Whether nobody can read, as numbers of another dtype, the bits of a NaN that a step wrote.
+
+    What arithmetic leaves in them is up to the instruction, and so to the kernel.
+    """
+    if not _WRITTEN.search(step.source):
+        return True
+    for handle in (tensors[name] for name in written_names(step) if name in tensors):
+        if (handle.is_floating_point() or handle.is_complex()) and bool(handle.detach().isnan().any()):
+            key = handle.untyped_storage().data_ptr()
+            if any(t.dtype != handle.dtype for t in tensors.values() if t.untyped_storage().data_ptr() == key):
+                return False
+    return True
 
 
 def written_names(step: Step) -> list[str]:
