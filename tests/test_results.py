@@ -593,6 +593,19 @@ def test_what_cannot_be_made_again_is_refused(make: Function, message: str) -> N
     assert "    why  a call has to make another one" in str(caught.value)
 
 
+def test_long_chains_of_objects() -> None:
+    def program(x: Tensor) -> Any:
+        last = None
+        for _ in range(2000):
+            last = types.SimpleNamespace(before=last, x=x)
+        return last
+
+    one, count = capture(program, (torch.zeros(4),))(torch.ones(4)), 0
+    while one is not None:
+        one, count = one.before, count + 1
+    assert count == 2000
+
+
 # Of libraries
 
 

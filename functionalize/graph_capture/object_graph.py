@@ -31,7 +31,7 @@ from functionalize.runtime.state_walk import OPAQUE
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # Entered: functions have variables, sizes have symbols, and a class may be made inside.
-_ENTERED = frozenset({*_FUNCTIONS, torch.Size, torch.SymInt, type})
+_ENTERED = frozenset({*_FUNCTIONS, torch.Size, torch.SymInt, torch.Generator, type})
 # Never looked into, and given as they are.
 _WHOLE = (
     *(kind for kind in OPAQUE if kind not in _ENTERED),

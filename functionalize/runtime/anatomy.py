@@ -258,7 +258,9 @@ def _method(value: types.MethodType) -> Anatomy:
 
 def _reference(value: Any) -> Anatomy | None:
     target = value()
-    if target is None or value.__callback__ is not None:
+    if target is None:
+        return Anatomy(lambda first: value)
+    if value.__callback__ is not None:
         return None
     return Anatomy(lambda first: weakref.ref(first[0]), [("()", target)])
 

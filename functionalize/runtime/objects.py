@@ -7,6 +7,7 @@ Limits: no `__init__` runs, nor any other code of the object's class, but where 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -62,6 +63,9 @@ class Recipe:
     rest: list[Any] = field(default_factory=list)  # what `fill` takes
 
 
+_BEGIN, _MAKE, _FILL = "begin", "make", "fill"  # what is to be done next with a recipe
+
+
 class Maker:
     """Makes the objects of one call."""
 
@@ -74,23 +78,36 @@ class Maker:
 
     def make(self, part: Any) -> Any:
         """The value that a recipe, or a reference, describes; of others the value itself."""
+        pending = [(part, _BEGIN)] if isinstance(part, Recipe) and part not in self._made else []
+        begun: Counter[Recipe] = Counter()
+        while pending:  # what is above is done before: a set is filled with what can be hashed
+            recipe, stage = pending.pop()
+            if stage is _FILL:
+                recipe.fill(self._made[recipe], list(map(self._value, recipe.rest)))
+            elif recipe in self._made:  # since it was put here: by something in it that holds it
+                continue
+            elif stage is _BEGIN:
+                begun[recipe] += 1
+                if begun[recipe] > len(recipe.first) + 1:
+                    raise RuntimeError(f"what {recipe.new} makes is made of itself")
+                pending += [(recipe, _MAKE), *self._missing(recipe.first)]
+            else:
+                self._made[recipe] = recipe.new(list(map(self._value, recipe.first)))
+                if recipe.rest:
+                    pending += [(recipe, _FILL), *self._missing(recipe.rest)]
+        return self._value(part)
+
+    def _missing(self, parts: Sequence[Any]) -> list[tuple[Recipe, str]]:
+        return [(part, _BEGIN) for part in parts if isinstance(part, Recipe) and part not in self._made]
+
+    def _value(self, part: Any) -> Any:
+        """What a part is, once all objects that it consists of are made."""
+        if isinstance(part, Recipe):
+            return self._made[part]
         if isinstance(part, TensorRef):
             return self._tensor(part.number)
         if isinstance(part, ObjectRef):
             return self._states[part.state].seen[part.number]
         if isinstance(part, NumberRef):
             return self._results[self._numbers[part.number]]
-        if isinstance(part, GraphNumber):
-            return self._results[part.position]
-        return self._object(part) if isinstance(part, Recipe) else part
-
-    def _object(self, recipe: Recipe) -> Any:
-        if recipe in self._made:
-            return self._made[recipe]
-        first = [self.make(part) for part in recipe.first]
-        if recipe in self._made:  # a tuple that something in it holds
-            return self._made[recipe]
-        made = self._made[recipe] = recipe.new(first)
-        if recipe.rest:
-            recipe.fill(made, [self.make(part) for part in recipe.rest])
-        return made
+        return self._results[part.position] if isinstance(part, GraphNumber) else part
