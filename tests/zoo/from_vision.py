@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ def _torchvision(name: str) -> Iterator[Candidate]:
     torchvision = _torchvision_module()
     options: dict[str, Any] = {"weights": None}
     builder = torchvision.models.get_model_builder(name)
-    if "weights_backbone" in builder.__code__.co_varnames:
+    if "weights_backbone" in signature(builder).parameters:
         options["weights_backbone"] = None
     torch.manual_seed(0)
     model = builder(**options)
