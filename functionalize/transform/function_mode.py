@@ -72,7 +72,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if self._unused and args:
             self._unused.discard(id(args[0]))  # one that is an argument in another place has a node that uses it
         symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
-        if symbolic or any(map(_has_number, args)):
+        if symbolic or _has_number(args, kwargs):
             with enable_python_dispatcher():
                 return self._spell_out(func, args, kwargs or {})
         if func in _UNDISPATCHED:
@@ -102,10 +102,13 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _has_number(argument: Any) -> bool:
-    """Whether it lists a tensor that may stand for a size: what takes sizes makes a symbol of it."""
-    return type(argument) in (list, tuple) and any(
-        isinstance(one, torch.Tensor) and not one.is_floating_point() and one.dim() == 0 for one in argument
+def _has_number(args: Any, kwargs: Any) -> bool:
+    """Whether arguments list a tensor that may stand for a size: what takes sizes makes a symbol of it."""
+    return any(
+        isinstance(one, torch.Tensor) and not one.is_floating_point() and one.dim() == 0
+        for argument in ((*args, *kwargs.values()) if kwargs else args)
+        if type(argument) in (list, tuple)
+        for one in argument
     )
 
 
