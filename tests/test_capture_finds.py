@@ -308,3 +308,12 @@ def test_a_derivative_of_a_gradient_where_an_input_shows_a_part_of_its_storage()
     captured = capture(program, (x, y))
     (gradient,) = torch.autograd.grad(captured(x, y), x, create_graph=True)
     assert torch.equal(torch.autograd.grad(gradient.sum(), x)[0], torch.full((3,), 6 * 8.0))
+
+
+def test_tensors_are_sizes_of_padding() -> None:
+    def run(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, (x[0] * 2).long()))  # type: ignore[arg-type]  # eager takes a number's tensor
+
+    captured = capture(run, (torch.ones(3),))
+    for x in (torch.ones(3), torch.tensor([2.0, 1, 1]), torch.tensor([0.0, 1, 1])):
+        torch.testing.assert_close(captured(x), run(x))

@@ -71,7 +71,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             self._context.refuse_subclasses(types)
         if self._unused and args:
             self._unused.discard(id(args[0]))  # one that is an argument in another place has a node that uses it
-        if self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs))))):
+        symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
+        if symbolic or _has_number(args, kwargs):
             with enable_python_dispatcher():
                 return self._spell_out(func, args, kwargs or {})
         if func in _UNDISPATCHED:
@@ -99,6 +100,16 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
         return func(*args, **kwargs)
+
+
+def _has_number(args: Any, kwargs: Any) -> bool:
+    """Whether arguments list a tensor that may stand for a size: what takes sizes makes a symbol of it."""
+    return any(
+        isinstance(one, torch.Tensor) and not one.is_floating_point() and one.dim() == 0
+        for argument in ((*args, *kwargs.values()) if kwargs else args)
+        if type(argument) in (list, tuple)
+        for one in argument
+    )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,9 @@
+"""The models of the fixed small part: of each kind of architecture one that is quick, all of transformers."""
+
+from __future__ import annotations
+
+# Encoders of text, images, both, sound; convolutions; attention in windows; several scales.
+_NAMES = """
+albert bert clip convnext deberta-v2 funnel resnet roformer segformer swin videomae vit wav2vec2 yolos
+"""
+CI = frozenset(("transformers", name) for name in _NAMES.split())
