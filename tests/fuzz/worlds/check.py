@@ -48,6 +48,8 @@ def _calls(world: World, eager: Running, actual: Running, captured: Callable[...
             except REFUSALS as error:
                 return _unchanged(before, actual, "call refused") or _refused(number, error)
             except Exception as error:
+                if "\n    why  " in str(error):
+                    return _refused(number, error)  # a backward that the caller asked for
                 return Verdict(FAILED, f"call {min(number, 1)} raises", line_of(error))
             after = actual.snapshot(before.versions())
         wanted = _eager(eager, number)

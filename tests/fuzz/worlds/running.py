@@ -61,7 +61,8 @@ class Running:
         if self._world.after == "grad" and roots:
             leaves = [t for t in self.snapshot().tensors if t.requires_grad and t.is_leaf and t is not result]
             gradients = torch.autograd.grad(roots[0].sum(), leaves, allow_unused=True) if leaves else ()
-            self.results.append([gradient for gradient in gradients if gradient is not None])
+            plain = [g.clone(memory_format=torch.contiguous_format) for g in gradients if g is not None]
+            self.results.append(plain)  # the strides of gradients are autograd's own affair
 
     def snapshot(self, versions: dict[int, int] | None = None) -> Snapshot:
         """Of all that the caller knows: the variables, the arguments, the results so far."""
