@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import types
 import weakref
 from collections.abc import Iterator
@@ -170,12 +171,21 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             yield name, _content(cell)
     elif hasattr(value, "cache_info"):
-        yield "cache", str(value.cache_info())
+        yield "fakes", sum(isinstance(item, FakeTensor) for item in _kept(value))  # what else it holds is its own affair
     elif _is_entered(type(value)):
         counted = "id" if isinstance(value, RemovableHandle) else None
         yield from (item for item in getattr(value, "__dict__", {}).items() if item[0] != counted)
         for name in (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())):
             yield name, getattr(value, name, "absent")
+
+
+def _kept(cache: Any) -> list[Any]:
+    """What a cache holds, which is C's to know: the results are a few references away."""
+    found = reached = [cache]
+    for _ in range(4):
+        reached = [item for item in gc.get_referents(*reached) if not isinstance(item, types.FunctionType | type)]
+        found = [*found, *reached]
+    return found
 
 
 def _content(cell: Any) -> Any:
