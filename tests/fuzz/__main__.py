@@ -158,8 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     reasons = collections.Counter(verdict.reason for _, _, verdict in results if verdict.status == REFUSED)
     for reason, count in reasons.most_common():
         print(f"refused {count:6}: {reason}")
-    if given.mode == WORLDS:
-        print(by_feature(results, given.length))
+    print(by_feature([result for result in results if result[1] == WORLDS], given.length), end="")
     print(f"{len(jobs)} programs in {time.monotonic() - begin:.0f} s")
     return int(bool(failed))
 

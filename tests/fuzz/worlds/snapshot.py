@@ -171,7 +171,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             yield name, _content(cell)
     elif hasattr(value, "cache_info"):
-        yield "fakes", sum(isinstance(item, FakeTensor) for item in _kept(value))  # what else it holds is its own affair
+        yield "fakes", sum(isinstance(item, FakeTensor) for item in _kept(value))  # the rest is its own affair
     elif _is_entered(type(value)):
         counted = "id" if isinstance(value, RemovableHandle) else None
         yield from (item for item in getattr(value, "__dict__", {}).items() if item[0] != counted)

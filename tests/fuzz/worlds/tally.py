@@ -17,7 +17,9 @@ def by_feature(results: Sequence[tuple[int, str, Verdict]], length: int) -> str:
     for seed, _, verdict in results:
         for feature in generate(seed, length).features:
             counts[feature][verdict.status] += 1
+    if not counts:
+        return ""
     lines = [f"{'feature':40}" + "".join(f"{status:>13}" for status in _STATUSES)]
     for feature, count in sorted(counts.items(), key=lambda item: -item[1][FAILED] / item[1].total()):
         lines.append(f"{feature:40}" + "".join(f"{count[status]:13}" for status in _STATUSES))
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
