@@ -19,7 +19,7 @@ from functionalize._torch import ASKED_PROPERTIES, storage_address
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
-from functionalize.runtime.containers import cell_content
+from functionalize.runtime.containers import Slot, cell_content
 from functionalize.runtime.containers import entry as entry_of
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.settings import LENGTH, SettingsCheck
@@ -141,12 +141,16 @@ class FastGuards:
             if entry.argument is not None:
                 taken.append(f"leaves[{entry.argument}]")
             elif entry.slot is not None:
-                slot = entry.slot
-                steps = "".join(f"[{step}]" for step in slot.steps)
-                taken.append(f"{_entry(source, slot.container, slot.key)}{steps}")
+                taken.append(_place(source, entry.slot))
             else:
                 taken.append(source.name("constant", entry.constant))
-        source.lines += [f"try: inputs = [{', '.join(taken)}]", "except (LookupError, TypeError): return None"]
+        shared = [f"{_place(source, slot)} is not inputs[{n}]" for slot, n in self._guards.shared_places.places]
+        source.lines += [
+            "try:",
+            f"    inputs = [{', '.join(taken)}]",
+            *(f"    if {one}: return None" for one in shared),
+        ]
+        source.lines += ["except (LookupError, TypeError): return None"]
 
     def _compare_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         names = [f"inputs[{number}]" for number in self._numbers]
@@ -164,6 +168,11 @@ class FastGuards:
         sizes = [[None] * t.dim() if n in dynamic else list(t.size()) for n, t in pairs]
         strides = [[None] * t.dim() if n in dynamic else list(t.stride()) for n, t in pairs]
         return {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
+
+
+def _place(source: Source, slot: Slot) -> str:
+    """What reads a place."""
+    return _entry(source, slot.container, slot.key) + "".join(f"[{step}]" for step in slot.steps)
 
 
 def _entry(source: Source, container: Any, key: Any) -> str:

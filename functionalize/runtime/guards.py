@@ -25,6 +25,7 @@ from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
 from functionalize.runtime.objects import TensorRef
 from functionalize.runtime.settings import Settings, frozen, same
+from functionalize.runtime.shared_places import SharedPlaces
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
 
@@ -141,6 +142,7 @@ class Guards:
         }
         self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)
+        self.shared_places = SharedPlaces(self.inputs, values, found.state.tensors)
 
     @property
     def changes(self) -> set[int]:
@@ -193,6 +195,7 @@ class Guards:
         self._check_constants(arguments)
         self._check_settings()
         values = self.sources.values(arguments)
+        self.shared_places.check(values, lambda: self.changes)
         self._check_tensors(values)
         self._check_presence(values)
         self.check_side_effects(arguments, values)

@@ -23,9 +23,14 @@ from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
 from tests.fuzz.verdict import FAILED, NOT_COUNTED, REFUSED, Verdict
 from tests.fuzz.workers import run_all
+from tests.fuzz.worlds import generate as worlds
+from tests.fuzz.worlds.check import check_world
+from tests.fuzz.worlds.program import World
+from tests.fuzz.worlds.tally import by_feature
 
 DIED = "the process died"
 SECONDS, SHRINKING = 20, 60  # for one program in one mode, to make one smaller
+WORLDS = "worlds"  # the mode of random Python worlds, which are generated otherwise
 Result = tuple[int, str, Verdict]
 _CALL = re.compile(r"\.\w+\(|[-+*]=|\w\[")
 
@@ -46,8 +51,13 @@ def modes_of(seed: int, mode: str) -> tuple[str, ...]:
 def run(job: tuple[int, str, int]) -> list[Result]:
     """All verdicts on the program of one seed."""
     seed, mode, length = job
-    program = generate(seed, length)
+    program = made(seed, mode, length)
     return [(seed, name, _timed(program, name)) for name in modes_of(seed, mode)]
+
+
+def made(seed: int, mode: str, length: int) -> Program | World:
+    """The program of a seed."""
+    return worlds.generate(seed, length) if mode == WORLDS else generate(seed, length)
 
 
 class _TimeIsUpError(BaseException):
@@ -58,10 +68,10 @@ def _time_is_up(*_: Any) -> None:
     raise _TimeIsUpError
 
 
-def _timed(program: Program, mode: str) -> Verdict:
+def _timed(program: Program | World, mode: str) -> Verdict:
     signal.alarm(SECONDS)
     try:
-        return check(program, mode)
+        return check_world(program) if isinstance(program, World) else check(program, mode)
     except _TimeIsUpError:
         return Verdict(FAILED, "hangs")
     except Exception as error:
@@ -76,7 +86,7 @@ def _crashed(job: tuple[int, str, int]) -> list[Result]:
 
 def _unshrunk(job: tuple[Result, int]) -> tuple[Result, str, str]:
     (seed, mode, verdict), length = job
-    return (seed, mode, verdict), str(generate(seed, length)), "not shrunk: the process died"
+    return (seed, mode, verdict), str(made(seed, mode, length)), "not shrunk: the process died"
 
 
 def _start() -> None:
@@ -85,18 +95,22 @@ def _start() -> None:
     signal.signal(signal.SIGALRM, _time_is_up)
 
 
-def shrunk(seed: int, mode: str, length: int, verdict: Verdict) -> Program:
+def shrunk(seed: int, mode: str, length: int, verdict: Verdict) -> Program | World:
     """The failing program of a seed, made smaller."""
     end = time.monotonic() + SHRINKING
 
-    def fails(program: Program) -> bool:
+    def fails(program: Program | World) -> bool:
         return time.monotonic() < end and _fails_alike(program, mode, verdict)
 
+    if mode == WORLDS:
+        return worlds.shrink(worlds.generate(seed, length), fails)
     return shrink(generate(seed, length), fails)
 
 
-def _fails_alike(program: Program, mode: str, verdict: Verdict) -> bool:
-    return well_defined(program) and _timed(program, mode).signature == verdict.signature
+def _fails_alike(program: Program | World, mode: str, verdict: Verdict) -> bool:
+    return (isinstance(program, World) or well_defined(program)) and _timed(
+        program, mode
+    ).signature == verdict.signature
 
 
 def shrink_job(job: tuple[Result, int]) -> tuple[Result, str, str]:
@@ -111,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first program; the others count up")
-    parser.add_argument("--mode", default="rotate", choices=("rotate", "all", *MODES))
+    parser.add_argument("--mode", default="rotate", choices=("rotate", "all", WORLDS, *MODES))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--length", type=int, default=8, help="steps of a program at most")
     parser.add_argument("--without", metavar="REGEX", help="leave out the programs with a line that matches")
@@ -119,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     seeds: Sequence[int] = range(given.seed, given.seed + given.programs)
     if given.without:
-        seeds = [s for s in seeds if not re.search(given.without, generate(s, given.length).body())]
+        seeds = [s for s in seeds if not re.search(given.without, made(s, given.mode, given.length).body())]
     jobs = [(seed, given.mode, given.length) for seed in seeds]
     begin, results = time.monotonic(), list[Result]()
     for found in run_all(run, jobs, _crashed, workers=given.jobs, start=_start):
@@ -144,6 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     reasons = collections.Counter(verdict.reason for _, _, verdict in results if verdict.status == REFUSED)
     for reason, count in reasons.most_common():
         print(f"refused {count:6}: {reason}")
+    print(by_feature([result for result in results if result[1] == WORLDS], given.length), end="")
     print(f"{len(jobs)} programs in {time.monotonic() - begin:.0f} s")
     return int(bool(failed))
 

@@ -1,0 +1,265 @@
+"""What random worlds are made of: a table of declarations, statements and changes as text.
+
+`{t}` stands for the name of something declared of this kind, `{t2}` for another one; kinds are letters: see `KINDS`.
+
+Invariant: `y` is a tensor of size (2, 3); tensors declared are of that size or of (3,), which broadcasts to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One declaration, of the kind that its first letter is, or one statement."""
+
+    feature: str
+    source: str
+    weight: int = 2
+
+
+KINDS: dict[str, tuple[Row, ...]] = {
+    "t": (
+        Row("tensor", "{new} = torch.arange(6.0).reshape(2, 3)", 4),
+        Row("tensor", "{new} = torch.ones(3)"),
+        Row("tied tensor", "{new} = {t}"),
+        Row("view of a tensor", "{new} = {t}[-1]"),
+        Row("view of a tensor", "{new} = {t}.view(-1)[:3]"),
+        Row("part of a storage", "{new} = torch.arange(9.0)[2:8].view(2, 3)"),
+        Row("data of a parameter", "{new} = {p}.data", 1),
+    ),
+    "p": (
+        Row("parameter", "{new} = nn.Parameter(torch.arange(3.0) + 1)", 4),
+        Row("leaf", "{new} = torch.arange(6.0).reshape(2, 3).requires_grad_()"),
+        Row("tied parameter", "{new} = {p}", 1),
+        Row("gradient that is there", "{new} = nn.Parameter(torch.ones(3))\n{new}.grad = torch.ones(3)"),
+    ),
+    "l": (
+        Row("list", "{new} = [torch.ones(3), torch.zeros(3), 2]", 4),
+        Row("list", "{new} = []"),
+        Row("list that shares", "{new} = [{t}, {t}, {n}]"),
+        Row("list in a list", "{new} = [{l}, torch.ones(3), 1]"),
+    ),
+    "d": (
+        Row("dict", "{new} = {'a': torch.ones(3), 'n': 1}", 4),
+        Row("dict that shares", "{new} = {'a': {t}, 'n': {n}, 'l': {l}}"),
+        Row("defaultdict", "{new} = collections.defaultdict(list, a=torch.ones(3), n=1)", 1),
+        Row("OrderedDict", "{new} = collections.OrderedDict(a=torch.ones(3), n=1)", 1),
+        Row("dict by tensors", "{new} = {{p}: torch.ones(3), 'a': torch.ones(3), 'n': 2}", 1),
+    ),
+    "u": (
+        Row("tuple", "{new} = (torch.ones(3), torch.zeros(3), 1)"),
+        Row("tuple that shares", "{new} = ({t}, {l}, {n})"),
+    ),
+    "s": (Row("set", "{new} = {1, 2}"), Row("set of tensors", "{new} = {{t}}")),
+    "q": (Row("deque", "{new} = collections.deque([torch.ones(3), torch.zeros(3), 1], maxlen=4)"),),
+    "o": (
+        Row("dataclass", "{new} = Data(torch.ones(3))"),
+        Row("slots", "{new} = Slots(torch.ones(3))"),
+        Row("object", "{new} = Plain(torch.ones(3))"),
+        Row("object that shares", "{new} = Plain({t})"),
+        Row("object in an object", "{new} = Plain(torch.ones(3))\n{new}.inner = Slots({new}.a)", 1),
+    ),
+    "m": (
+        Row("module", "{new} = Net()", 6),
+        Row("linear", "{new} = nn.Linear(3, 3)"),
+        Row("batch norm", "{new} = nn.BatchNorm1d(3)"),
+        Row("dropout module", "{new} = nn.Dropout(0.5)", 1),
+        Row("sequential", "{new} = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.BatchNorm1d(3))", 1),
+        Row("tied modules", "{new} = nn.ModuleList([nn.Linear(3, 3)] * 2)[0]", 1),
+        Row(
+            "module with a pre-hook",
+            "{new} = nn.Linear(3, 3)\n{new}.register_forward_pre_hook(lambda m, a: a[0] * 2)",
+            1,
+        ),
+        Row("module with a hook", "{new} = nn.Linear(3, 3)\n{new}.register_forward_hook(lambda m, a, r: r + 1)", 1),
+        Row(
+            "module with a hook that keeps",
+            "{new} = nn.Linear(3, 3)\n{new}.register_forward_hook(lambda m, a, r: setattr(m, 'last', r.detach()))",
+            1,
+        ),
+        Row(
+            "module with a backward hook",
+            "{new} = nn.Linear(3, 3)\n"
+            "{new}.register_full_backward_hook(lambda m, i, o: (i[0] * 2,) if i[0] is not None else None)",
+            1,
+        ),
+        Row(
+            "module with a backward pre-hook",
+            "{new} = nn.Linear(3, 3)\n{new}.register_full_backward_pre_hook(lambda m, o: (o[0] * 3,))",
+            1,
+        ),
+    ),
+    "z": (
+        Row("SGD", "{new} = torch.optim.SGD([{p}], lr=0.5)", 3),
+        Row("SGD with momentum", "{new} = torch.optim.SGD([{p}], lr=0.5, momentum=0.9)"),
+        Row("Adam", "{new} = torch.optim.Adam([{p}], lr=0.5)"),
+        Row("AdamW, two groups", "{new} = torch.optim.AdamW([{'params': [{p}]}, {'params': [{p2}], 'lr': 0.25}])"),
+        Row(
+            "step hook",
+            "{new} = torch.optim.SGD([{p}], lr=0.5)\n{new}.register_step_post_hook(lambda *a: {l}.append(1))",
+            1,
+        ),
+    ),
+    "j": (
+        Row("StepLR", "{new} = torch.optim.lr_scheduler.StepLR({z}, 1, 0.5)"),
+        Row("LambdaLR", "{new} = torch.optim.lr_scheduler.LambdaLR({z}, lambda n: 1 / (n + 1))", 1),
+    ),
+    "g": (Row("generator", "{new} = torch.Generator().manual_seed(3)"),),
+    "n": (Row("integer", "{new} = 2", 3), Row("float", "{new} = 0.5"), Row("truth value", "{new} = True", 1)),
+    "f": (
+        Row("lru_cache", "{new} = functools.lru_cache(lambda n: torch.ones(3) * n)"),
+        Row("function with a default", "{new} = lambda n, t=torch.ones(3): t.add_(1) * n"),
+        Row("function with a closure", "{new} = lambda n: {t} * n"),
+        Row("partial", "{new} = functools.partial(torch.mul, {t})", 1),
+        Row("counting function", "def count(n):\n    {rebinds {n}}\n    {n} += 1\n    return n\n{new} = count"),
+    ),
+    "h": (
+        Row("tensor hook", "{new} = {p}.register_hook(lambda g: g * 2)", 3),
+        Row("tensor hook that keeps", "{new} = {p}.register_hook(lambda g: {l}.append(g.clone()))", 1),
+        Row("tensor hook that counts", "{new} = {p}.register_hook(lambda g: {l}.append(1))", 1),
+        Row("post-accumulate hook", "{new} = {p}.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))", 2),
+        Row(
+            "post-accumulate hook that steps",
+            "{new} = {p}.register_post_accumulate_grad_hook(lambda p: p.data.sub_(p.grad))",
+            1,
+        ),
+        Row(
+            "hook that finds its parameter",
+            "{new} = {p}.register_post_accumulate_grad_hook(lambda p: {d}.update(found=p is {p}))",
+            1,
+        ),
+    ),
+}
+
+STATEMENTS: tuple[Row, ...] = (
+    Row("reads a tensor", "y = y * {t}", 4),
+    Row("writes a tensor", "{t}.add_(1)", 3),
+    Row("writes a tensor", "{t}.mul_(y.detach().sum())"),
+    Row("writes a part", "{t}[0] = 3", 2),
+    Row("writes by data", "{t}.data = {t}.data * 2", 1),
+    Row("writes one by another", "{t}.copy_({t2})", 2),
+    Row("writes y into a tensor", "{t}.copy_(y.detach()[-1])", 2),
+    Row("rebinds a tensor", "{t} = {t} * 2", 2),
+    Row("rebinds a tensor to y", "{t} = y.detach()", 2),
+    Row("swaps variables", "{t}, {t2} = {t2}, {t}", 1),
+    Row("reads a parameter", "y = y * {p}", 4),
+    Row("writes a parameter", "with torch.no_grad():\n    {p}.mul_(0.5)", 2),
+    Row("requires_grad_ of a parameter", "{p}.requires_grad_(False)", 1),
+    Row("backward", "y.sum().backward()", 3),
+    Row("backward", "(y * {p}).sum().backward()", 5),
+    Row("backward twice", "(y * {p}).sum().backward()\n({p} ** 2).sum().backward()", 1),
+    Row("grad", "{t} = torch.autograd.grad((y * {p}).sum(), {p})[0]", 1),
+    Row("gradient read", "y = y + {p}.grad if {p}.grad is not None else y", 1),
+    Row("gradient dropped", "{p}.grad = None", 1),
+    Row("gradient set", "{p}.grad = torch.ones_like({p})", 1),
+    Row("training step", "{z}.zero_grad()\n(y * {p}).sum().backward()\n{z}.step()", 4),
+    Row("optimizer step", "{z}.step()", 1),
+    Row("learning rate", "{z}.param_groups[0]['lr'] *= 0.5", 1),
+    Row("scheduler step", "{z}.step()\n{j}.step()", 1),
+    Row("step and schedule", "(y * {p}).sum().backward()\n{z}.step()\n{j}.step()", 1),
+    Row("append y", "{l}.append(y)", 2),
+    Row("append y without gradients", "{l}.append(y.detach())", 2),
+    Row("append a number", "{l}.append(len({l}))", 1),
+    Row("pop of a list", "y = y * {l}.pop(0)", 1),
+    Row("insert", "{l}.insert(0, y.detach()[0])", 1),
+    Row("item of a list", "{l}[0] = {l}[0] * 2", 2),
+    Row("write to an item", "{l}[0].add_(1)", 2),
+    Row("del of a list", "del {l}[-1]", 1),
+    Row("reverse", "{l}.reverse()", 1),
+    Row("clear", "{l}.clear()", 1),
+    Row("slice of a list", "{l}[:] = [y.detach(), 1]", 1),
+    Row("loop over a list", "for item in {l}:\n    y = y * item if isinstance(item, torch.Tensor) else y", 1),
+    Row("set item", "{d}['new'] = y.detach()", 2),
+    Row("item of a dict", "{d}['a'] = {d}['a'] + 1", 2),
+    Row("write to an item", "{d}['a'].add_(1)", 2),
+    Row("pop of a dict", "{d}.pop('n', None)", 1),
+    Row("counter in a dict", "{d}['n'] = {d}['n'] + 1", 1),
+    Row("setdefault", "y = y * {d}.setdefault('b', torch.ones(3))", 1),
+    Row("cache in a dict", "if 'cache' not in {d}:\n    {d}['cache'] = y.detach().sum()\ny = y * {d}['cache']", 1),
+    Row("by tensor", "y = y * {d}.get({p}, 2)", 1),
+    Row("item of a tuple", "y = y * {u}[0]", 1),
+    Row("write to an item", "{u}[0].add_(1)", 1),
+    Row("add to a set", "{s}.add(5)", 1),
+    Row("add a tensor to a set", "{s}.add(y.detach())", 1),
+    Row("is in a set", "y = y + (1 if {t} in {s} else 2)", 1),
+    Row("append to a deque", "{q}.append(y.detach())", 1),
+    Row("popleft", "y = y * {q}.popleft()", 1),
+    Row("rotate", "{q}.rotate(1)", 1),
+    Row("attribute", "{o}.a = {o}.a * 2", 2),
+    Row("attribute is y", "{o}.a = y", 1),
+    Row("new attribute", "{o}.more = y.detach()", 1),
+    Row("write to an attribute", "{o}.a.add_(1)", 2),
+    Row("counter in an object", "{o}.n += 1", 2),
+    Row("del of an attribute", "if hasattr({o}, 'more'):\n    del {o}.more", 1),
+    Row("call of a module", "y = {m}(y)", 6),
+    Row("counter in a module", "{m}.count = getattr({m}, 'count', 0) + 1", 1),
+    Row("last output in a module", "{m}.last = {m}(y).detach()", 1),
+    Row("last output with gradients", "{m}.last = y = {m}(y)", 1),
+    Row(
+        "cache in a module",
+        "if getattr({m}, 'cache', None) is None:\n    {m}.cache = torch.arange(3.0)\ny = y * {m}.cache",
+        1,
+    ),
+    Row("train and eval", "{m}.train(not {m}.training)", 1),
+    Row("random numbers", "y = y + torch.rand(3)", 2),
+    Row("numbers of a generator", "y = y + torch.rand(3, generator={g})", 2),
+    Row("seeds", "torch.manual_seed(4)", 1),
+    Row("dropout", "y = nn.functional.dropout(y, 0.5)", 1),
+    Row("reads a number", "y = y * {n}", 2),
+    Row("counts", "{n} += 1", 2),
+    Row("decides by a number", "if {n} > 2:\n    y = y + 1\n{n} += 1", 1),
+    Row("number from a size", "{n} = y.shape[0]", 1),
+    Row("decides by data", "if y.sum() > 3:\n    y = y - 1", 1),
+    Row("number from data", "{n} = {t}.sum().item()", 1),
+    Row("call of a function", "y = y * {f}(2)", 3),
+    Row("hook inside", "y = y * 1\ny.register_hook(lambda g: g * 2)", 1),
+    Row("hook inside that keeps", "y = y * 1\ny.register_hook(lambda g: {l}.append(g.clone()))", 1),
+    Row("hook inside on a parameter", "{p}.register_hook(lambda g: g * 2)", 1),
+    Row("hook inside, removed", "h = {p}.register_hook(lambda g: g * 2)\n(y * {p}).sum().backward()\nh.remove()", 1),
+    Row("hook removed", "{h}.remove()", 1),
+    Row("hook and backward", "({p} * y).sum().backward()\n{l}.append({h} is None)", 6),
+    Row("in no_grad", "with torch.no_grad():\n    y = y * {p}", 1),
+    Row("writes y", "y = y * 1\ny.add_(1)", 1),
+    Row("writes the argument", "x.detach().add_(1)", 1),
+    Row("keeps the argument", "{o}.a = x", 1),
+)
+
+RESULTS: tuple[Row, ...] = (
+    Row("y", "y", 12),
+    Row("tensor", "{t}"),
+    Row("view of state", "{t}[0]"),
+    Row("several", "(y, y, {t})"),
+    Row("None", "None"),
+    Row("dict", "{'y': y, 'n': {n}}"),
+    Row("list of state", "{l}"),
+    Row("object of state", "{o}"),
+    Row("new object", "Data(y, 3)"),
+    Row("new object", "Plain([y, {t}])", 1),
+    Row("parameter", "{p}", 1),
+    Row("number", "{n}", 1),
+    Row("set", "{y}", 1),
+    Row("function", "lambda: y", 1),
+    Row("argument", "(x, y)", 1),
+)
+
+CHANGES: tuple[Row, ...] = (
+    Row("caller: number", "{n} += 1"),
+    Row("caller: tensor replaced", "{t} = torch.full((2, 3), 7.0)"),
+    Row("caller: tensor written", "{t}.add_(1)"),
+    Row("caller: parameter written", "{p}.data.add_(1)"),
+    Row("caller: gradients dropped", "{p}.grad = None"),
+    Row("caller: frozen", "{p}.requires_grad_(False)", 1),
+    Row("caller: append", "{l}.append(torch.ones(3))"),
+    Row("caller: item", "{d}['a'] = torch.ones(3) * 5"),
+    Row("caller: attribute", "{o}.a = torch.ones(3) * 5"),
+    Row("caller: counter", "{o}.n += 1"),
+    Row("caller: train, eval", "{m}.train(not {m}.training)"),
+    Row("caller: learning rate", "{z}.param_groups[0]['lr'] = 0.125"),
+    Row("caller: zero_grad", "{z}.zero_grad()"),
+    Row("caller: schedule", "{j}.step()", 1),
+    Row("caller: hook removed", "{h}.remove()", 1),
+    Row("caller: seeds", "torch.manual_seed(9)", 1),
+    Row("caller: random numbers", "torch.rand(1)", 1),
+)
