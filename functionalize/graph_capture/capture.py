@@ -28,7 +28,7 @@ from functionalize.graph_capture.leaks import Traced
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.tracing_errors import OTHERWISE, hooked, otherwise
-from functionalize.graph_capture.training import make_state, training_step
+from functionalize.graph_capture.training import training_step
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
@@ -169,9 +169,6 @@ def _found(
     if optimizer is not None:
         roots["optimizer"] = optimizer
     inputs = ProgramInputs(func, roots, args, kwargs)
-    optimizers = [item for item in inputs.state.seen if isinstance(item, torch.optim.Optimizer)]
-    if sum(make_state(one) for one in optimizers):
-        inputs = ProgramInputs(func, roots, args, kwargs)
     step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
     first = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
     traced.append(first.traced)
