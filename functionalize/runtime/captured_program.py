@@ -23,7 +23,13 @@ from functionalize._torch import in_functorch_transform
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
 from functionalize.call_stack import raised_by_program
-from functionalize.errors import DataDependentError, GradientMismatchError, InputMismatchError, StateMismatchError
+from functionalize.errors import (
+    DataDependentError,
+    GradientMismatchError,
+    InputMismatchError,
+    NumberMismatchError,
+    StateMismatchError,
+)
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.decisions import Answers, Diverged, agree
 from functionalize.runtime.graph_forms import with_copies
@@ -230,10 +236,12 @@ class CapturedProgram:
         changes = set[int]().union(*(known.guards.changes for known in self._specializations))
         own = any(id(error.container) in changes for error in refused)  # the program itself left it so
         follows = own or GradientMismatchError in kinds or self._on_guard_failure == "recapture"
-        if not (follows or StateMismatchError in kinds):
+        if not (follows or kinds & {StateMismatchError, NumberMismatchError}):
             raise refused[0]
         made = self._captured(arguments)
-        if not follows and not self._stays(made, arguments):
+        numbers = [error for error in refused if isinstance(error, NumberMismatchError)]
+        taken = any(not made.guards.compares(error.container, error.key) for error in numbers)  # as an input
+        if not (follows or taken or self._stays(made, arguments)):
             raise refused[0]
         inputs = made.checked(arguments)
         if not isinstance(inputs, list):  # what was captured just now

@@ -19,7 +19,7 @@ from functionalize._torch import ASKED_PROPERTIES, storage_address
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
-from functionalize.runtime.containers import cell_content
+from functionalize.runtime.containers import NumberSlot, cell_content
 from functionalize.runtime.containers import entry as entry_of
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.settings import LENGTH, SettingsCheck
@@ -142,6 +142,9 @@ class FastGuards:
                 taken.append(f"leaves[{entry.argument}]")
             elif entry.slot is not None:
                 slot = entry.slot
+                if isinstance(slot, NumberSlot):
+                    taken.append(f"{source.name('number', slot.get)}()")
+                    continue
                 steps = "".join(f"[{step}]" for step in slot.steps)
                 taken.append(f"{_entry(source, slot.container, slot.key)}{steps}")
             else:

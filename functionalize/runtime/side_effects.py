@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from functionalize._torch import SYMBOLS
 from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, copy_of, remove, unchanged, write
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.state_walk import StateWalk, joined
@@ -108,9 +109,20 @@ class SideEffectRecorder:
                 return None
         elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_log(container):
             new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
-        constants = {key_of(key): item for key, item in touched.items() if not isinstance(item, torch.Tensor)}
+        constants = {key_of(key): item for key, item in touched.items() if not _is_input(item)}
         entries = {key_of(key): objects.recipe(item, joined(path, key)) for key, item in new.items()}
         return SideEffect(index, position, path, constants, entries, removed, length, adds)
+
+
+def _is_input(item: Any) -> bool:
+    """Whether the graph takes what was there before, which may be anything."""
+    return isinstance(item, (torch.Tensor, *SYMBOLS)) or (
+        isinstance(item, (tuple, list)) and any(map(_is_symbol, item))
+    )
+
+
+def _is_symbol(item: Any) -> bool:
+    return isinstance(item, SYMBOLS)
 
 
 def _identities(content: Any) -> set[int]:

@@ -152,7 +152,7 @@ class StateWalk:
                 assign(container, dict(zip(keys, copy_of(container).values(), strict=True)) if mapping else keys)
             for slot in self.weak:
                 slot.set(weakref.ref(stand_ins.get(id(slot.get()()), slot.get()())))
-            self._before = [copy_of(container) for container, _ in self.containers.values()]
+            self.begin()
             yield
         finally:
             for _, container, _, content in self.changed:
@@ -162,6 +162,10 @@ class StateWalk:
             for container, key, value in entries:
                 write(container, key, value)
             self._before = []
+
+    def begin(self) -> None:
+        """The program begins: what the containers hold now is what it finds."""
+        self._before = [copy_of(container) for container, _ in self.containers.values()]
 
     @property
     def changed(self) -> list[tuple[int, Container, str, Any]]:
