@@ -49,6 +49,15 @@ class StateMismatchError(InputMismatchError):
     """A captured program found Python state that it changes at another value than when it was captured."""
 
 
+class NumberMismatchError(StateMismatchError):
+    """A captured program found another number in Python state: a new capture may take it as an input."""
+
+    def __init__(self, what: str, *, hint: str, container: object = None, key: object = None) -> None:
+        """``key``: where in the container the number is."""
+        super().__init__(what, hint=hint, container=container)
+        self.key = key
+
+
 class GradientMismatchError(InputMismatchError):
     """A captured program was called in another grad mode, or with other inputs that require gradients."""
 

@@ -128,8 +128,7 @@ def test_a_module_with_an_optimizer_is_a_training_step() -> None:
     eager = copy.deepcopy(mine)
     ours, theirs = (torch.optim.Adam(module.parameters()) for module in (mine, eager))
     program = capture(mine, batch(), optimizer=ours)
-    targets = [spec.target for spec in program.signature.input_specs]
-    assert "optimizer.state.0.exp_avg" in targets and "body.4.weight" in targets
+    assert not ours.state, "its first step makes it"
     for call in range(3):
         torch.manual_seed(call)
         loss = program(*batch())
@@ -140,6 +139,8 @@ def test_a_module_with_an_optimizer_is_a_training_step() -> None:
         theirs.step()
         torch.testing.assert_close(loss, wanted.detach())
         torch.testing.assert_close(dict(state_of(mine, ours)), dict(state_of(eager, theirs)))
+    targets = [spec.target for spec in capture(mine, batch(), optimizer=ours).signature.input_specs]
+    assert "optimizer.state.0.exp_avg" in targets and "body.4.weight" in targets
     with pytest.raises(TypeError, match="must return a loss"):
         capture(perceptron(), (batch()[0],), optimizer=ours)
 
@@ -150,6 +151,25 @@ def test_an_optimizer_keeps_state_that_it_has() -> None:
     before = {name: copy.deepcopy(value) for name, value in state_of(module, optimizer)}
     capture(step, batch())
     torch.testing.assert_close(dict(state_of(module, optimizer)), before)
+
+
+def test_the_first_step_and_later_ones_are_two_variants() -> None:
+    module = torch.nn.Linear(2, 2)
+    unused = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([*module.parameters(), unused])
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        module(x).sum().backward()
+        optimizer.step()
+
+    program = capture(step, (torch.ones(2),))
+    assert not optimizer.state and not hasattr(optimizer, "_opt_called")
+    for _ in range(4):
+        program(torch.ones(2))
+    assert [float(state["step"]) for state in optimizer.state.values()] == [4, 4]
+    assert unused not in optimizer.state, "it gets no gradient"
+    assert len(program.variants) == 2
 
 
 def test_hyperparameters_are_part_of_the_program() -> None:
@@ -163,6 +183,7 @@ def test_hyperparameters_are_part_of_the_program() -> None:
 
 def test_an_optimizer_that_decides_by_data_is_refused_with_its_line() -> None:
     step, _, _ = stepping(torch.optim.RAdam, {})()
+    step(*batch())  # in the first step it knows what it counts from
     with pytest.raises(DataDependentError, match=r"(?s)radam.py:\d+ in .*capturable=True"):
         capture(step, batch(), on_data="raise")
 

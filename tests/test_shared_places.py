@@ -36,7 +36,7 @@ def in_two_objects() -> World:
     def step(x: Tensor) -> Tensor:
         one.a.add_(1)
         other["a"] = other["a"] + 1
-        return one.a * x
+        return x * one.a
 
     def replace() -> None:
         one.a = torch.zeros(3)
@@ -64,7 +64,8 @@ def tied_and_read() -> World:
     module.one = module.other = torch.nn.Parameter(torch.ones(3))
 
     def step(x: Tensor) -> Tensor:
-        return x * module.one + module.other
+        one, other = module.get_parameter("one"), module.get_parameter("other")
+        return x * one + other
 
     def replace() -> None:
         module.other = torch.nn.Parameter(torch.zeros(3))

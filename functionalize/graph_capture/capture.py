@@ -25,11 +25,13 @@ from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, rela
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
 from functionalize.graph_capture.leaks import Traced
+from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.tracing_errors import OTHERWISE, hooked, otherwise
-from functionalize.graph_capture.training import make_state, training_step
+from functionalize.graph_capture.training import training_step
 from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.metadata import ProgramMetadata
@@ -42,7 +44,8 @@ from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
 
-ByData = tuple[bool, Answers | None]  # whether data decide; instead of them, what is to be answered
+# Whether data decide; instead of them, what is to be answered; the numbers that data of their own decide by.
+ByData = tuple[bool, Answers | None, ChangingNumbers | None]
 
 
 def capture(
@@ -113,8 +116,10 @@ def capture(
     if cache_size < 1:
         raise ValueError(f"cache_size must be at least 1, not {cache_size}")
 
+    numbers = ChangingNumbers()
+
     def captured(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None) -> Capture:
-        by_data = on_data == "decide", answers
+        by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
         return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
 
     with CAPTURING:
@@ -168,10 +173,7 @@ def _found(
     roots: dict[str, Any] = {"": func} if is_module(func) else {}
     if optimizer is not None:
         roots["optimizer"] = optimizer
-    inputs = ProgramInputs(func, roots, args, kwargs)
-    optimizers = [item for item in inputs.state.seen if isinstance(item, torch.optim.Optimizer)]
-    if sum(make_state(one) for one in optimizers):
-        inputs = ProgramInputs(func, roots, args, kwargs)
+    inputs = ProgramInputs(func, roots, args, kwargs, numbers=by_data[2])
     step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
     first = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
     traced.append(first.traced)
@@ -179,7 +181,7 @@ def _found(
     if not found.metadata.gradients or first.has_all_gradients:
         return first.capture(found)
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
-    inputs = ProgramInputs(func, roots, args, kwargs, suppose_gradients=True)
+    inputs = ProgramInputs(func, roots, args, kwargs, suppose_gradients=True, numbers=by_data[2])
     second = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
     traced.append(second.traced)
     assuming = second.run()
@@ -206,7 +208,7 @@ class CaptureSession(RecordingSession):
         remove: str,
         dynamic_shapes: Any = None,
         order: int = 1,
-        by_data: ByData = (False, None),
+        by_data: ByData = (False, None, None),
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
@@ -229,6 +231,7 @@ class CaptureSession(RecordingSession):
             if isinstance(entry.value, MissingGradient):
                 with below_dispatch():
                     entry.fake = self.factory.like_real(entry.value.of)
+        self._numbers = Numbers([(e.slot, e.fake) for e in inputs.inputs if isinstance(e.slot, NumberSlot)])
         if by_data[0]:
             self.decider = Decider(self.recorder, self.regions, self._example, self._provenance.now, by_data[1])
 
@@ -258,7 +261,8 @@ class CaptureSession(RecordingSession):
         self.add_inputs(inputs.inputs)
         mode = self.fake_mode
         alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
-        with alone, inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes):
+        stood_in = inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes)
+        with alone, self._numbers.restored(), stood_in[0], stood_in[1]:
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
@@ -277,6 +281,7 @@ class CaptureSession(RecordingSession):
         if self._dims:
             check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
+        self._numbers.check()
         return found
 
     def _follow(self, context: Any) -> None:
@@ -284,6 +289,9 @@ class CaptureSession(RecordingSession):
         context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
 
     def _program(self) -> Any:
+        if self._numbers.places:
+            self._numbers.place()
+            self._inputs.state.begin()
         return self._func(*self._inputs.args, **self._inputs.kwargs)
 
     def _check_stand_ins(self, found: Recorded) -> None:

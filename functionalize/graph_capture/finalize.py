@@ -33,6 +33,7 @@ from functionalize.graph_capture.output_analysis import (
     OutputAnalysis,
     signature_of,
 )
+from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Decision
 from functionalize.runtime.joint import JointGraph
 from functionalize.runtime.metadata import (
@@ -351,7 +352,7 @@ class GraphFinalizer:
                 graph.erase_node(node)
 
     def _drop_gradients(self, written: set[int]) -> tuple[frozenset[int], set[int], bool]:
-        """Gradients that the program neither reads nor writes are no inputs.
+        """Gradients that the program neither reads nor writes are no inputs, nor are numbers that it does not read.
 
         Returns the inputs that go; the identities of those whose gradients are read; whether these are added to only.
         """
@@ -359,6 +360,9 @@ class GraphFinalizer:
         placeholders = self.tracer.graph.find_nodes(op="placeholder")
         for number, (entry, node) in enumerate(zip(self.inputs, placeholders, strict=True)):
             if entry.gradient_of is None:
+                if isinstance(entry.slot, NumberSlot) and not node.users:
+                    unused.add(number)
+                    self.tracer.graph.erase_node(node)
                 continue
             if not node.users and number not in written:
                 unused.add(number)

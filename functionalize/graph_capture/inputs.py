@@ -26,6 +26,7 @@ from functionalize._torch import PLAIN_TYPES, FakeTensor, buffers_of, is_persist
 from functionalize._torch.tracing import track
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.graph_capture.numbers import ChangingNumbers
 from functionalize.graph_capture.python_state import Follower, settings_of
 from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.containers import Slot
@@ -117,6 +118,7 @@ class ProgramInputs:
         kwargs: dict[str, Any],
         *,
         suppose_gradients: bool = False,
+        numbers: ChangingNumbers | None = None,
     ) -> None:
         self._func, self._roots = func, roots
         self.state, self.follower = self._walk()
@@ -128,6 +130,8 @@ class ProgramInputs:
         self.settings = settings_of(self.state)
         taken: set[str] = set()
         state, user = list(self._state(taken)), list(self._user(taken))
+        if numbers is not None and not any(isinstance(entry.value, FakeTensor) for entry in (*state, *user)):
+            state += self._numbers(numbers, taken)
         gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
         self.inputs = [*state, *gradients, *user]
         for entry in self.inputs:
@@ -176,6 +180,11 @@ class ProgramInputs:
                 target = f"{entry.target or entry.name}.grad"
                 name = fresh_name(f"b_{target}", taken)
                 yield TracedInput(InputKind.BUFFER, name, target, gradient, persistent=False, gradient_of=entry)
+
+    def _numbers(self, numbers: ChangingNumbers, taken: set[str]) -> Iterator[TracedInput]:
+        for slot in numbers.found(self.state, self.settings):
+            name = fresh_name(f"{_PREFIX[InputKind.CONSTANT_TENSOR]}_{slot.path}", taken)
+            yield TracedInput(InputKind.CONSTANT_TENSOR, name, slot.path, slot.get(), slot)
 
     def _user(self, taken: set[str]) -> Iterator[TracedInput]:
         for position, slot in enumerate(self.arguments.leaves):

@@ -29,6 +29,7 @@ from functionalize.errors import (
     GradientMismatchError,
     InputMismatchError,
     NotCapturedWarning,
+    NumberMismatchError,
     StateMismatchError,
     in_words,
 )
@@ -262,10 +263,12 @@ class CapturedProgram:
         changes = set[int]().union(*(known.guards.changes for known in self._specializations))
         own = any(id(error.container) in changes for error in refused)  # the program itself left it so
         follows = own or GradientMismatchError in kinds or self._on_guard_failure == "recapture"
-        if not (follows or StateMismatchError in kinds):
+        if not (follows or kinds & {StateMismatchError, NumberMismatchError}):
             raise refused[0]
         made = self._captured(arguments)
-        if not follows and not self._stays(made, arguments):
+        numbers = [error for error in refused if isinstance(error, NumberMismatchError)]
+        taken = any(not made.guards.compares(error.container, error.key) for error in numbers)  # as an input
+        if not (follows or taken or self._stays(made, arguments)):
             raise refused[0]
         inputs = made.checked(arguments)
         if not isinstance(inputs, list):  # what was captured just now

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from operator import is_
 from typing import Any, TypeVar
 
+import torch
+
 Result = TypeVar("Result")
 
 
@@ -281,6 +283,25 @@ class Slot:
 
     def set(self, value: Any) -> None:
         write(self.container, self.key, _with(entry(self.container, self.key), self.steps, value))
+
+
+NUMBERS: dict[type, torch.dtype] = {float: torch.float64, int: torch.int64}  # by kind: what holds one
+
+
+@dataclass(slots=True, eq=False)
+class NumberSlot(Slot):
+    """Where a number sits that a graph takes as a tensor without dimensions."""
+
+    kind: type = float
+    count: int | None = None  # of the list or the tuple that it is in
+
+    def get(self) -> Any:
+        value = Slot.get(self)
+        if self.count is not None and len(entry(self.container, self.key)) != self.count:
+            raise TypeError(f"`{self.path}` is one of another count")
+        if type(value) is not self.kind:
+            raise TypeError(f"`{self.path}` is {value!r}, and was of type {self.kind.__name__}")
+        return torch.tensor(value, dtype=NUMBERS[self.kind], device="cpu")
 
 
 def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:

@@ -19,7 +19,7 @@ from functionalize._torch import ASKED_PROPERTIES, storage_address
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
-from functionalize.runtime.containers import Slot, cell_content
+from functionalize.runtime.containers import NumberSlot, Slot, cell_content
 from functionalize.runtime.containers import entry as entry_of
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.settings import LENGTH, SettingsCheck
@@ -172,6 +172,8 @@ class FastGuards:
 
 def _place(source: Source, slot: Slot) -> str:
     """What reads a place."""
+    if isinstance(slot, NumberSlot):
+        return f"{source.name('number', slot.get)}()"
     return _entry(source, slot.container, slot.key) + "".join(f"[{step}]" for step in slot.steps)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,13 +19,13 @@ import torch
 
 from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, FakeTensor, storage_key
 from functionalize.aliasing.geometry import hint
-from functionalize.errors import GradientMismatchError, InputMismatchError, StateMismatchError
+from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.containers import ABSENT, place_of, read
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
 from functionalize.runtime.objects import TensorRef
-from functionalize.runtime.settings import Settings, frozen, same
+from functionalize.runtime.settings import LENGTH, Settings, frozen, is_numbers, same
 from functionalize.runtime.shared_places import SharedPlaces
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
@@ -225,7 +226,13 @@ class Guards:
         found = self.settings.differing()
         if found is not None:
             setting, now = found
-            _refuse(f"`{setting.path}`", now, setting.content, StateMismatchError, container=setting.container)
+            numbers = setting.key is not LENGTH and is_numbers(now) and is_numbers(setting.value)
+            kind = partial(NumberMismatchError, key=setting.key) if numbers else StateMismatchError
+            _refuse(f"`{setting.path}`", now, setting.content, kind, container=setting.container)
+
+    def compares(self, container: Any, key: Any) -> bool:
+        """Whether a value of Python state counts."""
+        return any(one.container is container and one.key == key for one in self.settings.found)
 
     def _check_tensors(self, values: Sequence[Any]) -> None:
         for number, (entry, value, before) in enumerate(zip(self.inputs, values, self._looks, strict=True)):
@@ -375,7 +382,7 @@ def _refuse(
     what: str,
     now: Any,
     before: Any,
-    kind: type[InputMismatchError] = InputMismatchError,
+    kind: Callable[..., InputMismatchError] = InputMismatchError,
     verbs: tuple[str, str] = _SINGULAR,
     container: Any = None,
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize.runtime.containers import Variable, place_of, read, unchanged
+from functionalize.runtime.containers import NUMBERS, Variable, place_of, read, unchanged
 from functionalize.runtime.state_walk import OPAQUE, StateWalk, joined
 
 _VALUES: tuple[type, ...] = (
@@ -129,6 +129,12 @@ def same(now: Any, before: Any) -> bool:
             and all(map(same, now.items, before.items))
         )
     return bool(now == before) if type(now) not in (float, complex) else repr(now) == repr(before)  # NaN, -0.0
+
+
+def is_numbers(value: Any) -> bool:
+    """Whether a value is a number, or a list of numbers."""
+    items = value if type(value) is list else [value]
+    return bool(items) and all(type(item) in NUMBERS for item in items)
 
 
 class Setting(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from functionalize._torch import SYMBOLS
 from functionalize.runtime.containers import (
     ABSENT,
     MAPPINGS,
@@ -160,10 +161,21 @@ class SideEffectRecorder:
         elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_log(container):
             new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
         state = self._states[index]
-        plain = {key: item for key, item in touched.items() if not isinstance(item, torch.Tensor)}
+        plain = {key: item for key, item in touched.items() if not _is_input(item)}
         constants = {key_of(key): self._before(item, state) for key, item in plain.items()}
         entries = {key_of(key): objects.recipe(item, joined(path, key)) for key, item in new.items()}
         return SideEffect(index, position, path, constants, entries, removed, length, adds)
+
+
+def _is_input(item: Any) -> bool:
+    """Whether the graph takes what was there before, which may be anything."""
+    return isinstance(item, (torch.Tensor, *SYMBOLS)) or (
+        isinstance(item, (tuple, list)) and any(map(_is_symbol, item))
+    )
+
+
+def _is_symbol(item: Any) -> bool:
+    return isinstance(item, SYMBOLS)
 
 
 def _identities(content: Any) -> set[int]:

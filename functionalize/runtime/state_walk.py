@@ -155,7 +155,7 @@ class StateWalk:
                 assign(container, dict(zip(keys, copy_of(container).values(), strict=True)) if mapping else keys)
             for slot in self.weak:
                 slot.set(weakref.ref(stand_ins.get(id(slot.get()()), slot.get()())))
-            self._before = [copy_of(container) for container, _ in self.containers.values()]
+            self.begin()
             yield
         finally:
             for _, container, _, content in self.changed:
@@ -170,6 +170,10 @@ class StateWalk:
         """What a container held when the program began; None of one that was not walked."""
         number = next((n for n, identity in enumerate(self.containers) if identity == id(container)), None)
         return None if number is None else self._before[number]
+
+    def begin(self) -> None:
+        """The program begins: what the containers hold now is what it finds."""
+        self._before = [copy_of(container) for container, _ in self.containers.values()]
 
     @property
     def changed(self) -> list[Changed]:

@@ -1,0 +1,125 @@
+"""Python numbers of a program's state that are inputs of its graph: hyperparameters of optimizers, and what changes.
+
+A call makes a tensor of such a number; the program gets what ``item()`` gives of that. Where it only computes with it,
+any value will do; where Python must know it, that is a decision by data.
+
+Invariant: after a capture each number is in its place. Limits: a number is one to Python's operators, not to
+``isinstance(n, float)``, and has no hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import Any
+
+import torch
+
+from functionalize.errors import UnsupportedProgramError
+from functionalize.runtime.containers import NUMBERS, NumberSlot, Slot, entry, place_of, unchanged, write
+from functionalize.runtime.settings import LENGTH, Setting, Settings, is_numbers
+from functionalize.runtime.state_walk import StateWalk
+
+Place = tuple[int, Any]  # the identity of a container, and a key
+
+
+class ChangingNumbers:
+    """Which numbers are inputs, of one program: it sees what each capture finds."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] = {}
+        self._changing: set[str] = set()
+
+    def found(self, state: StateWalk, settings: Settings) -> list[NumberSlot]:
+        """The inputs among the numbers that a program may decide by; these are no settings any more."""
+        places = Counter(id(slot.get()) for slot in state.entered)
+        candidates = [one for one in settings.found if one.key is not LENGTH and is_numbers(one.value)]
+        candidates = [one for one in candidates if places[id(one.value)] < 2]
+        now = {one.path: (one.value, copy(one.value)) for one in candidates}
+        self._changing |= {path for path, value in now.items() if _differ(self._before.get(path, value), value)}
+        self._before = now
+        groups = _groups_of(state)
+        taken = [one for one in candidates if one.path in self._changing or _is_hyperparameter(one, groups)]
+        taken += [one for one in settings.found if type(one.value) is tuple and _is_hyperparameter(one, groups)]
+        places_taken = {(id(one.container), one.key) for one in taken}
+        lists = {id(one.value) for one in taken if type(one.value) is list}
+        settings.found = [
+            one
+            for one in settings.found
+            if (id(one.container), one.key) not in places_taken and id(one.container) not in lists
+        ]
+        unique = {(id(one.container), one.key): one for one in taken if id(one.container) not in lists}
+        return [slot for one in unique.values() for slot in _slots(one)]
+
+
+def _differ(before: Any, now: Any) -> bool:
+    """Whether a number is another, or a list of numbers another list or of others; each with a copy."""
+    replaced = type(now[0]) is list and now[0] is not before[0]
+    return replaced or repr(before[1]) != repr(now[1])
+
+
+def _is_hyperparameter(one: Setting, groups: set[int]) -> bool:
+    values = one.value if type(one.value) is tuple else (one.value,)
+    return id(one.container) in groups and bool(values) and all(type(value) is float for value in values)
+
+
+def _groups_of(state: StateWalk) -> set[int]:
+    """The identities of the groups of parameters of the optimizers."""
+    optimizers = [item for item in state.seen if isinstance(item, torch.optim.Optimizer)]
+    return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+
+
+def _slots(one: Setting) -> Iterator[NumberSlot]:
+    if type(one.value) in NUMBERS:
+        yield NumberSlot(one.container, one.key, one.path, None, (), True, type(one.value))
+        return
+    for index, item in enumerate(one.value):
+        path = f"{one.path}.{index}"
+        yield NumberSlot(one.container, one.key, path, None, (index,), True, type(item), len(one.value))
+
+
+class Numbers:
+    """The numbers of one run of a program."""
+
+    def __init__(self, pairs: Sequence[tuple[Slot, Any]]) -> None:
+        """``pairs``: where each number sits, and the tensor that stands for it."""
+        self._pairs = pairs
+        self._lists: list[tuple[Slot, list[Any], list[Any]]] = []
+
+    @property
+    def places(self) -> set[Place]:
+        """Where they are."""
+        return {(id(where), key) for where, key in (place_of(slot.container, slot.key) for slot, _ in self._pairs)}
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put the numbers back in the end."""
+        before = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot, _ in self._pairs]
+        try:
+            yield
+        finally:
+            for container, key, value in before:
+                write(container, key, value)
+
+    def place(self) -> None:
+        """Have the program find what the graph's inputs come to. To be called where it is recorded."""
+        for slot, stand_in in self._pairs:
+            slot.set(stand_in.item())
+        lists = [(slot, entry(slot.container, slot.key)) for slot, _ in self._pairs]
+        self._lists = [(slot, items, items.copy()) for slot, items in lists if isinstance(items, list)]
+
+    def check(self) -> None:
+        """Raise where the program changed a list of numbers in its place.
+
+        Raises:
+            UnsupportedProgramError: it did.
+        """
+        for slot, items, before in self._lists:
+            if not unchanged(items, before):
+                raise UnsupportedProgramError(
+                    f"the program changes the list in which `{slot.path}` is, whose numbers are its inputs",
+                    why="such a list is read by its numbers: it may be another one at each call",
+                    hint="give the attribute a new list, or keep the numbers in a tensor",
+                )
