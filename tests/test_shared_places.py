@@ -36,7 +36,7 @@ def in_two_objects() -> World:
     def step(x: Tensor) -> Tensor:
         one.a.add_(1)
         other["a"] = other["a"] + 1
-        return x * one.a
+        return x.mul(one.a)
 
     def replace() -> None:
         one.a = torch.zeros(3)

@@ -55,9 +55,10 @@ class ChangingNumbers:
 
 
 def _differ(before: Any, now: Any) -> bool:
-    """Whether a number is another, or a list of numbers another list or of others; each with a copy."""
-    replaced = type(now[0]) is list and now[0] is not before[0]
-    return replaced or repr(before[1]) != repr(now[1])
+    """Whether a number is another, or a list of numbers another list; each with a copy."""
+    if type(now[0]) is list:  # one that stays is known by its items
+        return now[0] is not before[0]
+    return repr(before[1]) != repr(now[1])
 
 
 def _is_hyperparameter(one: Setting, groups: set[int]) -> bool:

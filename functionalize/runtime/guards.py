@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, FakeTensor, storage_key
-from functionalize.aliasing.geometry import hint
+from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, FakeTensor
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
+from functionalize.runtime.alias_pattern import Pattern, alias_pattern, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.containers import ABSENT, place_of, read
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
@@ -30,7 +30,6 @@ from functionalize.runtime.shared_places import SharedPlaces
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
 
-Pattern = tuple[Any, ...]
 _SINGULAR = "is", "was"
 _WHEN = "when the program was captured"
 _CHANGES_IT = "the program changes it, and is right for that value only: set it back, or capture again"
@@ -120,7 +119,6 @@ class Guards:
         self.structure, values = found.arguments.structure, found.values
         self.settings = found.settings.without(_changed(metadata, found.state))
         self._constants = [(slot.path, frozen(slot.get(), {})) for slot in found.arguments.walk.constants]
-        self.dynamic = frozenset() if found.sizes is None else found.sizes.inputs
         self._looks = [self._look(number, value) for number, value in enumerate(values)]
         self.had_gradient = {
             number: value.grad is not None
@@ -144,6 +142,11 @@ class Guards:
         self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)
         self.shared_places = SharedPlaces(self.inputs, values, found.state.tensors)
+
+    @property
+    def dynamic(self) -> Set[int]:
+        """The inputs whose sizes may differ."""
+        return frozenset() if self.sizes is None else self.sizes.inputs
 
     @property
     def changes(self) -> set[int]:
@@ -336,34 +339,11 @@ class Guards:
                 first = (now if isinstance(now, tuple) else before)[0]
                 own = next((one for one in (number, first) if id(self._container(one)) in self.changes), number)
                 raise InputMismatchError(
-                    f"{self.inputs[number].label} and {self.inputs[first].label} {_relation(now)}, and "
-                    f"{_relation(before)} {_WHEN}",
+                    f"{self.inputs[number].label} and {self.inputs[first].label} {relation(now)}, and "
+                    f"{relation(before)} {_WHEN}",
                     hint="pass tensors that share memory in the same way, or capture with on_guard_failure='recapture'",
                     container=self._container(own),
                 )
-
-
-def alias_pattern(values: Sequence[Any]) -> Pattern:
-    """How tensors share memory: for each its own position, or the first that shares its storage and how they lie.
-
-    Also which of them are one object.
-    """
-    first: dict[int, int] = {}
-    same: dict[int, int] = {}
-    pattern: list[Any] = []
-    for position, value in enumerate(values):
-        if not isinstance(value, torch.Tensor):
-            pattern.append(None)
-            continue
-        other, itself = first.setdefault(storage_key(value), position), same.setdefault(id(value), position)
-        if other == position:
-            pattern.append(position)
-        else:
-            before = values[other]
-            start, first_start = (hint(one.storage_offset()) * one.itemsize for one in (value, before))
-            strides = tuple(tuple(map(hint, one.stride())) for one in (value, before))
-            pattern.append((other, start - first_start, *strides, itself if itself != position else None))
-    return tuple(pattern)
 
 
 def _changed(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int, Any]]:
@@ -392,11 +372,3 @@ def _refuse(
 
 def _words(value: Any) -> str:
     return "not there" if value is ABSENT else repr(value)[:80]
-
-
-def _relation(entry: Any) -> str:
-    if not isinstance(entry, tuple):
-        return "share no memory"
-    if entry[4] is not None:
-        return "are one tensor"
-    return f"share memory ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])})"

@@ -1,0 +1,48 @@
+"""How tensors share memory, as a value that two calls can be compared by.
+
+Invariant: patterns are equal where each pair of tensors shares memory in the same way. Limits: sizes are no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import storage_key
+from functionalize.aliasing.geometry import hint
+
+Pattern = tuple[Any, ...]
+
+
+def alias_pattern(values: Sequence[Any]) -> Pattern:
+    """How tensors share memory: for each its own position, or the first that shares its storage and how they lie.
+
+    Also which of them are one object.
+    """
+    first: dict[int, int] = {}
+    same: dict[int, int] = {}
+    pattern: list[Any] = []
+    for position, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            pattern.append(None)
+            continue
+        other, itself = first.setdefault(storage_key(value), position), same.setdefault(id(value), position)
+        if other == position:
+            pattern.append(position)
+        else:
+            before = values[other]
+            start, first_start = (hint(one.storage_offset()) * one.itemsize for one in (value, before))
+            strides = tuple(tuple(map(hint, one.stride())) for one in (value, before))
+            pattern.append((other, start - first_start, *strides, itself if itself != position else None))
+    return tuple(pattern)
+
+
+def relation(entry: Any) -> str:
+    """How a tensor lies to another one, in words."""
+    if not isinstance(entry, tuple):
+        return "share no memory"
+    if entry[4] is not None:
+        return "are one tensor"
+    return f"share memory ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])})"
