@@ -2,7 +2,7 @@
 
 Invariant: after a capture nobody but the program knows of its fake tensors, or an error says who does. Caches by
 arguments (``functools.lru_cache``) that were filled are emptied: their next caller fills them with tensors of its own.
-Limits: what code in C++ holds is not named.
+Limits: what code in C++ alone holds is not seen.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Traced:
             tensor, entry = alive.pop()
             chains = _chains(tensor)
             others = [chain for chain in _whole(chains) if not any(map(_is_ours, chain))]
-            if chains and not others:
+            if not others:  # held by the program itself, or by code in C++, which has no names
                 continue
             raise UnsupportedProgramError(
                 f"a tensor of size {tuple(tensor.size())} that the program computes is kept by "
@@ -127,5 +127,4 @@ def _holder(tensor: torch.Tensor, chains: list[tuple[Any, ...]]) -> str:
             name = next((name for name, value in chain[-1].items() if value is below), "?")
             return f"the global variable `{name}` of {chain[-1]['__name__']}"
     named = (chain[-1] for chain in chains if not isinstance(chain[-1], _PASSED))
-    holder = next(named, chains[0][-1] if chains else None)
-    return "code in C++" if holder is None else f"an object of the class {type(holder).__qualname__}"
+    return f"an object of the class {type(next(named, chains[0][-1])).__qualname__}"
