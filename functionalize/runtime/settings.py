@@ -124,7 +124,9 @@ def same(now: Any, before: Any) -> bool:
 
 def is_numbers(value: Any) -> bool:
     """Whether a value is a number, or a list of numbers."""
-    return type(value) in NUMBERS or (type(value) is list and bool(value) and all(type(one) in NUMBERS for one in value))
+    if type(value) is list:
+        return bool(value) and all(type(one) in NUMBERS for one in value)
+    return type(value) in NUMBERS
 
 
 class Setting(NamedTuple):
