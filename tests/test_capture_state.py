@@ -173,7 +173,10 @@ def test_the_first_step_and_later_ones_are_two_variants() -> None:
 
 
 def test_hyperparameters_are_inputs() -> None:
-    (step, module, optimizer), (twin, eager, other) = (stepping(torch.optim.SGD, {"lr": 0.1})() for _ in range(2))
+    torch.manual_seed(0)
+    step, module, optimizer = stepping(torch.optim.SGD, {"lr": 0.1})()
+    torch.manual_seed(0)
+    twin, eager, other = stepping(torch.optim.SGD, {"lr": 0.1})()
     program = capture(step, batch())
     assert "optimizer.param_groups.0.lr" in [spec.target for spec in program.signature.input_specs]
     for rate in (0.1, 0.01, 0.003):
@@ -184,7 +187,7 @@ def test_hyperparameters_are_inputs() -> None:
         torch.manual_seed(0)
         twin(*given)
         torch.testing.assert_close(dict(state_of(module, optimizer)), dict(state_of(eager, other)))
-    assert len(program.variants) == 1
+    assert len(program.variants) <= 2, "the first step makes the state"
 
 
 def test_an_optimizer_that_decides_by_data_is_refused_with_its_line() -> None:
