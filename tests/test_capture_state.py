@@ -172,13 +172,22 @@ def test_the_first_step_and_later_ones_are_two_variants() -> None:
     assert len(program.variants) == 2
 
 
-def test_hyperparameters_are_part_of_the_program() -> None:
-    step, _, optimizer = stepping(torch.optim.SGD, {"lr": 0.1})()
+def test_hyperparameters_are_inputs() -> None:
+    torch.manual_seed(0)
+    step, module, optimizer = stepping(torch.optim.SGD, {"lr": 0.1})()
+    torch.manual_seed(0)
+    twin, eager, other = stepping(torch.optim.SGD, {"lr": 0.1})()
     program = capture(step, batch())
-    program(*batch())
-    optimizer.param_groups[0]["lr"] = 0.01
-    with pytest.raises(InputMismatchError, match=r"param_groups.0.lr` is 0.01, and was 0.1"):
-        program(*batch())
+    assert "optimizer.param_groups.0.lr" in [spec.target for spec in program.signature.input_specs]
+    for rate in (0.1, 0.01, 0.003):
+        optimizer.param_groups[0]["lr"] = other.param_groups[0]["lr"] = rate
+        given = batch()
+        torch.manual_seed(0)
+        program(*given)
+        torch.manual_seed(0)
+        twin(*given)
+        torch.testing.assert_close(dict(state_of(module, optimizer)), dict(state_of(eager, other)))
+    assert len(program.variants) <= 2, "the first step makes the state"
 
 
 def test_an_optimizer_that_decides_by_data_is_refused_with_its_line() -> None:

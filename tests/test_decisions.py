@@ -473,3 +473,14 @@ def test_a_program_holds_no_example() -> None:
     del x, data
     gc.collect()
     assert ref() is None and torch.equal(program(-ONES), ONES)
+
+
+def test_a_number_of_data_changes_a_tensor_of_known_data() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        known = torch.tensor(1.0)
+        known *= x.item()
+        return x + (1 - known.item())
+
+    program = capture(scaled, (torch.tensor(0.25),))
+    for value in (0.25, 3.0):
+        assert program(torch.tensor(value)) == 1

@@ -180,6 +180,18 @@ def test_python_state_that_changes_the_graph_is_refused() -> None:
         assert torch.equal(again(x), want), name
 
 
+def test_a_number_that_has_changed_is_an_input() -> None:
+    module, x = Noisy().eval(), torch.ones(4)
+    program = capture(module, (x,))
+    assert "scale" not in [spec.target for spec in program.signature.input_specs]
+    for scale in (2, 3, 7, -1, 2):
+        module.scale = scale
+        assert torch.equal(program(x), module(x))
+    assert len(program.variants) == 2
+    module.scale = 0.5  # type: ignore[assignment]
+    assert torch.equal(program(x), module(x))
+
+
 def test_state_that_leaves_the_graph_as_it_is_is_followed() -> None:
     module, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
     program = capture(module, (x,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -56,6 +56,13 @@ class _InKernel(threading.local):
     value = False
 
 
+_NUMBERS = frozenset({torch.SymFloat, torch.SymBool})  # sizes torch's own mode knows
+
+
+def _has_symbols(args: Iterable[Any]) -> bool:
+    return any(type(arg) in _NUMBERS or (type(arg) is list and _has_symbols(arg)) for arg in args)
+
+
 class CaptureFakeMode(FakeTensorMode):
     """Makes the fake tensors of one capture, some ops' by other meta kernels than torch's.
 
@@ -100,7 +107,25 @@ class CaptureFakeMode(FakeTensorMode):
             return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
         if self._ended and any(type(leaf) in _REAL for leaf in pytree.tree_leaves((args, kwargs))):
             raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended
+        if _has_symbols(args) or (kwargs and _has_symbols(kwargs.values())):
+            with self._not_constant(func, args, kwargs):
+                return super().__torch_dispatch__(func, types, args, kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @contextlib.contextmanager
+    def _not_constant(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
+        """Have an op not compute with the data of constants: with a number that nobody knows torch takes NaN."""
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        known = [(leaf, leaf.constant) for leaf in leaves if leaf.constant is not None]
+        for leaf, _ in known:
+            leaf.constant = None
+        try:
+            yield
+        finally:
+            for leaf, constant in known:
+                leaf.constant = constant
+                if func._schema.is_mutable:
+                    self.fake_tensor_converter.invalidate_constant_aliases(constant)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in TOLD_BY_DATA and (func is not _ITEM or args[0].dtype.is_complex):

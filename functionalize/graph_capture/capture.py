@@ -19,7 +19,7 @@ from functionalize._torch.fakes import (
     fake_mode_of,
     new_fake_mode,
 )
-from functionalize.errors import check_choice, check_remove
+from functionalize.errors import UnsupportedProgramError, check_choice, check_remove
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
@@ -149,6 +149,12 @@ def _captured(
     traced: list[Traced] = []  # by each run
     try:
         found = _found(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data, traced)
+    except UnsupportedProgramError:
+        for run in traced:
+            run.empty_caches()
+        if by_data[2] is None or not by_data[2].give_up():
+            raise
+        return _captured(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
     except Exception:
         for run in traced:
             run.empty_caches()

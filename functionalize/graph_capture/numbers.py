@@ -31,6 +31,13 @@ class ChangingNumbers:
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
         self._changing: set[str] = set()
+        self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
+
+    def give_up(self) -> bool:
+        """Have what has changed be constants again; false where there is nothing."""
+        given = self._changing - self._constant
+        self._constant |= given
+        return bool(given)
 
     def found(self, state: StateWalk, settings: Settings) -> list[NumberSlot]:
         """The inputs among the numbers that a program may decide by; these are no settings any more."""
@@ -41,7 +48,9 @@ class ChangingNumbers:
         self._changing |= {path for path, value in now.items() if _differ(self._before.get(path, value), value)}
         self._before = now
         groups = _groups_of(state)
-        taken = [one for one in candidates if one.path in self._changing or _is_hyperparameter(one, groups)]
+        taken = [
+            one for one in candidates if one.path in self._changing - self._constant or _is_hyperparameter(one, groups)
+        ]
         taken += [one for one in settings.found if type(one.value) is tuple and _is_hyperparameter(one, groups)]
         places_taken = {(id(one.container), one.key) for one in taken}
         lists = {id(one.value) for one in taken if type(one.value) is list}

@@ -245,6 +245,8 @@ class CapturedProgram:
         inputs = made.checked(arguments)
         if not isinstance(inputs, list):  # what was captured just now
             raise inputs
+        if not (variants and variants[0].takes_as(made)):  # numbers have changed, which are inputs now
+            return made, inputs
         if not agree(answers, made.answers):
             raise undecided(answers, made)
         made.kind = kind

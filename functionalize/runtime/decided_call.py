@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Graph, GraphModule, Node
 
-from functionalize.runtime.decisions import Diverged
+from functionalize.runtime.containers import NumberSlot
+from functionalize.runtime.decisions import Diverged, compare
 from functionalize.runtime.execution import Computed
 from functionalize.runtime.joint import called
 from functionalize.runtime.metadata import ProgramMetadata
@@ -41,6 +43,39 @@ def compute_as_decided(
         if requires:
             inputs[number].requires_grad_(False)
     raise diverged
+
+
+def decided_ahead(
+    graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata
+) -> Callable[[Sequence[Any]], None] | None:
+    """What checks a graph's decisions by its inputs that are numbers; None where other data decide, too."""
+    results: Any = graph.output_node().args[0]
+    decisions = metadata.graph.decisions
+    wanted = [results[decision.output] for decision in decisions]
+    needed, waiting = set[Node](), [node for node in wanted if isinstance(node, Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    placeholders = dict(zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True))
+    known = {node: number for node, number in placeholders.items() if node in needed}
+    numbers = all(isinstance(metadata.inputs[number].slot, NumberSlot) for number in known.values())
+    if not numbers or any(node.op == "get_attr" for node in needed):
+        return None
+    part, copies = Graph(), dict[Node, Node]()
+    for node in graph.nodes:
+        if node in needed:
+            copies[node] = part.node_copy(node, copies.__getitem__)
+    part.output(tuple(copies[node] if isinstance(node, Node) else node for node in wanted))
+    function: Any = GraphModule(root, part).forward
+
+    def check_ahead(inputs: Sequence[Any]) -> None:
+        answers = function(*[inputs[number] for number in known.values()])
+        for number, answer in enumerate(answers):
+            compare(answer, decisions, number)
+
+    return check_ahead
 
 
 def _divergence(function: Callable[..., Any], inputs: Sequence[Any]) -> Diverged | None:

@@ -22,7 +22,7 @@ from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
-from functionalize.runtime.decided_call import compute_as_decided
+from functionalize.runtime.decided_call import compute_as_decided, decided_ahead
 from functionalize.runtime.execution import (
     Computed,
     checked,
@@ -119,6 +119,11 @@ class Specialization:
             return False
         return str(one.graph) == str(two.graph) and str(one.signature()) == str(two.signature())
 
+    def takes_as(self, other: Specialization) -> bool:
+        """Whether both have the same inputs."""
+        one, two = ([entry.name for entry in known.metadata.inputs] for known in (self, other))
+        return one == two
+
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
         """The inputs for a call, or why it is none of this program's."""
         try:
@@ -141,7 +146,9 @@ class Specialization:
         zeros = self.guards.missing_gradients(inputs)
         for number, gradient in zeros.items():
             inputs[number] = gradient
-        if self.decisions:
+        if self._ahead is not None:
+            self._ahead(inputs)
+        if self.decisions and self._ahead is None:
             function, compute_all = self._function, functools.partial(self._computed, inputs, arguments)
             computed = compute_as_decided(self.metadata, function, inputs, compute_all)
         else:
@@ -213,10 +220,15 @@ class Specialization:
         return captured
 
     @functools.cached_property
+    def _ahead(self) -> Callable[[Sequence[Any]], None] | None:
+        """What checks the decisions before anything is computed, where numbers of Python's decide alone."""
+        return decided_ahead(self.recorded.graph, self.recorded.root, self.metadata) if self.decisions else None
+
+    @functools.cached_property
     def _function(self) -> Callable[..., Any]:
         """The graph as a function. It writes in the memory of inputs that are written back anyway, where it can."""
         graph, root, disjoint = self.recorded.graph, self.recorded.root, self.guards.inputs_are_disjoint
-        checked = self.decisions or self.metadata.symbols.asserted
+        checked = (self.decisions and self._ahead is None) or self.metadata.symbols.asserted
         free = disjoint and not checked  # a call that is refused has written nothing
         in_place = reinplace(graph, root, self.metadata) if free else None
         if in_place is not None:
