@@ -16,6 +16,7 @@ from functionalize.runtime.decisions import Diverged, compare
 from functionalize.runtime.execution import Computed
 from functionalize.runtime.joint import called
 from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.random_state import source_of
 from functionalize.runtime.random_state import RandomState
 
 
@@ -61,7 +62,7 @@ def decided_ahead(
     placeholders = dict(zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True))
     known = {node: number for node, number in placeholders.items() if node in needed}
     numbers = all(isinstance(metadata.inputs[number].slot, NumberSlot) for number in known.values())
-    if not numbers or any(node.op == "get_attr" for node in needed):
+    if not numbers or any(node.op == "get_attr" or source_of(node, root) is not None for node in needed):
         return None
     part, copies = Graph(), dict[Node, Node]()
     for node in graph.nodes:
