@@ -75,7 +75,7 @@ def _world(optimizer: str, schedule: Schedule, inside: bool) -> tuple[Callable[[
 def _state(world: Any) -> list[Any]:
     """The leaves of what a world holds; functions left out."""
     leaves, _ = torch.utils._pytree.tree_flatten([one.state_dict() for one in world[1:]])
-    return [leaf for leaf in leaves if isinstance(leaf, (Tensor, int, float, str, type(None)))]
+    return [leaf for leaf in leaves if isinstance(leaf, (Tensor, int, float))]
 
 
 def captures_of(optimizer: str, schedule: Schedule, inside: bool) -> int:
