@@ -67,7 +67,8 @@ def _world(optimizer: str, schedule: Schedule, inside: bool) -> tuple[Callable[[
         made.step()
         if inside:
             scheduler.step()
-        return loss.detach()
+        found: Tensor = loss.detach()
+        return found
 
     return step, module, made, scheduler
 

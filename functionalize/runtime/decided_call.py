@@ -16,8 +16,7 @@ from functionalize.runtime.decisions import Diverged, compare
 from functionalize.runtime.execution import Computed
 from functionalize.runtime.joint import called
 from functionalize.runtime.metadata import ProgramMetadata
-from functionalize.runtime.random_state import source_of
-from functionalize.runtime.random_state import RandomState
+from functionalize.runtime.random_state import RandomState, source_of
 
 
 def compute_as_decided(
