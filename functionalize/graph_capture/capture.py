@@ -27,6 +27,7 @@ from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, i
 from functionalize.graph_capture.leaks import Traced
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.provenance import Provenance
+from functionalize.graph_capture.random_sources import RandomSources, refuse_drawn
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.tracing_errors import OTHERWISE, hooked, otherwise
 from functionalize.graph_capture.training import training_step
@@ -262,7 +263,18 @@ class CaptureSession(RecordingSession):
         return given == {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
 
     def run(self) -> Recorded:
-        """Record the program."""
+        """Record the program, and put the sources of random numbers back."""
+        inputs = self._inputs
+        values = [slot.get() for slot in (*inputs.state.constants, *inputs.arguments.constants)]
+        sources, drawn = RandomSources(values), list[str]()
+        try:
+            found = self._recorded()
+        finally:
+            drawn = sources.restore()
+        refuse_drawn(drawn)
+        return found
+
+    def _recorded(self) -> Recorded:
         inputs = self._inputs
         self.add_inputs(inputs.inputs)
         mode = self.fake_mode

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from functionalize.errors import UnsupportedProgramError
+
 aten = torch.ops.aten
 _ALIGNMENT = 16  # bytes, of rows
 
@@ -57,4 +59,18 @@ def _check(condition: Any, message: str) -> None:
         raise RuntimeError(message)
 
 
-METAS: Mapping[Any, Callable[..., Any]] = {} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}
+def _pack_padded_sequence(input: Any, lengths: Any, batch_first: bool) -> Any:
+    """What it packs is read by the kernels of recurrent layers on the CPU as numbers, step by step."""
+    raise UnsupportedProgramError(
+        "the program packs a padded sequence (pack_padded_sequence, pack_sequence)",
+        why="the recurrent layers of torch read the batch of each step off the data, and have no form that a graph "
+        "could hold",
+        hint="run the layer on the padded tensor, and mask what is behind each length, or pack outside of what is "
+        "captured",
+    )
+
+
+METAS: Mapping[Any, Callable[..., Any]] = {
+    **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
+    aten._pack_padded_sequence.default: _pack_padded_sequence,
+}

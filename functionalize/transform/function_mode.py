@@ -69,8 +69,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and not PLAIN_TYPES.issuperset(types):
             self._context.refuse_subclasses(types)
-        if self._unused and args:
-            self._unused.discard(id(args[0]))  # one that is an argument in another place has a node that uses it
+        if self._unused:  # one inside of a list has a node that uses it
+            self._unused.difference_update(map(id, (*args, *(kwargs or {}).values())))
         symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
         if symbolic or _has_number(args, kwargs):
             with enable_python_dispatcher():
