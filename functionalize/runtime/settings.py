@@ -201,7 +201,7 @@ class Settings:
         for container, path in state.containers.values():
             if not isinstance(container, Variable):
                 length = len(container)
-                self.found.append(Setting("", f"len({path})", container, LENGTH, length, length))
+                self.found.append(Setting("", f"len({path or 'the module'})", container, LENGTH, length, length))
 
     def without(self, changed: Set[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
