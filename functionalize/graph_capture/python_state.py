@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import sys
 import types
 from collections.abc import Iterator
 from dis import opmap
@@ -17,9 +18,9 @@ from typing import Any
 import torch
 
 from functionalize.errors import UnsupportedProgramError
-from functionalize.runtime.containers import ABSENT, Variable, place_of, read
+from functionalize.runtime.containers import ABSENT, Variable, per_class, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
-from functionalize.runtime.state_walk import StateWalk, is_entered, is_module
+from functionalize.runtime.state_walk import StateWalk, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
 _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
@@ -48,6 +49,7 @@ class Follower:
         self._codes: set[types.CodeType] = set()  # that were looked through
         self._whole = True  # whether all were that the program may come to
         self._kinds: set[type] = set()  # classes, likewise
+        self._named: set[type] = set()  # classes of which the program may make objects
         self._places: set[tuple[int, Any]] = set()
         self._constants = self._seen = 0  # how many of the walk's were looked at
         refuse_iterators(func)
@@ -61,7 +63,9 @@ class Follower:
             return False
         slot = slots[0]
         name = slot.path if isinstance(slot.container, Variable) else slot.key
-        return isinstance(name, str) and not slot.steps and all(only_adds(code, name) for code in self._codes)
+        made = {function.__code__ for kind in self._named - self._kinds for function in methods(kind)}
+        codes = self._codes | made
+        return isinstance(name, str) and not slot.steps and all(only_adds(code, name) for code in codes)
 
     def _follow_found(self) -> None:
         """Follow what the objects run that were found on the way."""
@@ -85,13 +89,6 @@ class Follower:
             self._kinds.add(type(value))
             yield from methods(type(value))
 
-    def _follow_class(self, kind: type) -> None:
-        """Follow what objects of a class run that the program may make."""
-        if kind not in self._kinds and is_entered(kind):
-            self._kinds.add(kind)
-            for function in methods(kind):
-                self._follow(function, 0)
-
     def _follow(self, func: Any, depth: int) -> None:
         inner = inspect.unwrap(func) if callable(func) else func
         code = getattr(inner, "__code__", None)
@@ -103,7 +100,7 @@ class Follower:
             value = read(container, key)
             self._walk(name, container, key, value)
             if isinstance(value, type):
-                self._follow_class(value)
+                self._named.add(value)
             elif isinstance(value, _FUNCTIONS):
                 self._whole = self._whole and depth > 0
                 if depth:
@@ -146,8 +143,13 @@ def refuse_iterators(func: Any) -> None:
 
 
 def methods(kind: type) -> Iterator[Any]:
-    """The functions that objects of a class run: of a module those that ``forward`` comes to."""
-    if kind.__module__.partition(".")[0] == "torch" or issubclass(kind, (dict, list, set)):
+    """The functions that objects of a class run: of a module those that ``forward`` comes to.
+
+    Of classes of a library, whose objects keep what they know to themselves, only ``forward``.
+    """
+    if is_installed(kind):
+        forward = getattr(kind, "forward", None) if issubclass(kind, torch.nn.Module) else None
+        yield from [forward] if inspect.isfunction(forward) else []
         return
     if not issubclass(kind, torch.nn.Module):
         yield from (value for one in kind.__mro__ for value in vars(one).values() if inspect.isfunction(value))
@@ -156,10 +158,18 @@ def methods(kind: type) -> Iterator[Any]:
     while todo:
         name = todo.pop()
         function = inspect.getattr_static(kind, name, None)
-        if name not in seen and inspect.isfunction(function):
+        if name not in seen and inspect.isfunction(function) and function.__module__.partition(".")[0] != "torch":
             yield function
             todo += function.__code__.co_names
         seen.add(name)
+
+
+@per_class
+def is_installed(kind: type) -> bool:
+    """Whether a class is one of Python's or of a library's."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file or file.startswith(sys.base_prefix)
 
 
 def variables(func: Any) -> Iterator[Named]:
