@@ -19,6 +19,7 @@ from functionalize._torch import (
     STORAGE,
     VERSION,
     VIEW,
+    HigherOrderOperator,
     enable_python_dispatcher,
     has_symbol,
     is_view,
@@ -72,7 +73,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if self._unused:  # one inside of a list has a node that uses it
             self._unused.difference_update(map(id, (*args, *(kwargs or {}).values())))
         symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
-        if symbolic or _has_number(args, kwargs):
+        if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():
                 return self._spell_out(func, args, kwargs or {})
         if func in _UNDISPATCHED:
