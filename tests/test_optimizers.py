@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import lr_scheduler as schedulers
 
-from functionalize import capture
+from functionalize import UnsupportedProgramError, capture
 
 FEW, CALLS = 3, 8
 _NAMES = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD")
@@ -20,13 +21,13 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}-foreach": (name, {"lr": 0.1, "foreach": True}) for name in _NAMES},
     "SGD-dampening": ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
     "SGD-nesterov": ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True}),
+    "RMSprop-centered": ("RMSprop", {"lr": 0.1, "centered": True, "momentum": 0.9}),
+    "NAdam-decoupled": ("NAdam", {"lr": 0.1, "weight_decay": 0.01, "decoupled_weight_decay": True}),
     "Adam-amsgrad": ("Adam", {"lr": 0.1, "amsgrad": True, "weight_decay": 0.01}),
 }
-# A float that Python or a kernel must know makes a variant for each value.
-BY_VALUE = {
-    **{f"{name}-fused": (name, {"lr": 0.1, "fused": True}) for name in ("SGD", "Adam", "AdamW", "Adagrad")},
-    "Adafactor": ("Adafactor", {"lr": 0.1}),
-}
+OPTIMIZERS |= {f"{name}-fused": (name, {"lr": 0.1, "fused": True}) for name in ("SGD", "Adam", "AdamW", "Adagrad")}
+# Adafactor decides by its parameters and by its steps.
+BY_VALUE = {"Adafactor": ("Adafactor", {"lr": 0.1})}
 Schedule = Callable[[torch.optim.Optimizer], Any]
 SCHEDULERS: dict[str, Schedule] = {
     "LambdaLR": lambda one: schedulers.LambdaLR(one, lambda epoch: 0.95**epoch),
@@ -40,19 +41,27 @@ SCHEDULERS: dict[str, Schedule] = {
     "ChainedScheduler": lambda one: schedulers.ChainedScheduler(
         [schedulers.ConstantLR(one, 0.5, 2), schedulers.ExponentialLR(one, 0.9)], one
     ),
+    "CosineAnnealingLR": lambda one: schedulers.CosineAnnealingLR(one, 20),
+    "CosineAnnealingWarmRestarts": lambda one: schedulers.CosineAnnealingWarmRestarts(one, 5),
+    "OneCycleLR": lambda one: schedulers.OneCycleLR(one, 0.2, total_steps=20, cycle_momentum=False),
 }
-# Inside they ask for values: `math.cos`, a dict of milestones, `float(loss)`.
+# Inside they look numbers up in a dict of milestones, or go more than two ways in eight steps.
 BETWEEN: dict[str, Schedule] = {
     "MultiStepLR": lambda one: schedulers.MultiStepLR(one, [2, 5], 0.5),
-    "CosineAnnealingLR": lambda one: schedulers.CosineAnnealingLR(one, 5),
-    "OneCycleLR": lambda one: schedulers.OneCycleLR(one, 0.2, total_steps=20),
+    "SequentialLR": lambda one: schedulers.SequentialLR(
+        one, [schedulers.ConstantLR(one, 0.5, 5), schedulers.ExponentialLR(one, 0.9)], milestones=[5]
+    ),
 }
+
+
+def perceptron() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(), torch.nn.Linear(4, 1, bias=False))
 
 
 def _world(optimizer: str, schedule: Schedule, inside: bool) -> tuple[Callable[[Tensor], Tensor], Any, Any, Any]:
     """A step of two groups and a parameter without gradient, and what it changes."""
     torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(), torch.nn.Linear(4, 1, bias=False))
+    module = perceptron()
     kind, options = (OPTIMIZERS | BY_VALUE)[optimizer]
     first, last = module.parameters()
     idle = torch.nn.Parameter(torch.ones(2, 2))
@@ -62,7 +71,7 @@ def _world(optimizer: str, schedule: Schedule, inside: bool) -> tuple[Callable[[
 
     def step(x: Tensor) -> Tensor:
         made.zero_grad()
-        loss = module(x).square().mean()
+        loss: Tensor = module(x).square().mean()
         loss.backward()
         made.step()
         if inside:
@@ -81,8 +90,13 @@ def _state(world: Any) -> list[Any]:
 
 def captures_of(optimizer: str, schedule: Schedule, inside: bool) -> int:
     """How many captures some calls took; they are held against eager."""
+    return captures_of_worlds(lambda: _world(optimizer, schedule, inside), inside)
+
+
+def captures_of_worlds(make: Callable[[], Any], inside: bool = True) -> int:
+    """The same of any worlds: a step, and what it changes, of which the fourth is stepped here unless ``inside``."""
     warnings.simplefilter("ignore")
-    mine, eager = (_world(optimizer, schedule, inside) for _ in range(2))
+    mine, eager = make(), make()
     batches = [torch.randn(5, 3) for _ in range(CALLS)]
     program, made = capture(mine[0], (batches[0],), cache_size=CALLS), 1
     recapture = program._recapture
@@ -130,3 +144,132 @@ def test_each_scheduler_between_calls(scheduler: str) -> None:
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_each_scheduler_inside(scheduler: str) -> None:
     assert captures_of("SGD", SCHEDULERS[scheduler], inside=True) <= FEW
+
+
+@pytest.mark.parametrize("scheduler", ["CosineAnnealingLR", "OneCycleLR"])
+def test_closed_forms_inside(scheduler: str) -> None:
+    assert captures_of("SGD-fused", SCHEDULERS[scheduler], inside=True) <= FEW
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", BETWEEN)
+def test_schedulers_of_many_ways_inside(scheduler: str) -> None:
+    assert captures_of("SGD", BETWEEN[scheduler], inside=True) <= CALLS
+
+
+def _step(module: Any, optimizer: Any, scheduler: Any = None, after: Any = lambda: None) -> Callable[[Tensor], Tensor]:
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        after()
+        if scheduler is not None:
+            scheduler.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_momentum_that_cycles(kind: str) -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        module = perceptron()
+        optimizer = getattr(torch.optim, kind)(module.parameters(), lr=0.01)
+        if kind == "SGD":
+            optimizer.param_groups[0]["momentum"] = 0.9
+        scheduler = schedulers.OneCycleLR(optimizer, 0.1, 20)
+        return _step(module, optimizer, scheduler), module, optimizer, scheduler
+
+    assert captures_of_worlds(make) <= FEW
+
+
+@pytest.mark.parametrize("average", ["mean", "one by one", "all at once"])
+def test_averaged_models(average: str) -> None:
+    utils = torch.optim.swa_utils
+    options: dict[str, dict[str, Any]] = {
+        "mean": {},
+        "one by one": {"avg_fn": utils.get_ema_avg_fn(0.9)},
+        "all at once": {"multi_avg_fn": utils.get_ema_multi_avg_fn(0.9)},
+    }
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        module = perceptron()
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        averaged = utils.AveragedModel(module, **options[average])
+        scheduler = utils.SWALR(optimizer, 0.05, anneal_epochs=20)
+        step = _step(module, optimizer, scheduler, lambda: averaged.update_parameters(module))
+        return step, module, averaged, optimizer, scheduler
+
+    assert captures_of_worlds(make) <= FEW
+
+
+def test_batch_norm_that_averages_over_all_batches() -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, momentum=None))
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        return _step(module, optimizer), module, optimizer
+
+    assert captures_of_worlds(make) <= CALLS  # its forward takes `float(num_batches_tracked)`
+
+
+def test_line_searches_decide_by_data() -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        module = perceptron()
+        optimizer = torch.optim.LBFGS(module.parameters(), 0.1, max_iter=2)
+
+        def step(x: Tensor) -> Any:
+            def closure() -> Any:
+                optimizer.zero_grad()
+                loss: Tensor = module(x).square().mean()
+                loss.backward()
+                return loss
+
+            return optimizer.step(closure).detach()
+
+        return step, module
+
+    assert captures_of_worlds(make) <= CALLS
+
+
+def test_sparse_gradients() -> None:
+    def make(kind: Any) -> Any:
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(6, 3, sparse=True)
+        optimizer = kind(table.parameters(), lr=0.1)
+        indices = torch.tensor([1, 2, 2])
+        return _step(lambda x: table(indices) + x[:3], optimizer), table, optimizer
+
+    assert captures_of_worlds(lambda: make(torch.optim.SGD)) <= FEW
+    with pytest.raises(UnsupportedProgramError, match="elements of a sparse tensor"):
+        capture(make(torch.optim.SparseAdam)[0], (torch.ones(5, 3),))
+
+
+def test_a_sparse_gradient_is_left_sparse() -> None:
+    def program(weight: Tensor, indices: Tensor) -> None:
+        torch.nn.functional.embedding(indices, weight, sparse=True).square().sum().backward()
+
+    weights = [torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2)]
+    indices = torch.tensor([1, 2, 2])
+    capture(program, (weights[0], indices))(weights[0], indices)
+    program(weights[1], indices)
+    ours, theirs = (weight.grad for weight in weights)
+    assert ours is not None and theirs is not None and ours.layout == theirs.layout == torch.sparse_coo
+    torch.testing.assert_close(ours.to_dense(), theirs.to_dense())
+
+
+def test_numbers_that_64_bits_do_not_hold() -> None:
+    counter = types.SimpleNamespace(count=2**63 - 3)
+
+    def program(x: Tensor) -> Tensor:
+        counter.count += 1
+        return x + 1
+
+    captured = capture(program, (torch.ones(2),))
+    for call in range(5):
+        captured(torch.ones(2))
+        assert counter.count == 2**63 - 2 + call

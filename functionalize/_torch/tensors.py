@@ -194,3 +194,18 @@ def forget_offset(handle: FakeTensor) -> None:
     if environment is not None and isinstance(offset, torch.SymInt):
         pending = environment.pending_fresh_unbacked_symbols
         pending[:] = [symbol for symbol in pending if symbol not in offset.node.expr.free_symbols]
+
+
+# What tells the elements of a sparse tensor.
+OF_ELEMENTS = frozenset(getattr(torch.Tensor, name) for name in ("_nnz", "_values", "_indices", "values", "indices"))
+# The steps of optimizers in one kernel, which take a learning rate as a number or as a tensor.
+FUSED_STEPS: tuple[Any, ...] = tuple(
+    getattr(torch, f"_fused_{name}_")
+    for name in ("adam", "adamw", "sgd", "adagrad")
+    if hasattr(torch, f"_fused_{name}_")
+)
+
+
+def has_unknown_elements(tensor: torch.Tensor) -> bool:
+    """Whether only the data tell how many elements a sparse tensor has: a fake one says that it has none."""
+    return isinstance(tensor, FakeTensor) and tensor.layout is torch.sparse_coo and not tensor._nnz()

@@ -222,6 +222,15 @@ def compared(tracer: Any, func: Any, args: Any, out: Any) -> Any:
     return made
 
 
+def opaque_float(tracer: Any, func: Any, args: Any) -> torch.SymFloat:
+    """A symbol of its own for what a function of symbols gives, which becomes a node."""
+    environment = next(arg.node.shape_env for arg in args if isinstance(arg, SYMBOLS))
+    with environment.ignore_fresh_unbacked_symbols():  # no op gives it
+        made: torch.SymFloat = environment.create_unbacked_symfloat()
+    _sym_register(tracer, func, args, made)
+    return made
+
+
 def symbol_node_of(tracer: Any, expression: Any) -> Node | None:
     """The node that gives a symbol, by the expression that it was made as; None where the tracer has not seen it.
 

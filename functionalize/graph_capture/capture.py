@@ -29,6 +29,7 @@ from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, refuse_drawn
 from functionalize.graph_capture.recording_session import RecordingSession
+from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tracing_errors import OTHERWISE, hooked, otherwise
 from functionalize.graph_capture.training import training_step
 from functionalize.runtime.captured_program import CapturedProgram
@@ -202,7 +203,8 @@ def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) 
     left = {found.inputs[number].name for number in found.gradients}
     if assuming.graph.answers != found.graph.answers:
         return False
-    return not read or (read <= left and assuming.only_accumulates)
+    as_zeros = assuming.only_accumulates and not found.leaves_sparse_gradients
+    return not read or (read <= left and as_zeros)
 
 
 class CaptureSession(RecordingSession):
@@ -238,7 +240,9 @@ class CaptureSession(RecordingSession):
             if isinstance(entry.value, MissingGradient):
                 with below_dispatch():
                     entry.fake = self.factory.like_real(entry.value.of)
-        self._numbers = Numbers([(e.slot, e.fake) for e in inputs.inputs if isinstance(e.slot, NumberSlot)])
+        self._numbers = Numbers(
+            [(e.slot, e.fake) for e in inputs.inputs if isinstance(e.slot, NumberSlot)], inputs.tied
+        )
         if by_data[0]:
             self.decider = Decider(self.recorder, self.regions, self._example, self._provenance.now, by_data[1])
 
@@ -285,7 +289,7 @@ class CaptureSession(RecordingSession):
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
             effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log, inputs.walk_again)
-            with self.active(), self._provenance.watched():
+            with self.active(), self._provenance.watched(), math_of_symbols(self.recorder.tracer):
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:

@@ -340,9 +340,10 @@ class GraphFinalizer:
     def _traits(self, decisions: tuple[Decision, ...]) -> GraphTraits:
         graph, root = self.tracer.graph, self.tracer.root
         draws = sources(graph, root) if decisions else ()
-        return GraphTraits(
-            len(self.outputs.nodes), keeps_workspaces(graph), decisions, draws, tuple(self._object_numbers)
-        )
+        shown = [node.meta.get("val") if isinstance(node, Node) else None for node in self.outputs.nodes]
+        sparse = frozenset(n for n, val in enumerate(shown) if getattr(val, "layout", _STRIDED) is not _STRIDED)
+        numbers = tuple(self._object_numbers)
+        return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse)
 
     def _drop_dead(self) -> None:
         """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""
@@ -387,6 +388,7 @@ class GraphFinalizer:
 
 
 aten = torch.ops.aten
+_STRIDED = torch.strided
 _WITH_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
 
 

@@ -121,6 +121,7 @@ class ProgramInputs:
         numbers: ChangingNumbers | None = None,
     ) -> None:
         self._func, self._roots = func, roots
+        self.tied: Sequence[Any] = ()  # places of lists of numbers that are in other places as well
         self.state, self.follower = self._walk()
         self.args, self.kwargs = list(args), dict(kwargs)
         self.convention = CallingConvention.of(func, self.args, self.kwargs)
@@ -182,7 +183,9 @@ class ProgramInputs:
                 yield TracedInput(InputKind.BUFFER, name, target, gradient, persistent=False, gradient_of=entry)
 
     def _numbers(self, numbers: ChangingNumbers, taken: set[str]) -> Iterator[TracedInput]:
-        for slot in numbers.found(self.state, self.settings):
+        slots = numbers.found(self.state, self.settings)
+        self.tied = numbers.tied
+        for slot in slots:
             name = fresh_name(f"{_PREFIX[InputKind.CONSTANT_TENSOR]}_{slot.path}", taken)
             yield TracedInput(InputKind.CONSTANT_TENSOR, name, slot.path, slot.get(), slot)
 

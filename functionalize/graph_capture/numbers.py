@@ -10,8 +10,9 @@ Invariant: after a capture each number is in its place. Limits: a number is one 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -31,6 +32,7 @@ class ChangingNumbers:
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
         self._changing: set[str] = set()
+        self.tied: list[tuple[Setting, Setting]] = []  # further places of lists of the last capture, and the first
         self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
 
     def give_up(self) -> bool:
@@ -43,14 +45,14 @@ class ChangingNumbers:
         """The inputs among the numbers that a program may decide by; these are no settings any more."""
         places = Counter(id(slot.get()) for slot in state.entered)
         candidates = [one for one in settings.found if one.key is not LENGTH and is_numbers(one.value)]
-        candidates = [one for one in candidates if places[id(one.value)] < 2]
+        shared = Counter(id(one.value) for one in candidates if type(one.value) is list)
+        candidates = [one for one in candidates if places[id(one.value)] in (0, shared[id(one.value)])]
         now = {one.path: (one.value, copy(one.value)) for one in candidates}
-        self._changing |= {path for path, value in now.items() if _differ(self._before.get(path, value), value)}
+        self._changing |= {_kind(path) for path, value in now.items() if _differ(self._before.get(path, value), value)}
         self._before = now
         groups = _groups_of(state)
-        taken = [
-            one for one in candidates if one.path in self._changing - self._constant or _is_hyperparameter(one, groups)
-        ]
+        wanted = self._changing - self._constant
+        taken = [one for one in candidates if _kind(one.path) in wanted or _is_hyperparameter(one, groups)]
         taken += [one for one in settings.found if type(one.value) is tuple and _is_hyperparameter(one, groups)]
         places_taken = {(id(one.container), one.key) for one in taken}
         lists = {id(one.value) for one in taken if type(one.value) is list}
@@ -60,7 +62,25 @@ class ChangingNumbers:
             if (id(one.container), one.key) not in places_taken and id(one.container) not in lists
         ]
         unique = {(id(one.container), one.key): one for one in taken if id(one.container) not in lists}
-        return [slot for one in unique.values() for slot in _slots(one)]
+        return [slot for one in self._tied(unique.values(), settings) for slot in _slots(one)]
+
+    def _tied(self, taken: Iterable[Setting], settings: Settings) -> list[Setting]:
+        """Those but for further places of lists, which are tied to the first."""
+        first = dict[int, Setting]()
+        self.tied = []
+        for one in taken:
+            before = first.setdefault(id(one.value), one) if type(one.value) is list else one
+            if before is not one:
+                settings.found.append(one)
+                settings.tie(one, before)
+                self.tied.append((one, before))
+        further = {id(one) for one, _ in self.tied}
+        return [one for one in taken if id(one) not in further]
+
+
+def _kind(path: str) -> str:
+    """What numbers have in common that objects of one list have under one name."""
+    return re.sub(r"\.\d+(?=\.)", ".*", path)
 
 
 def _differ(before: Any, now: Any) -> bool:
@@ -93,9 +113,9 @@ def _slots(one: Setting) -> Iterator[NumberSlot]:
 class Numbers:
     """The numbers of one run of a program."""
 
-    def __init__(self, pairs: Sequence[tuple[Slot, Any]]) -> None:
-        """``pairs``: where each number sits, and the tensor that stands for it."""
-        self._pairs = pairs
+    def __init__(self, pairs: Sequence[tuple[Slot, Any]], tied: Sequence[tuple[Setting, Setting]] = ()) -> None:
+        """``pairs``: where each number sits, and the tensor that stands for it; ``tied``: places of one list."""
+        self._pairs, self._tied = pairs, tied
         self._lists: list[tuple[Slot, list[Any], list[Any]]] = []
 
     @property
@@ -106,7 +126,8 @@ class Numbers:
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Put the numbers back in the end."""
-        before = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot, _ in self._pairs]
+        places = [*(slot for slot, _ in self._pairs), *(one for one, _ in self._tied)]
+        before = [(place.container, place.key, entry(place.container, place.key)) for place in places]
         try:
             yield
         finally:
@@ -117,6 +138,8 @@ class Numbers:
         """Have the program find what the graph's inputs come to. To be called where it is recorded."""
         for slot, stand_in in self._pairs:
             slot.set(stand_in.item())
+        for one, first in self._tied:
+            write(one.container, one.key, entry(first.container, first.key))
         lists = [(slot, entry(slot.container, slot.key)) for slot, _ in self._pairs]
         self._lists = [(slot, items, items.copy()) for slot, items in lists if isinstance(items, list)]
 

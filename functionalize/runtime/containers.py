@@ -286,6 +286,12 @@ class Slot:
 
 
 NUMBERS: dict[type, torch.dtype] = {float: torch.float64, int: torch.int64}  # by kind: what holds one
+_LIMIT = 2**63
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that a tensor holds unchanged."""
+    return type(value) in NUMBERS and (type(value) is not int or -_LIMIT <= value < _LIMIT)
 
 
 @dataclass(slots=True, eq=False)
@@ -301,6 +307,8 @@ class NumberSlot(Slot):
             raise TypeError(f"`{self.path}` is one of another count")
         if type(value) is not self.kind:
             raise TypeError(f"`{self.path}` is {value!r}, and was of type {self.kind.__name__}")
+        if not is_number(value):
+            raise TypeError(f"`{self.path}` is {value!r}, which 64 bits do not hold")
         return torch.tensor(value, dtype=NUMBERS[self.kind], device="cpu")
 
 

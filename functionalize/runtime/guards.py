@@ -240,7 +240,8 @@ class Guards:
     def _check_tensors(self, values: Sequence[Any]) -> None:
         for number, (entry, value, before) in enumerate(zip(self.inputs, values, self._looks, strict=True)):
             now = self._look(number, value)
-            if now == before or (entry.gradient_of is not None and value is None):
+            absent = entry.gradient_of is not None and (value is None or number in self.metadata.unused)
+            if now == before or absent:
                 continue
             if now is None or before is None:
                 one, other = ("no tensor" if look is None else "a tensor" for look in (now, before))

@@ -287,6 +287,7 @@ class GraphTraits:
     decisions: tuple[Decision, ...] = ()  # taken by data, in order
     draws: tuple[Any, ...] = ()  # of a graph with decisions: what it draws random numbers from, for `RandomState`
     numbers: tuple[int, ...] = ()  # its outputs that are numbers in objects
+    sparse: frozenset[int] = frozenset()  # its outputs that are not strided
 
     @property
     def answers(self) -> Answers:
@@ -329,6 +330,12 @@ class ProgramMetadata:
         """The inputs that a call has require gradients, or none."""
         found = [(number, entry.requires_grad) for number, entry in enumerate(self.inputs)]
         return [(number, requires) for number, requires in found if requires is not None]
+
+    @property
+    def leaves_sparse_gradients(self) -> bool:
+        """Whether it leaves gradients that are not strided: added to zeros, they would be."""
+        outputs = [self.outputs[number] for number in self.gradients.values() if number is not None]
+        return any(alias.result in self.graph.sparse for alias in outputs)
 
     @cached_property
     def moves_storages(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize.runtime.containers import NUMBERS, Variable, place_of, read, unchanged
+from functionalize.runtime.containers import Variable, is_number, place_of, read, unchanged
 from functionalize.runtime.state_walk import OPAQUE, StateWalk, joined
 
 _VALUES: tuple[type, ...] = (
@@ -43,6 +43,20 @@ class _Object(_Identity):
 
     def __repr__(self) -> str:
         return f"<{type(self.value).__name__}>"
+
+
+class _Same:
+    """What is in another place, whatever that is."""
+
+    def __init__(self, other: Setting) -> None:
+        self._other = other
+
+    @property
+    def value(self) -> Any:
+        return read(self._other.container, self._other.key)
+
+    def __repr__(self) -> str:
+        return f"the same as `{self._other.path}`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +148,7 @@ def same(now: Any, before: Any) -> bool:
 def is_numbers(value: Any) -> bool:
     """Whether a value is a number, or a list of numbers."""
     items = value if type(value) is list else [value]
-    return bool(items) and all(type(item) in NUMBERS for item in items)
+    return bool(items) and all(map(is_number, items))
 
 
 class Setting(NamedTuple):
@@ -203,6 +217,10 @@ class Settings:
                 length = len(container)
                 self.found.append(Setting("", f"len({path or 'the module'})", container, LENGTH, length, length))
 
+    def tie(self, one: Setting, other: Setting) -> None:
+        """Have a place hold what another one holds, instead of what it held."""
+        self.found = [each._replace(content=_Same(other)) if each is one else each for each in self.found]
+
     def without(self, changed: Set[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
         kept = Settings()
@@ -219,7 +237,7 @@ class Settings:
         memo: dict[int, Any] = {}
         for setting in self.found:
             now, content = self.read(setting.container, setting.key), setting.content
-            if now is not content.value if type(content) is _Object else not same(frozen(now, memo), content):
+            if now is not content.value if type(content) in (_Object, _Same) else not same(frozen(now, memo), content):
                 return setting, now
         return None
 
@@ -235,7 +253,7 @@ class SettingsCheck:
         for setting in settings.found:
             value = settings.read(setting.container, setting.key)
             self.entries.append((setting.container, setting.key, value))
-            if type(setting.content) is not _Object:
+            if type(setting.content) not in (_Object, _Same):
                 self._enter(value, seen)
 
     def _enter(self, value: Any, seen: set[int], depth: int = _DEPTH) -> None:

@@ -16,9 +16,11 @@ from functionalize._torch import (
     DisableTorchFunction,
     below_autograd,
     below_mode,
+    has_unknown_elements,
     is_symbolic,
     is_view,
     mode_stack,
+    on_handles,
     pytree,
     storage_id,
     storage_key,
@@ -81,6 +83,15 @@ class FunctionalizationContext:
         for kind in own:
             if issubclass(kind, torch.Tensor):
                 raise UnsupportedProgramError.of_subclass(kind, "a tensor that the program uses")
+
+    def refuse_unknown_elements(self, tensor: torch.Tensor) -> None:
+        """Raise where a captured program asks for the elements of a sparse tensor, which only the data tell."""
+        if not self.takes_subclasses and on_handles(has_unknown_elements, (tensor,), {}):
+            raise UnsupportedProgramError(
+                f"the elements of a sparse tensor of size {tuple(tensor.size())} are asked for",
+                why="how many it has only the data tell, and a fake tensor says that it has none",
+                hint="use dense gradients (`sparse=False`), or leave what asks for the elements outside of the program",
+            )
 
     def value(self, handle: torch.Tensor) -> Value:
         """The current value of a handle."""

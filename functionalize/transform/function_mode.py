@@ -14,6 +14,7 @@ from functionalize._torch import (
     ASK_VERSION,
     HOOKS,
     LEAF,
+    OF_ELEMENTS,
     OFFSET,
     PLAIN_TYPES,
     STORAGE,
@@ -46,7 +47,9 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
 }
 _HOOK: Any = torch.Tensor.register_hook
 _REQUIRE: Any = torch.Tensor.requires_grad_
-_UNDISPATCHED = _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | {_SET_DATA, _HOOK, _REQUIRE}
+_UNDISPATCHED = (
+    OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | {_SET_DATA, _HOOK, _REQUIRE}
+)
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -81,6 +84,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in OF_ELEMENTS:
+            self._context.refuse_unknown_elements(args[0])
         if func in _ASKS:
             self._context.notes.asked.update(_ASKS[func])
         if func in _BACKWARD:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import SYMBOLS
+from functionalize._torch import FUSED_STEPS, SYMBOLS
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
@@ -53,8 +53,19 @@ def _flat(data: Any) -> tuple[list[Any], list[int]]:
     return [number for numbers, _ in parts for number in numbers], [len(parts), *parts[0][1]]
 
 
+def _of_tensor(step: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer's fused step, which takes a learning rate as a tensor too, unlike other numbers."""
+
+    def stepped(*lists: Any, lr: Any, **options: Any) -> Any:
+        symbolic = isinstance(lr, torch.SymFloat)
+        return step(*lists, lr=torch.scalar_tensor(lr, dtype=torch.float64) if symbolic else lr, **options)
+
+    return stepped
+
+
 SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
     torch.tensor: _tensor_of(torch.tensor),
     torch.as_tensor: _tensor_of(torch.as_tensor),
+    **{step: _of_tensor(step) for step in FUSED_STEPS},
 }
