@@ -274,9 +274,8 @@ class JointTracer:
             forget_unread(graph)
             taken = [n for n in taken if placeholders[n].users or gradients.get(n) is not None]
         for number in set(range(len(names))).difference(taken):
-            for user in list(placeholders[number].users):  # reads a number that nobody needs
-                graph.erase_node(user)
-            graph.erase_node(placeholders[number])
+            for node in (*placeholders[number].users, placeholders[number]):  # reads a number that nobody needs
+                graph.erase_node(node)
         written = {storage_key(inputs[m.input].fake) for m in metadata.mutations} if self._order == 1 else set()  # type: ignore[arg-type]
         fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
         at_risk = [n for n in taken if n in fakes and storage_key(fakes[n]) in written]

@@ -126,8 +126,9 @@ class Numbers:
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Put the numbers back in the end."""
-        places = [*(slot for slot, _ in self._pairs), *(one for one, _ in self._tied)]
-        before = [(place.container, place.key, entry(place.container, place.key)) for place in places]
+        places = [(slot.container, slot.key) for slot, _ in self._pairs]
+        places += [(one.container, one.key) for one, _ in self._tied]
+        before = [(container, key, entry(container, key)) for container, key in places]
         try:
             yield
         finally:
