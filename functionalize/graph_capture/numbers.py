@@ -13,7 +13,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ class ChangingNumbers:
     """Which numbers are inputs, of one program: it sees what each capture finds."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Any] = {}
+        self._last: list[Setting] = []  # of the last capture
         self._changing: set[str] = set()
         self.tied: list[tuple[Setting, Setting]] = []  # further places of lists of the last capture, and the first
         self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
@@ -43,14 +42,15 @@ class ChangingNumbers:
 
     def found(self, state: StateWalk, settings: Settings) -> list[NumberSlot]:
         """The inputs among the numbers that a program may decide by; these are no settings any more."""
+        groups, last, self._last = _groups_of(state), self._last, settings.found
+        if not (groups or last):  # the first capture of what trains nothing, as most are
+            return []
         places = Counter(id(slot.get()) for slot in state.entered)
         candidates = [one for one in settings.found if one.key is not LENGTH and is_numbers(one.value)]
         shared = Counter(id(one.value) for one in candidates if type(one.value) is list)
         candidates = [one for one in candidates if places[id(one.value)] in (0, shared[id(one.value)])]
-        now = {one.path: (one.value, copy(one.value)) for one in candidates}
-        self._changing |= {_kind(path) for path, value in now.items() if _differ(self._before.get(path, value), value)}
-        self._before = now
-        groups = _groups_of(state)
+        before = {one.path: one.value for one in last if one.key is not LENGTH}
+        self._changing |= {_kind(one.path) for one in candidates if _differ(before.get(one.path, one.value), one.value)}
         wanted = self._changing - self._constant
         taken = [one for one in candidates if _kind(one.path) in wanted or _is_hyperparameter(one, groups)]
         taken += [one for one in settings.found if type(one.value) is tuple and _is_hyperparameter(one, groups)]
@@ -84,10 +84,10 @@ def _kind(path: str) -> str:
 
 
 def _differ(before: Any, now: Any) -> bool:
-    """Whether a number is another, or a list of numbers another list; each with a copy."""
-    if type(now[0]) is list:  # one that stays is known by its items
-        return now[0] is not before[0]
-    return repr(before[1]) != repr(now[1])
+    """Whether a number is another, or a list of numbers another list."""
+    if type(now) is list:  # one that stays is known by its items
+        return now is not before
+    return is_numbers(before) and repr(before) != repr(now)
 
 
 def _is_hyperparameter(one: Setting, groups: set[int]) -> bool:
