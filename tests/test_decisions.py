@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -484,3 +485,50 @@ def test_a_number_of_data_changes_a_tensor_of_known_data() -> None:
     program = capture(scaled, (torch.tensor(0.25),))
     for value in (0.25, 3.0):
         assert program(torch.tensor(value)) == 1
+
+
+def test_functions_of_math_make_no_variants() -> None:
+    def run(x: Tensor) -> tuple[Tensor, float]:
+        n = x.sum().item()
+        return x * math.exp(n) + math.sqrt(abs(n)), math.hypot(n, 3.0)
+
+    program = capture(run, (ONES,))
+    for x in (ONES * 2, -ONES, torch.rand(3)):
+        (ours, one), (theirs, other) = program(x), run(x)
+        assert torch.equal(ours, theirs) and one == other and type(one) is float
+    assert len(program.variants) == 1 and math.exp(0) == 1
+
+
+def test_functions_of_math_have_gradients() -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        return (x.sin() * math.exp(y.sum().item())).sum()
+
+    x = torch.rand(3, requires_grad=True)
+    program = capture(run, (x, ONES))
+    for y in (ONES, torch.rand(3)):
+        ours, theirs = (torch.autograd.grad(one(x, y), x, create_graph=True)[0] for one in (program, run))
+        assert torch.equal(ours, theirs)
+        assert torch.equal(*(torch.autograd.grad(one.sum(), x)[0] for one in (ours, theirs)))
+
+
+def test_a_list_of_numbers_in_two_places() -> None:
+    class World:
+        def __init__(self) -> None:
+            self.first = self.second = [1.0]
+
+    world, other = World(), World()
+
+    def run(one: World, x: Tensor) -> Tensor:
+        assert one.first is one.second
+        return x * one.first[0] + one.second[0]
+
+    program, captures = capture(lambda x: run(world, x), (ONES,)), []
+    for number in (1.0, 2.0, 3.0, 4.0):
+        world.first = world.second = [number]
+        other.first = other.second = [number]
+        assert torch.equal(program(ONES), run(other, ONES))
+        captures.append(len(program.variants))
+    assert captures == [2, 2, 2, 2]
+    world.second = [5.0]
+    with pytest.raises(AssertionError):
+        program(ONES)

@@ -273,3 +273,12 @@ def test_numbers_that_64_bits_do_not_hold() -> None:
     for call in range(5):
         captured(torch.ones(2))
         assert counter.count == 2**63 - 2 + call
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("inside", [False, True], ids=["between", "inside"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_each_optimizer_with_each_scheduler(optimizer: str, scheduler: str, inside: bool) -> None:
+    ways = 2 * FEW if "RAdam" in optimizer else FEW  # it decides by its steps: that times the ways of a scheduler
+    assert captures_of(optimizer, SCHEDULERS[scheduler], inside) <= ways

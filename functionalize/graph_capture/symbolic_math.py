@@ -7,7 +7,6 @@ that give floats, by the name of their module; others ask for the value of a sym
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,7 +34,6 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
 
 
 def _symbolic(function: Callable[..., float], tracer: Any) -> Callable[..., Any]:
-    @functools.wraps(function)
     def called(*args: Any) -> Any:
         symbolic = any(isinstance(arg, SYMBOLS) for arg in args)
         return opaque_float(tracer, function, args) if symbolic else function(*args)
