@@ -513,3 +513,29 @@ def test_hooks_of_an_argument_run_once_where_a_call_is_differentiated() -> None:
 
     program = capture(lambda x: x.sin() + x.view(-1), (torch.ones(3, requires_grad=True),))
     torch.testing.assert_close(gradients(program), gradients(lambda x: x.sin() + x.view(-1)))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_program_that_removes_a_hook_of_its_caller_is_followed(backward: bool) -> None:
+    """By a handle; a capture leaves the hook there, the first call removes it."""
+
+    def world() -> tuple[Step, nn.Parameter, Tensor]:
+        weight, other = nn.Parameter(torch.ones(3)), torch.ones(3, requires_grad=True)
+        handles = [weight.register_hook(twice), other.register_hook(twice)]  # nobody else knows of `other`
+
+        def step(x: Tensor) -> Tensor:
+            if backward:
+                weight.grad = None
+                (x * weight).sum().backward()
+            for handle in handles:
+                handle.remove()
+            return x * 1 if weight.grad is None else weight.grad.clone()
+
+        return step, weight, other
+
+    twin, own = world(), world()
+    program = capture(own[0], (EXAMPLES[0],))
+    assert own[1]._backward_hooks and own[2]._backward_hooks
+    for x in EXAMPLES:
+        torch.testing.assert_close(program(x), twin[0](x))
+        assert [one._backward_hooks for one in own[1:]] == [one._backward_hooks for one in twin[1:]]

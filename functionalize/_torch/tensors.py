@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor  # no public path to it
 from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
+from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch.dispatch import below_dispatch
 
@@ -36,6 +37,12 @@ buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrge
 modules_of: Callable[[torch.nn.Module], dict[str, Any]] = attrgetter("_modules")
 
 _STRIDED = torch.strided  # asked for each tensor: a module's attribute costs as much as the rest of the question
+
+
+def hooks_behind(handle: RemovableHandle) -> list[dict[int, Any]]:
+    """The dicts that a handle removes its hook from, as long as there are any."""
+    references = handle.hooks_dict_ref, *handle.extra_dict_ref
+    return [hooks for reference in references if isinstance(hooks := reference(), dict)]
 
 
 def hooks_of_all() -> dict[str, dict[int, Any]]:
@@ -90,13 +97,13 @@ def share_gradient_hooks(of: torch.Tensor, to: torch.Tensor) -> None:
 
 
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
-OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "has hooks on its gradient", "is a leaf"
+OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "kinds of hooks on its gradient", "is a leaf"
 VERSION, STORAGE = "version", "storage size in bytes"
 ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # how Python asks; stubs call it a number
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,
-    HOOKS: has_gradient_hooks,
+    HOOKS: lambda tensor: len(gradient_hooks(tensor)),
     STORAGE: lambda tensor: tensor.untyped_storage().nbytes(),
     VERSION: lambda tensor: None if tensor.is_inference() else tensor._version,
 }

@@ -16,8 +16,9 @@ from dis import opmap
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from functionalize._torch import gradient_hooks, hooks_of_all
+from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
 from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.containers import ABSENT, Variable, per_class, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
@@ -87,15 +88,18 @@ class Follower:
             for value in objects:
                 for function in self._functions_of(value):
                     self._follow(function, _DEPTH)
+                if isinstance(value, RemovableHandle):
+                    for hooks in hooks_behind(value):
+                        state.watch(hooks, "a hook's handle")
             self._open_hooks()
 
     def _open_hooks(self) -> None:
-        """Enter the hooks of the tensors that were found, if they are the program's."""
-        tensors = self._state.tensors[self._tensors :] if self._hooked else []
+        """Enter the hooks of the tensors that were found, if the program runs them; others it may remove."""
+        tensors = self._state.tensors[self._tensors :]
         self._tensors += len(tensors)
         for slot in tensors:
             for hooks in gradient_hooks(slot.get()):
-                self._state.open(hooks, f"{slot.path}: hooks")
+                (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
 
     def _functions_of(self, value: Any) -> Iterator[Any]:
         """What an object runs: methods of its class, hooks of a module."""
