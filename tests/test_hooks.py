@@ -29,7 +29,7 @@ WRITES = "the backward writes to a tensor that was there before"
 LEFT = "registers a hook .* and leaves it there"
 NODES = "refers to functions of autograd"
 ADDED_UP = "autograd's function that adds up those of `world.first.weight` has hooks"
-KEPT = "is kept by"  # nodes and their hooks hold one another: torch lets go of neither
+KEPT = "of class AccumulateGrad, was made by the program"
 
 
 class World:
@@ -276,7 +276,12 @@ INSIDE: dict[str, tuple[Forward, str, str]] = {
         EQUAL,
         EQUAL,
     ),
-    "of what adds up": (registering(lambda w: node_of(w).register_prehook(lambda g: (g[0] * 2,))), KEPT, KEPT),
+    "of what adds up": (
+        registering(lambda w: get_gradient_edge(w.weight).node.register_prehook(lambda g: (g[0] * 2,))),
+        EQUAL,
+        EQUAL,
+    ),
+    "of what adds up, kept": (registering(lambda w: node_of(w).register_prehook(lambda g: (g[0] * 2,))), KEPT, KEPT),
     "forward": (registering(lambda w: w.first.register_forward_hook(lambda m, i, o: o * 2)), EQUAL, EQUAL),
     "forward, left": (
         registering(lambda w: w.first.register_forward_hook(lambda m, i, o: o * 2), removed=False),
@@ -295,7 +300,7 @@ INSIDE: dict[str, tuple[Forward, str, str]] = {
         EQUAL,
         EQUAL,
     ),
-    "of many results": (of_many_results, KEPT, KEPT),
+    "of many results": (of_many_results, EQUAL, WRITES),
     "of an optimizer": (registering(lambda w: w.optimizer.register_step_post_hook(w.count)), EQUAL, EQUAL),
     "of an optimizer, left": (
         registering(lambda w: w.optimizer.register_step_post_hook(w.count), removed=False),
