@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -24,6 +25,21 @@ make_saved_tensor: Callable[[torch.Tensor, bool], Any] = torch._C._autograd._mak
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 # Graphs of operators below autocast must not be cast again.
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast
+
+
+def has_node_hooks(leaf: torch.Tensor) -> bool:
+    """Whether Python has hooks on the function of autograd that adds up a leaf's gradient.
+
+    Nothing says so but the dict that a handle of one more hook refers to.
+    """
+    node: Any = get_gradient_edge(leaf).node
+    for register in (node.register_hook, node.register_prehook):
+        handle = register(lambda *gradients: None)
+        count = len(handle.hooks_dict_ref() or ())
+        handle.remove()
+        if count > 1:
+            return True
+    return False
 
 
 def checkpoint_frame() -> tuple[Any, tuple[Any] | None] | None:

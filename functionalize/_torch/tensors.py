@@ -7,6 +7,7 @@ a guard. Limits: plain tensors; loads no sympy, which where there are symbols to
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor  # no public path to it
 from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
+from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch.dispatch import below_dispatch
 
@@ -24,7 +26,9 @@ SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Whether a tensor's place is written in symbols. Private, but one question in C++ where sizes and strides are many.
 is_symbolic: Callable[[torch.Tensor], bool] = attrgetter("_has_symbolic_sizes_strides")
 is_view = torch.Tensor._is_view  # whether autograd knows a tensor as a view of another
-_hooks = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+_HOLD_HOOKS_OF_ALL = [sys.modules[kind.__module__] for kind in (torch.nn.Module, torch.optim.Optimizer)]
+_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # no public name says whether there are some
+_hooks = attrgetter(*_HOOKS)
 is_zero_tensor = torch.Tensor._is_zerotensor  # whether a tensor is zeros without memory: gradients in forward mode
 
 # The containers in which a module holds its state, no copies: entries are put in, and taken out, behind its back.
@@ -33,6 +37,22 @@ buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrge
 modules_of: Callable[[torch.nn.Module], dict[str, Any]] = attrgetter("_modules")
 
 _STRIDED = torch.strided  # asked for each tensor: a module's attribute costs as much as the rest of the question
+
+
+def hooks_behind(handle: RemovableHandle) -> list[dict[int, Any]]:
+    """The dicts that a handle removes its hook from, as long as there are any."""
+    references = handle.hooks_dict_ref, *handle.extra_dict_ref
+    return [hooks for reference in references if isinstance(hooks := reference(), dict)]
+
+
+def hooks_of_all() -> dict[str, dict[int, Any]]:
+    """The hooks that run for all modules and all optimizers, by the names of the dicts that hold them."""
+    return {
+        f"{place.__name__}.{name}": hooks
+        for place in _HOLD_HOOKS_OF_ALL
+        for name, hooks in vars(place).items()
+        if name.startswith("_global_") and name.endswith("_hooks") and isinstance(hooks, dict)
+    }
 
 
 def is_persistent(module: torch.nn.Module, name: str) -> bool:
@@ -64,14 +84,26 @@ def has_gradient_hooks(tensor: torch.Tensor) -> bool:
     return any(_hooks(tensor))
 
 
+def gradient_hooks(tensor: torch.Tensor) -> list[dict[int, Any]]:
+    """What holds a tensor's hooks on its gradient, and those that run once that is added up, if there are any."""
+    return [hooks for hooks in _hooks(tensor) if hooks]
+
+
+def share_gradient_hooks(of: torch.Tensor, to: torch.Tensor) -> None:
+    """Have the hooks of one tensor run for another: both hold the same dicts, in which handles find their hooks."""
+    for name, hooks in zip(_HOOKS, _hooks(of), strict=True):
+        if hooks:
+            setattr(to, name, hooks)
+
+
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
-OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "has hooks on its gradient", "is a leaf"
+OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "kinds of hooks on its gradient", "is a leaf"
 VERSION, STORAGE = "version", "storage size in bytes"
 ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # how Python asks; stubs call it a number
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,
-    HOOKS: has_gradient_hooks,
+    HOOKS: lambda tensor: len(gradient_hooks(tensor)),
     STORAGE: lambda tensor: tensor.untyped_storage().nbytes(),
     VERSION: lambda tensor: None if tensor.is_inference() else tensor._version,
 }

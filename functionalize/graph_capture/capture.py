@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, FakeTensor, has_gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, HOOKS, FakeTensor, has_gradient_hooks
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     below_dispatch,
@@ -23,6 +23,7 @@ from functionalize.errors import UnsupportedProgramError, check_choice, check_re
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
+from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
 from functionalize.graph_capture.leaks import Traced
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
@@ -30,7 +31,7 @@ from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, refuse_drawn
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.symbolic_math import math_of_symbols
-from functionalize.graph_capture.tracing_errors import OTHERWISE, hooked, otherwise
+from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.graph_capture.training import training_step
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import NumberSlot
@@ -181,17 +182,24 @@ def _found(
     roots: dict[str, Any] = {"": func} if is_module(func) else {}
     if optimizer is not None:
         roots["optimizer"] = optimizer
-    inputs = ProgramInputs(func, roots, args, kwargs, numbers=by_data[2])
     step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
-    first = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
-    traced.append(first.traced)
-    found = first.run()
+
+    def begun(**options: bool) -> CaptureSession:
+        inputs = ProgramInputs(func, roots, args, kwargs, numbers=by_data[2], **options)
+        session = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
+        traced.append(session.traced)
+        return session
+
+    first = begun()
+    found = first.run_unless_hooked()
+    hooked = found is None
+    if found is None:
+        first = begun(hooked=True)
+        found = first.run()
     if not found.metadata.gradients or first.has_all_gradients:
         return first.capture(found)
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
-    inputs = ProgramInputs(func, roots, args, kwargs, suppose_gradients=True, numbers=by_data[2])
-    second = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
-    traced.append(second.traced)
+    second = begun(hooked=hooked, suppose_gradients=True)
     assuming = second.run()
     serves = serves_without_gradients(assuming.metadata, found.metadata)
     return second.capture(assuming) if serves else first.capture(found)
@@ -221,6 +229,7 @@ class CaptureSession(RecordingSession):
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
+        self._asked: set[str] = set()  # what the program has asked tensors
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
@@ -234,6 +243,7 @@ class CaptureSession(RecordingSession):
 
             return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(self._dims.get(id(tensor), ())))
 
+        self.states = inputs.state, inputs.arguments
         self._fakes = fakes_of(tensors, self.factory, self._dims.keys(), with_symbols)
         for entry in inputs.inputs:
             entry.fake = self._fakes.get(id(entry.value))
@@ -261,10 +271,24 @@ class CaptureSession(RecordingSession):
         return torch.zeros_like(entry.value.of) if missing else entry.value
 
     @property
+    def _misses_hooks(self) -> bool:
+        held = (slot.get() for slot in self._inputs.state.tensors)
+        return HOOKS in self._asked and not self._inputs.hooked and any(map(has_gradient_hooks, held))
+
+    @property
     def has_all_gradients(self) -> bool:
         """Whether every leaf had a gradient."""
         given = {id(entry.gradient_of) for entry in self._inputs.inputs if entry.gradient_of is not None}
         return given == {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
+
+    def run_unless_hooked(self) -> Recorded | None:
+        """Record the program; None if it took gradients without the hooks that its state has on them."""
+        try:
+            found = self.run()
+        except Exception:
+            if not self._misses_hooks:
+                raise
+        return None if self._misses_hooks else found
 
     def run(self) -> Recorded:
         """Record the program, and put the sources of random numbers back."""
@@ -284,12 +308,15 @@ class CaptureSession(RecordingSession):
         mode = self.fake_mode
         alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
         stood_in = inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes)
-        with alone, self._numbers.restored(), stood_in[0], stood_in[1]:
+        # Around all: hooks on all modules are among what the program changes.
+        with alone, self._provenance.watched(), self._numbers.restored(), stood_in[0], stood_in[1]:
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
+            if inputs.hooked:
+                lend(inputs.inputs)
             effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log, inputs.walk_again)
-            with self.active(), self._provenance.watched(), math_of_symbols(self.recorder.tracer):
+            with self.active(), math_of_symbols(self.recorder.tracer), HooksTakenBack(inputs.state):
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:
@@ -309,6 +336,7 @@ class CaptureSession(RecordingSession):
     def _follow(self, context: Any) -> None:
         self._provenance.follow(context)
         context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
+        self._asked = context.notes.asked
 
     def _program(self) -> Any:
         if self._numbers.places:
@@ -317,14 +345,13 @@ class CaptureSession(RecordingSession):
         return self._func(*self._inputs.args, **self._inputs.kwargs)
 
     def _check_stand_ins(self, found: Recorded) -> None:
-        """Raise where the program asked of an input what its stand-in says otherwise, or left a hook on it."""
+        """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""
         for entry in self._inputs.inputs:
             if isinstance(entry.value, torch.Tensor) and entry.fake is not None:
                 for name in sorted(found.asked & OTHERWISE.keys()):
                     if ASKED_PROPERTIES[name](entry.value) and not ASKED_PROPERTIES[name](entry.fake):
                         raise otherwise(name, entry.target or entry.name)
-                if has_gradient_hooks(entry.fake):
-                    raise hooked(entry.target or entry.name)
+        check_hooks(self._inputs.inputs, found.asked)
 
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""

@@ -117,10 +117,12 @@ class ProgramInputs:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         *,
+        hooked: bool = False,
         suppose_gradients: bool = False,
         numbers: ChangingNumbers | None = None,
     ) -> None:
-        self._func, self._roots = func, roots
+        """``hooked``: with the hooks on gradients of state, which a program runs that takes gradients."""
+        self._func, self._roots, self.hooked = func, roots, hooked
         self.tied: Sequence[Any] = ()  # places of lists of numbers that are in other places as well
         self.state, self.follower = self._walk()
         self.args, self.kwargs = list(args), dict(kwargs)
@@ -143,7 +145,7 @@ class ProgramInputs:
         state = StateWalk()
         for name in self._roots:
             state.walk(self._roots, name, name)
-        return state, Follower(self._func, state)
+        return state, Follower(self._func, state, self.hooked)
 
     def walk_again(self) -> StateWalk:
         """What the program can reach now, arguments among it."""

@@ -32,6 +32,7 @@ from functionalize.graph_capture.differentiability import (
     drawn_in_backward,
     requiring,
 )
+from functionalize.graph_capture.gradient_hooks import Contents, apart
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
 from functionalize.graph_capture.tracing_errors import of_derivative
@@ -47,6 +48,7 @@ from functionalize.runtime.metadata import (
     needed_results,
 )
 from functionalize.runtime.random_state import is_random, sources
+from functionalize.runtime.state_walk import StateWalk
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.mode import FunctionalizeMode
 
@@ -67,11 +69,17 @@ class JointTracer:
     """Traces one backward, through the dispatch mode that the forward ran in."""
 
     def __init__(
-        self, mode: FunctionalizeMode, tracer: Any, fake_mode: FakeTensorMode, regions: CheckpointRegions, order: int
+        self,
+        mode: FunctionalizeMode,
+        tracer: Any,
+        fake_mode: FakeTensorMode,
+        regions: CheckpointRegions,
+        order: int,
+        states: Sequence[StateWalk],
     ) -> None:
-        """``order``: how often the program is differentiated."""
+        """``order``: how often the program is differentiated; ``states``: the objects that it reaches."""
         self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
-        self._order = order
+        self._order, self._states = order, states
         self._grad_fns: dict[int, Any] = {}
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
@@ -155,13 +163,16 @@ class JointTracer:
         graph = self._tracer.graph
         before = set(graph.nodes)
         tangents: list[list[Node]] = []
+        contents = Contents(self._states)
         try:
             results: list[Any] = [*(outputs[position] for position in wanted.results), *bases]
             level = _Level([entry.edge for entry in inputs if entry.edge is not None], wanted, results)
-            for _ in range(1, self._order):
-                level = self._next(level, tangents)
-            forward = set(graph.nodes)
-            found = self._gradients(level, tangents, create_graph=False)[0]
+            with apart(inputs, self._mode.context.notes.asked):
+                for _ in range(1, self._order):
+                    level = self._next(level, tangents)
+                forward = set(graph.nodes)
+                found = self._gradients(level, tangents, create_graph=False)[0]
+            contents.check()
             marked = self.regions.resolve()
             drawn = [node for node in graph.nodes if node in forward - before and is_random(node)]
             if drawn:

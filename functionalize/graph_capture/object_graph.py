@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from functionalize._torch import FakeTensor, pytree, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, tracked_node
@@ -142,6 +143,8 @@ class ObjectGraph:
             return ObjectRef(*known)
         if id(value) in self._recipes:
             return self._recipes[id(value)]
+        if isinstance(value, Node):  # of autograd's, which knows the tensors of the capture
+            raise self._refusal(value, path)
         if not self._is_anew(value):
             return value
         kind = value if isinstance(value, type) else type(value)

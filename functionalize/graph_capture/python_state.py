@@ -16,7 +16,9 @@ from dis import opmap
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
+from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
 from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.containers import ABSENT, Variable, per_class, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
@@ -31,7 +33,7 @@ Named = tuple[str, Any, Any]  # a variable: its name, and the container and key 
 
 def settings_of(state: StateWalk) -> Settings:
     """What a program with this state may decide by."""
-    settings, entered = Settings(), {id(item) for item in state.seen}
+    settings, entered = Settings(), {*map(id, state.seen), *state.containers}
     for item in state.seen:
         if is_module(item):
             settings.add_module(item, state.modules[id(item)], entered)
@@ -44,17 +46,22 @@ def settings_of(state: StateWalk) -> Settings:
 class Follower:
     """Walks what a function reaches by its variables, and what functions reach that are found there."""
 
-    def __init__(self, func: Any, state: StateWalk) -> None:
-        self._state = state
+    def __init__(self, func: Any, state: StateWalk, hooked: bool = False) -> None:
+        """``hooked``: whether the hooks on gradients of tensors are among what the program runs."""
+        self._state, self._hooked = state, hooked
         self._codes: set[types.CodeType] = set()  # that were looked through
         self._whole = True  # whether all were that the program may come to
         self._kinds: set[type] = set()  # classes, likewise
         self._named: set[type] = set()  # classes of which the program may make objects
         self._places: set[tuple[int, Any]] = set()
-        self._constants = self._seen = 0  # how many of the walk's were looked at
+        self._constants = self._seen = self._tensors = 0  # how many of the walk's were looked at
         refuse_iterators(func)
         self._follow(func, _DEPTH)
         self._follow_found()
+        if state.holds:
+            for path, hooks in hooks_of_all().items():
+                state.open(hooks, path)
+            self._follow_found()
 
     def is_log(self, container: Any) -> bool:
         """Whether a list is one that the program adds to, and does nothing else with: it is known by one name."""
@@ -70,6 +77,7 @@ class Follower:
     def _follow_found(self) -> None:
         """Follow what the objects run that were found on the way."""
         state = self._state
+        self._open_hooks()
         while self._constants < len(state.constants) or self._seen < len(state.seen):
             constants, objects = state.constants[self._constants :], state.seen[self._seen :]
             self._constants, self._seen = len(state.constants), len(state.seen)
@@ -80,6 +88,18 @@ class Follower:
             for value in objects:
                 for function in self._functions_of(value):
                     self._follow(function, _DEPTH)
+                if isinstance(value, RemovableHandle):
+                    for hooks in hooks_behind(value):
+                        state.watch(hooks, "a hook's handle")
+            self._open_hooks()
+
+    def _open_hooks(self) -> None:
+        """Enter the hooks of the tensors that were found, if the program runs them; others it may remove."""
+        tensors = self._state.tensors[self._tensors :]
+        self._tensors += len(tensors)
+        for slot in tensors:
+            for hooks in gradient_hooks(slot.get()):
+                (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
 
     def _functions_of(self, value: Any) -> Iterator[Any]:
         """What an object runs: methods of its class, hooks of a module."""

@@ -26,6 +26,7 @@ from functionalize.graph_capture.tracing_errors import explained, replayed
 from functionalize.runtime.modes import changed_modes, modes_now, set_modes
 from functionalize.runtime.side_effects import SideEffect
 from functionalize.runtime.specialization import Recorded
+from functionalize.runtime.state_walk import StateWalk
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
 
@@ -43,6 +44,7 @@ class RecordingSession:
         self.regions = regions = CheckpointRegions()
         self._remove_views, self._symbolic, self._order = remove_views, symbolic, order
         self.decider: Decider | None = None
+        self.states: Sequence[StateWalk] = ()  # objects that the program reaches, and may change
         self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
 
         def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
@@ -95,7 +97,7 @@ class RecordingSession:
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
         mode.context.takes_subclasses = False
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
-        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order)
+        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order, self.states)
         joint.begin(inputs)
         follow(mode.context)
 

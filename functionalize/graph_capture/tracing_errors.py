@@ -135,7 +135,7 @@ OTHERWISE = {
     ),
     HOOKS: _Otherwise(
         "the program computes gradients, and `{}` has hooks on its own",
-        "a capture computes them by fake tensors, which have no hooks, and a graph could not call what they do",
+        "it is an argument: each call gets another, with hooks of its own, and a graph could not call what they do",
         "remove the hooks and do in the program what they do, or leave the backward out of what is captured",
     ),
 }
@@ -145,12 +145,3 @@ def otherwise(name: str, label: str) -> UnsupportedProgramError:
     """The error for one of these; ``label``: what the input is called."""
     found = OTHERWISE[name]
     return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint)
-
-
-def hooked(label: str) -> UnsupportedProgramError:
-    """The error for a hook that the program leaves on an input."""
-    return UnsupportedProgramError(
-        f"the program registers a hook on the gradient of `{label}`, and leaves it there",
-        why="each call would have to register it on its own input, and what the hook refers to is the capture's",
-        hint="register it once before what is captured, or remove it inside again (`handle.remove()`)",
-    )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, FakeTensor
+from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, FakeTensor, gradient_hooks
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.runtime.alias_pattern import Pattern, alias_pattern, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
@@ -84,11 +84,15 @@ TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     REQUIRES_GRAD: attrgetter("requires_grad"),
 }
 # Of what is true of an input or not, what is said of it now, and of when the program was captured.
-_TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
+_TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
     LEAF: (("is no leaf", "was none"), ("is a leaf", "was one")),
     VIEW: (("is no view", "was none"), ("is a view", "was one")),
-    HOOKS: (("has no hooks on its gradient", "had none"), ("has hooks on its gradient", "had some")),
+    HOOKS: (
+        ("has no hooks on its gradient", "had none"),
+        ("has hooks on its gradient", "had some"),
+        ("has hooks on its gradient, of two kinds", "had some of two kinds"),
+    ),
 }
 _PROPERTIES = tuple(TENSOR_PROPERTIES)
 _READ = tuple(TENSOR_PROPERTIES.values())
@@ -138,6 +142,7 @@ class Guards:
             for number, value in enumerate(values)
             if isinstance(value, torch.Tensor) and value.layout is torch.strided
             if self.inputs[number].gradient_of is None
+            if not (name == HOOKS and self.changes.intersection(map(id, gradient_hooks(value))))  # it removes some
         }
         self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)

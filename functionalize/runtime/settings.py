@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from functionalize.runtime.containers import Variable, is_number, place_of, read, unchanged
-from functionalize.runtime.state_walk import OPAQUE, StateWalk, joined
+from functionalize.runtime.state_walk import HOOKS_OF_MODULES, OPAQUE, StateWalk, joined
 
 _VALUES: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, torch.Size),
@@ -23,8 +23,7 @@ _VALUES: tuple[type, ...] = (
 )
 _NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 _DEPTH = 4
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training", *_HOOKS}
+_OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training", *HOOKS_OF_MODULES}
 LENGTH = object()  # in the place of a key: how many entries a container has
 
 
@@ -123,7 +122,7 @@ def _parts(value: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
 
 def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
     """The hooks that a module runs."""
-    for name in _HOOKS:
+    for name in HOOKS_OF_MODULES:
         yield from module.__dict__[name].values()
 
 

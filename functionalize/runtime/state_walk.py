@@ -53,6 +53,7 @@ LEAF_TYPES = TENSOR_TYPES | _PLAIN
 _STRINGS = frozenset({str})
 _CONTAINERS = (dict, list, set, deque)
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
+HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
@@ -80,6 +81,16 @@ class StateWalk:
     def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
         """Enter an entry of a container."""
         self._enter(entry(container, key), Slot(container, key, path, owner))
+
+    @property
+    def holds(self) -> bool:
+        """Whether a module or an optimizer was found."""
+        return any(isinstance(item, _HOLDERS) for item in self.seen)
+
+    def open(self, value: Any, path: str) -> None:
+        """Enter an object that sits in no container."""
+        if id(value) not in self._numbers:
+            self._open_object(value, type(value), path)
 
     def watch(self, container: Container, path: str) -> None:
         """Look afterwards whether a container holds something else."""
@@ -228,6 +239,7 @@ def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
         modules = modules_of(value)
         yield modules, [name for name, module in modules.items() if module is not None]
         content = value.__dict__
+        yield from ((hooks, list(hooks)) for name in HOOKS_OF_MODULES if (hooks := content[name]))
         yield content, [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _PLAIN]
         return
     if isinstance(value, _CONTAINERS):

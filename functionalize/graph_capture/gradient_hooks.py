@@ -1,0 +1,173 @@
+"""Hooks on gradients that the state of a program has: run where it takes gradients, and not where its caller does.
+
+The stand-in of a tensor has the hooks of the tensor, in the same dict, so that handles remove them there. What such a
+hook reaches is state, which is looked for only where a program takes gradients: others leave all that to the calls,
+whose gradients arrive at the tensors themselves.
+
+Invariant: a hook runs once for each gradient that eager would give it. Limits: hooks of arguments, and of autograd's
+own functions, are refused where the program takes gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from functionalize._torch import HOOKS, gradient_hooks, has_gradient_hooks, hooks_of_all, share_gradient_hooks
+from functionalize._torch.autograd import has_node_hooks
+from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.inputs import TracedInput, is_leaf
+from functionalize.runtime.containers import cell_content, copy_of, unchanged
+from functionalize.runtime.state_walk import StateWalk, is_module, joined
+
+
+def lend(inputs: Iterable[TracedInput]) -> None:
+    """Give the stand-ins of state the hooks of what they stand for.
+
+    Raises:
+        UnsupportedProgramError: one could not run there.
+    """
+    for entry in inputs:
+        if entry.slot is None or not isinstance(entry.value, torch.Tensor) or entry.fake is None:
+            continue
+        for hook in (hook for hooks in gradient_hooks(entry.value) for hook in hooks.values()):
+            _refuse_nodes(hook, entry.target or entry.name)
+        share_gradient_hooks(entry.value, entry.fake)
+
+
+@contextlib.contextmanager
+def apart(inputs: Sequence[TracedInput], asked: set[str]) -> Iterator[None]:
+    """Where gradients are taken that the program does not take itself: ``asked`` does not hear of them.
+
+    The hooks that stand-ins share with what they stand for do not run: they will when a call is differentiated.
+    """
+    shared = [(hooks, dict(hooks)) for entry in inputs for hooks in _shared(entry)]
+    knew = HOOKS in asked
+    for hooks, _ in shared:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, content in shared:
+            hooks.update(content)
+        if not knew:
+            asked.discard(HOOKS)
+
+
+class Contents:
+    """What objects hold before a backward."""
+
+    def __init__(self, states: Iterable[StateWalk]) -> None:
+        found = (pair for walk in states for pair in walk.containers.values())
+        self._before = [(container, path, copy_of(container)) for container, path in found]
+
+    def check(self) -> None:
+        """Raise if the backward has changed one.
+
+        Raises:
+            UnsupportedProgramError: it has.
+        """
+        for container, path, content in self._before:
+            if not unchanged(container, content):
+                raise UnsupportedProgramError(
+                    f"the backward of the program changes {f'`{path}`' if path else 'it'}, by code in Python",
+                    why="the backward of a captured program is a graph, which has no effects on objects",
+                    hint="take the gradients inside of what is captured, or leave objects alone in hooks and in "
+                    "backwards of your own",
+                )
+
+
+class HooksTakenBack:
+    """Where a program may register hooks: those that it leaves on modules and optimizers are taken out again."""
+
+    def __init__(self, state: StateWalk) -> None:
+        self._state, self._first = state, RemovableHandle.next_id
+
+    def __enter__(self) -> None:
+        self._first = RemovableHandle.next_id
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        """Take them out.
+
+        Raises:
+            UnsupportedProgramError: there are some.
+        """
+        if self._first == RemovableHandle.next_id:
+            return
+        left = list[tuple[str, Any]]()
+        for path, hooks in _all_hooks(self._state):
+            new = [key for key in hooks if isinstance(key, int) and key >= self._first]
+            left += [(path, hooks.pop(key)) for key in new]
+        if left and kind is None:
+            raise _left(f"in `{left[0][0]}`")
+
+
+def _all_hooks(state: StateWalk) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """The dicts that hold hooks, with what they are called."""
+    yield from hooks_of_all().items()
+    for container, path in state.containers.values():
+        if isinstance(container, OrderedDict):
+            yield path, container
+    for item in state.seen:
+        if is_module(item):
+            path = state.modules[id(item)]
+            pairs = ((name, hooks) for name, hooks in item.__dict__.items() if name.endswith("_hooks"))
+            yield from ((joined(path, name), hooks) for name, hooks in pairs)
+
+
+def check_hooks(inputs: Sequence[TracedInput], asked: frozenset[str]) -> None:
+    """Raise where the program left a hook on an input, or takes gradients that run hooks of autograd's functions.
+
+    Raises:
+        UnsupportedProgramError: so it is.
+    """
+    for entry in inputs:
+        if entry.fake is None or not isinstance(entry.value, torch.Tensor):
+            continue
+        label, shared = entry.target or entry.name, set(map(id, _shared(entry)))
+        if any(id(hooks) not in shared for hooks in gradient_hooks(entry.fake)):
+            raise _left(f"on the gradient of `{label}`")
+        if HOOKS in asked and is_leaf(entry.value) and has_node_hooks(entry.value):
+            raise UnsupportedProgramError(
+                f"the program computes gradients, and autograd's function that adds up those of `{label}` has hooks",
+                why="a capture computes them by fake tensors, whose gradients are added up by other functions",
+                hint="register the hooks on the tensor (register_hook, register_post_accumulate_grad_hook)",
+            )
+
+
+def _shared(entry: TracedInput) -> list[dict[int, Any]]:
+    """The dicts of hooks that a stand-in has of what it stands for."""
+    if entry.fake is None or not isinstance(entry.value, torch.Tensor) or not has_gradient_hooks(entry.fake):
+        return []
+    own = set(map(id, gradient_hooks(entry.value)))
+    return [hooks for hooks in gradient_hooks(entry.fake) if id(hooks) in own]
+
+
+def _refuse_nodes(hook: Callable[..., Any], label: str) -> None:
+    """Raise if a hook refers to functions of autograd: those of stand-ins are others."""
+    function = inspect.unwrap(hook)
+    for cell in getattr(function, "__closure__", None) or ():
+        value = cell_content(cell)
+        if any(isinstance(item, Node) for item in (value if isinstance(value, (list, tuple)) else (value,))):
+            raise UnsupportedProgramError(
+                f"the program computes gradients, and a hook on that of `{label}` refers to functions of autograd",
+                why="a capture computes them by fake tensors, which have others: the hook would wait for those in vain",
+                hint="register the hook in the program, and remove it there (`torch.autograd.graph."
+                "register_multi_grad_hook`), or a hook on each tensor before",
+            )
+
+
+def _left(where: str) -> UnsupportedProgramError:
+    """The error for a hook that the program leaves."""
+    return UnsupportedProgramError(
+        f"the program registers a hook {where}, and leaves it there",
+        why="each call would have to register one more, and what the hook refers to is the capture's",
+        hint="register it once before what is captured, or remove it inside again (`handle.remove()`)",
+    )
