@@ -324,3 +324,19 @@ def test_caches_of_transformers(kind: str) -> None:
     if kind == "dynamic":
         with pytest.raises(InputMismatchError, match="cache_layers_0_keys"):
             program(torch.tensor([[5]]), mine)
+
+
+def test_dicts_keyed_by_tensors_are_added_to() -> None:
+    parameter, counts, kept = torch.nn.Parameter(torch.ones(3)), dict[Tensor, int](), dict[Any, Tensor]()
+    kept[parameter] = torch.full((3,), 2.0)
+
+    def run(x: Tensor) -> Tensor:
+        counts[parameter] = counts.get(parameter, 0) + 1
+        kept.setdefault("more", torch.zeros(3))
+        return x * kept[parameter] * counts[parameter]
+
+    program = capture(run, (torch.ones(3),))
+    assert counts == {} and list(kept) == [parameter]
+    for count in (1, 2, 3):
+        assert torch.equal(program(torch.ones(3)), torch.full((3,), 2.0 * count))
+    assert counts == {parameter: 3} and list(kept) == [parameter, "more"]

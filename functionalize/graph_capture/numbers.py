@@ -46,7 +46,8 @@ class ChangingNumbers:
         if not (groups or last):  # the first capture of what trains nothing, as most are
             return []
         places = Counter(id(slot.get()) for slot in state.entered)
-        candidates = [one for one in settings.found if one.key is not LENGTH and is_numbers(one.value)]
+        named = [one for one in settings.found if one.key is not LENGTH and not isinstance(one.key, torch.Tensor)]
+        candidates = [one for one in named if is_numbers(one.value)]
         shared = Counter(id(one.value) for one in candidates if type(one.value) is list)
         candidates = [one for one in candidates if places[id(one.value)] in (0, shared[id(one.value)])]
         before = {one.path: one.value for one in last if one.key is not LENGTH}

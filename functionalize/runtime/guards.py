@@ -240,7 +240,8 @@ class Guards:
 
     def compares(self, container: Any, key: Any) -> bool:
         """Whether a value of Python state counts."""
-        return any(one.container is container and one.key == key for one in self.settings.found)
+        same_place = (one for one in self.settings.found if one.container is container)
+        return any(one.key is key or (not isinstance(key, torch.Tensor) and one.key == key) for one in same_place)
 
     def _check_tensors(self, values: Sequence[Any]) -> None:
         for number, (entry, value, before) in enumerate(zip(self.inputs, values, self._looks, strict=True)):

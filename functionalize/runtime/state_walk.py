@@ -156,6 +156,7 @@ class StateWalk:
         slots = [slot for slot in self.tensors if not isinstance(slot.container, SetItems)]
         entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *self.weak]]
         keyed_by_tensor = [(container, copy_of(container)) for container in self.keyed_by_tensor]
+        rekeyed = [(slot, slot.key) for slot in (*self.leaves, *self.entered) if id(slot.key) in stand_ins]
         try:
             for slot in slots:
                 value = slot.get()
@@ -164,11 +165,15 @@ class StateWalk:
                 keys = [stand_ins.get(id(key), key) for key in content]
                 mapping = isinstance(content, dict)
                 assign(container, dict(zip(keys, copy_of(container).values(), strict=True)) if mapping else keys)
+            for slot, key in rekeyed:
+                slot.key = stand_ins[id(key)]
             for slot in self.weak:
                 slot.set(weakref.ref(stand_ins.get(id(slot.get()()), slot.get()())))
             self.begin()
             yield
         finally:
+            for slot, key in rekeyed:
+                slot.key = key
             for _, container, _, content in self.changed:
                 assign(container, content)
             for container, content in keyed_by_tensor:
