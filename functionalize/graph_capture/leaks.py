@@ -41,9 +41,11 @@ class Traced:
 
     def empty_caches(self) -> None:
         """Empty the caches by arguments that hold some."""
-        caches = [chain[-1] for tensor in self._nodes for chain in _chains(tensor) if isinstance(chain[-1], _LRU_CACHE)]
-        for cache in caches:
-            cache.cache_clear()
+        known = set(map(id, self._nodes))
+        if known:
+            for cache in [one for one in gc.get_objects() if type(one) is _LRU_CACHE]:
+                if _reaches(cache, known):
+                    cache.cache_clear()
 
     def check(self) -> None:
         """Raise if one is still held, once the capture has ended.
@@ -55,21 +57,29 @@ class Traced:
             return
         gc.collect()  # what holds itself
         self.empty_caches()
-        alive = self.alive()
-        while alive:  # a loop over them would hold the one that is looked at
-            tensor, entry = alive.pop()
-            chains = _chains(tensor)
-            others = [chain for chain in _whole(chains) if not any(map(_is_ours, chain))]
-            if not others:  # held by the program itself, or by code in C++, which has no names
-                continue
-            raise UnsupportedProgramError(
-                f"a tensor of size {tuple(tensor.size())} that the program computes is kept by "
-                f"{_holder(tensor, others)}",
-                why="a call leaves tensors in what the program reaches from its functions and arguments; this it does "
-                "not reach so",
-                hint="return the tensor, or keep it in a list, a dict or an attribute that the program names",
-                at=_line_of(entry),
-            )
+        found = _holders([tensor for tensor, _ in self.alive()])
+        others = [chain for chain in _whole(found) if not any(map(_is_ours, chain))]
+        if not others:  # held by the program itself, or by code in C++, which has no names
+            return
+        tensor = others[0][0]
+        raise UnsupportedProgramError(
+            f"a tensor of size {tuple(tensor.size())} that the program computes is kept by {_named(others)}",
+            why="a call leaves tensors in what the program reaches from its functions and arguments; this it does "
+            "not reach so",
+            hint="return the tensor, or keep it in a list, a dict or an attribute that the program names",
+            at=_line_of(self._nodes[tensor]),
+        )
+
+
+def _reaches(cache: Any, known: set[int]) -> bool:
+    """Whether a cache holds one of some objects, or a container of such."""
+    fringe = [cache]
+    for _ in range(_STEPS):
+        fringe = [part for one in fringe for part in gc.get_referents(one)]
+        if any(id(part) in known for part in fringe):
+            return True
+        fringe = [part for part in fringe if isinstance(part, _PASSED) and not _is_global(part)]
+    return False
 
 
 def _line_of(entry: Any) -> object:
@@ -79,27 +89,28 @@ def _line_of(entry: Any) -> object:
     return origin.location if isinstance(origin, Origin) else origin and origin.strip().replace("\n", " ")
 
 
-def _chains(value: Any) -> list[tuple[Any, ...]]:
-    """What holds a value, what holds that, and so on a few steps up: chains of objects, the value not among them."""
+def _holders(tensors: list[Any]) -> list[tuple[Any, ...]]:
+    """What holds some tensors, what holds that, and so on a few steps up: chains that begin with a tensor."""
     found: list[tuple[Any, ...]] = []
-    fringe: list[tuple[Any, ...]] = [(value,)]
-    own = [found, fringe]  # lists of ours, which hold what they look for
-    seen = {id(value)}
+    chains: dict[int, tuple[Any, ...]] = {id(tensor): (tensor,) for tensor in tensors}
+    own: list[Any] = [found, chains, tensors]  # of ours, which hold what they look for
+    seen, fringe = set(chains), tensors
     for _ in range(_STEPS):
-        following: list[tuple[Any, ...]] = []
-        own.append(following)
-        for chain in fringe:
-            holders = gc.get_referrers(chain[-1])
-            own.append(holders)
-            ignored = {id(one) for one in (*own, *fringe, *following, *found, own)} | seen
-            for holder in holders:
-                if id(holder) in ignored or isinstance(holder, _IGNORED):
-                    continue
-                seen.add(id(holder))
-                found.append((*chain[1:], holder))
-                if isinstance(holder, _PASSED) and not _is_global(holder):
-                    following.append((*chain, holder))
-        fringe = following
+        holders = gc.get_referrers(*fringe) if fringe else []
+        below, fringe = set(map(id, fringe)), []
+        own += [holders, fringe]
+        ignored = {id(own), *map(id, own), *map(id, chains.values()), *map(id, found)} | seen
+        for holder in holders:
+            if id(holder) in ignored or isinstance(holder, _IGNORED):
+                continue
+            part = next((part for part in gc.get_referents(holder) if id(part) in below), None)
+            if part is None:
+                continue
+            seen.add(id(holder))
+            chains[id(holder)] = (*chains[id(part)], holder)
+            found.append(chains[id(holder)])
+            if isinstance(holder, _PASSED) and not _is_global(holder):
+                fringe.append(holder)
     return found
 
 
@@ -119,12 +130,11 @@ def _whole(chains: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [chain for chain in chains if tuple(map(id, chain)) not in beginnings]
 
 
-def _holder(tensor: torch.Tensor, chains: list[tuple[Any, ...]]) -> str:
-    """Who holds a tensor, in words; ``chains``: what holds it, what holds that."""
+def _named(chains: list[tuple[Any, ...]]) -> str:
+    """Who is at the end of some chains, in words."""
     for chain in chains:
         if _is_global(chain[-1]):
-            below = chain[-2] if len(chain) > 1 else tensor
-            name = next((name for name, value in chain[-1].items() if value is below), "?")
+            name = next((name for name, value in chain[-1].items() if value is chain[-2]), "?")
             return f"the global variable `{name}` of {chain[-1]['__name__']}"
     named = (chain[-1] for chain in chains if not isinstance(chain[-1], _PASSED))
     return f"an object of the class {type(next(named, chains[0][-1])).__qualname__}"
