@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from functionalize.backends.dynamo import dynamo_backend as dynamo_backend
+    from functionalize.deferred.api import (
+        deferred_init,
+        is_deferred,
+        materialize_module,
+        materialize_tensor,
+    )
+    from functionalize.deferred.fakes import fake_mode, is_fake, meta_like
     from functionalize.errors import (
         DataDependentError,
+        DeferredError,
         InputMismatchError,
         NotCapturedWarning,
+        NotDeferredError,
         NotEquivalentError,
         NotFunctionalError,
         UnsupportedMutationError,
@@ -21,18 +30,31 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataDependentError",
+    "DeferredError",
     "InputMismatchError",
     "NotCapturedWarning",
+    "NotDeferredError",
     "NotEquivalentError",
     "NotFunctionalError",
     "UnsupportedMutationError",
     "UnsupportedProgramError",
     "capture",
+    "deferred_init",
     "dynamo_backend",
+    "fake_mode",
     "functionalize",
+    "is_deferred",
+    "is_fake",
+    "materialize_module",
+    "materialize_tensor",
+    "meta_like",
 ]
 
+_DEFERRED = ("deferred_init", "is_deferred", "materialize_tensor", "materialize_module")
+_FAKES = ("fake_mode", "is_fake", "meta_like")
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
+    **dict.fromkeys(_DEFERRED, "functionalize.deferred.api"),
+    **dict.fromkeys(_FAKES, "functionalize.deferred.fakes"),
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
     "functionalize": "functionalize.transform.api",
