@@ -100,9 +100,16 @@ def check_sum(storage: torch.UntypedStorage) -> int | None:
     return zlib.crc32(memory)
 
 
-def is_parameter(tensor: torch.Tensor) -> bool:
-    """Whether a fake tensor stands for a parameter."""
-    return isinstance(tensor, torch.nn.Parameter)
+def become(lazy: Any, fake: FakeTensor) -> None:
+    """Make an uninitialized parameter or buffer the fake tensor that it is initialized with."""
+    parameter, requires_grad = isinstance(lazy, torch.nn.Parameter), lazy.requires_grad
+    torch._C._swap_tensor_impl(lazy, fake)
+    lazy.__class__, attributes = FakeTensor, fake.__dict__
+    lazy.__dict__.update(attributes)
+    if parameter:
+        lazy._is_param = True
+    lazy.cls_to_become = FakeTensor  # torch sets its class next
+    lazy.requires_grad_(requires_grad)
 
 
 class PlainFakeMode(FakeTensorMode):

@@ -5,26 +5,36 @@ Invariant: a construction does here what it would do on real tensors. Limits: ca
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.overrides import TorchFunctionMode
 
-from functionalize._torch import FakeTensor, storage_key
+from functionalize._torch import FakeTensor, below_all_modes, storage_key
 
+_MAKE_LAZY = {kind.__new__.__code__ for kind in (UninitializedParameter, UninitializedBuffer)}
 _Copies = dict[Any, Any]  # what `copy.deepcopy` has copied already, by identity
 
 
 class DeferredFunctionMode(TorchFunctionMode):
     """Active while a construction is recorded."""
 
-    def __init__(self, value: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """``value``: what a deferred tensor comes to."""
+    def __init__(
+        self, value: Callable[[torch.Tensor], torch.Tensor], become: Callable[[torch.Tensor, torch.Tensor], None]
+    ) -> None:
+        """``value``: what a deferred tensor comes to; ``become`` makes a real tensor object a deferred one."""
         super().__init__()
-        self._value = value
+        self._value, self._become = value, become
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.empty and args == (0,) and _makes_uninitialized():
+            return below_all_modes(func, args, kwargs or {})  # it holds nothing that could be deferred
+        if args and is_lazy(args[0]):
+            initialized = func == _SET_DATA and isinstance(args[1], FakeTensor)
+            return self._become(*args) if initialized else below_all_modes(func, args, kwargs or {})
         if args and isinstance(args[0], FakeTensor):
             if func is _DEEPCOPY and args[0].is_leaf:
                 return _deepcopy(*args)
@@ -36,6 +46,11 @@ class DeferredFunctionMode(TorchFunctionMode):
                 # The memory of the real tensor cannot be had: a copy's, since nothing may write to what is outside.
                 return func(args[0], args[1].clone())
         return func(*args, **(kwargs or {}))
+
+
+def _makes_uninitialized() -> bool:
+    """Whether the function that called torch makes a parameter or a buffer of a lazy module."""
+    return sys._getframe(2).f_code in _MAKE_LAZY
 
 
 _DEEPCOPY, _NUMPY = torch.Tensor.__deepcopy__, torch.Tensor.numpy

@@ -20,7 +20,7 @@ from functionalize.deferred.recording import Cell, Recording
 from functionalize.errors import NotDeferredError
 
 _MADE = "_functionalize_made"  # what a fake tensor was made into
-_OF_FAKES = frozenset({"fake_device", "_fake_device", "fake_mode", "constant", "_real_tensor", "real_tensor"})
+_OF_FAKES = frozenset({"fake_device", "_fake_device", "fake_mode", "constant", "_real_tensor", "real_tensor", "cls_to_become"})
 Target = tuple[torch.device | None, torch.dtype | None]
 
 

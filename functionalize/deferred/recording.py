@@ -21,7 +21,7 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import FakeTensor, storage_key
-from functionalize._torch.deferred import DeferredFakeMode, forget_tensors, new_deferred_mode, placed, users_of
+from functionalize._torch.deferred import DeferredFakeMode, become, forget_tensors, new_deferred_mode, placed, users_of
 from functionalize._torch.dispatch import kernels_alone
 from functionalize._torch.fakes import FakeFactory
 from functionalize._torch.tracing import recording, track, tracked_node
@@ -103,7 +103,7 @@ class Recording:
 
         def kept(*args: Any, **kwargs: Any) -> Any:
             try:
-                with DeferredFunctionMode(self.value):
+                with DeferredFunctionMode(self.value, self.become):
                     return program(*args, **kwargs)
             finally:  # what a program did before it raised stays done
                 with tracing_disabled():
@@ -199,6 +199,14 @@ class Recording:
         assert node is not None
         (value,) = self._answer([node])
         return value.clone() if node.op == "get_attr" else value  # type: ignore[no-any-return]
+
+    def become(self, lazy: Any, source: torch.Tensor) -> None:
+        """Make a tensor object that holds nothing yet a deferred one, with the memory of another."""
+        assert self._context is not None
+        with tracing_disabled():
+            layout = self._context.graph.ensure(source).layout
+        where = layout.size, layout.stride, layout.offset
+        become(lazy, placed(self.factory, source.untyped_storage(), where, layout.dtype, source.device))
 
     def evaluation(self, device: torch.device | None = None) -> Evaluation:
         """A run over a part of the graph; ``device``: where to compute what was recorded for one that is not there."""
