@@ -92,9 +92,14 @@ def is_sole_user(tensor: torch.Tensor) -> bool:
     return int(torch._C._storage_Use_Count(storage_key(tensor))) == 1 and not tensor.is_inference()
 
 
+def belongs_to_others(storage: torch.UntypedStorage) -> bool:
+    """Whether others than torch may write to a memory: NumPy, or another process by a file."""
+    return not storage.resizable()
+
+
 def check_sum(storage: torch.UntypedStorage) -> int | None:
-    """A sum of the bytes of memory that others than torch may write to (NumPy, files); None of torch's own."""
-    if storage.device.type != "cpu" or storage.resizable() or not storage.nbytes():
+    """A sum of the bytes of a memory; None of a device's."""
+    if storage.device.type != "cpu" or not storage.nbytes():
         return None
     memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     return zlib.crc32(memory)
@@ -110,6 +115,26 @@ def become(lazy: Any, fake: FakeTensor) -> None:
         lazy._is_param = True
     lazy.cls_to_become = FakeTensor  # torch sets its class next
     lazy.requires_grad_(requires_grad)
+
+
+_OF_PARAMETERS = ("_is_param", "_is_buffer", "persistent", "cls_to_become")
+
+
+def attributes_of_users(fake: FakeTensor) -> dict[str, Any]:
+    """The attributes that a program gave to a fake tensor."""
+    own = FakeTensor(fake.fake_mode, torch.empty(0, device="meta"), torch.device("cpu")).__dict__
+    return {name: value for name, value in fake.__dict__.items() if name not in own and name not in _OF_PARAMETERS}
+
+
+def take_place(fake: Any, real: torch.Tensor) -> bool:
+    """Make a fake tensor object the real tensor, wherever it stands; False where autograd refers to it."""
+    if fake._use_count() > 1:
+        return False
+    torch._C._swap_tensor_impl(fake, real)
+    attributes, fake.__class__ = dict(real.__dict__), type(real)
+    real.__class__ = FakeTensor
+    real.__dict__, fake.__dict__ = fake.__dict__, attributes
+    return True
 
 
 class PlainFakeMode(FakeTensorMode):

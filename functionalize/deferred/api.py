@@ -5,14 +5,15 @@ Invariant: what is made real is, bit for bit, what eager construction would have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 
 from functionalize._torch import FakeTensor, buffers_of, parameters_of
-from functionalize.deferred.materialization import materialized
+from functionalize._torch.deferred import take_place
+from functionalize.deferred.materialization import made_before, materialized
 from functionalize.deferred.recording import Recording
 
 Result = TypeVar("Result")
@@ -64,15 +65,25 @@ def materialize_module(
     with recording.lock:
         modules = [one for one in module.modules() if check_fn is None or check_fn(one)]
         places = [place for one in modules for place in _places(one, buffers_only)]
-        made = materialized(recording, [container[name] for container, name in places], target)
-        for container, name in places:
-            container[name] = made[id(container[name])]
+        fakes = {id(fake): fake for _, _, fake in places}
+        given = {key for key, fake in fakes.items() if made_before(fake) is not None}
+        made = materialized(recording, fakes.values(), target)
+        left = {key for key in made if key in given or not take_place(fakes[key], made[key])}
+        for container, name, fake in places:
+            if id(fake) in left:
+                container[name] = made[id(fake)]
         recording.sweep()
 
 
-def _places(module: torch.nn.Module, buffers_only: bool) -> Iterable[tuple[dict[str, Any], str]]:
-    containers: list[dict[str, Any]] = (
-        [buffers_of(module)] if buffers_only else [parameters_of(module), buffers_of(module)]
-    )
+Place = tuple[dict[str, Any], str, FakeTensor]
+
+
+def _places(module: torch.nn.Module, buffers_only: bool) -> Iterator[Place]:
+    """Where a module has deferred tensors."""
+    containers: list[dict[str, Any]] = [buffers_of(module)]
+    if not buffers_only:
+        containers += [parameters_of(module), vars(module)]
     for container in containers:
-        yield from ((container, name) for name, tensor in container.items() if isinstance(tensor, FakeTensor))
+        for name, value in container.items():
+            if isinstance(value, FakeTensor) and (container is not vars(module) or is_deferred(value)):
+                yield container, name, value

@@ -74,15 +74,15 @@ class Draws:
 
     def settle(self, run: Run) -> None:
         """A session ends: its generators go where its draws would have left them. ``run``: computes a node."""
-        for generator in self._touched:
-            position = self._seeds.get(generator.initial_seed())
+        seeds, touched = self._seeds, self._touched
+        self._seeds, self._touched = {}, {}
+        for generator in touched:
+            position = seeds.get(generator.initial_seed())
             if position is not None:
                 generator.set_state(self.state(position, run))
-        for stream in {id(stream): stream for stream, _ in self._seeds.values()}.values():
+        for stream in {id(stream): stream for stream, _ in seeds.values()}.values():
             self.state((stream, len(stream.entries)), run)
             stream.entries[:] = [_count(entry) for entry in stream.entries]
-        self._seeds.clear()
-        self._touched.clear()
 
     def state(self, position: Position, run: Run) -> State:
         """The state of a stream's generator before an entry."""

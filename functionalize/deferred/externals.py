@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from functionalize._torch.deferred import check_sum
+from functionalize._torch.deferred import belongs_to_others, check_sum
 from functionalize.call_stack import Location, user_location
 from functionalize.errors import DeferredError, name_of
 
@@ -30,7 +30,9 @@ class External:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> External:
         version = None if tensor.is_inference() else tensor._version
-        return cls(tensor, name_of(tensor), user_location(), version, check_sum(tensor.untyped_storage()))
+        storage = tensor.untyped_storage()
+        total = check_sum(storage) if version is None or belongs_to_others(storage) else None
+        return cls(tensor, name_of(tensor), user_location(), version, total)
 
     @property
     def changed(self) -> bool:
@@ -69,7 +71,7 @@ class Externals:
             return getattr(root, str(node.target))
         if external.changed:
             raise DeferredError(
-                f"{external.name}, of size {tuple(external.tensor.size())}, was changed after a deferred construction "
+                f"{external.name} was changed after a deferred construction "
                 "had read it",
                 why="what is materialized now would not be what the construction computed",
                 hint="materialize before changing the tensor, or pass a copy (`.clone()`) to the construction",

@@ -48,6 +48,11 @@ _FILLS: dict[Any, tuple[Any, slice]] = {
 _BY_ELEMENT = frozenset({_uniform, _normal, _random, _random_to, _random_from})
 
 
+def _has_own_generator(device: torch.device) -> bool:
+    """Whether numbers are drawn by another generator than the CPU's, which stands in for that of a missing device."""
+    return device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.cuda.is_available())
+
+
 @dataclass(frozen=True)
 class Fill:
     """One call that fills a tensor."""
@@ -65,7 +70,7 @@ class Fill:
     @property
     def per_element(self) -> int | None:
         """How many numbers of 32 bits an element takes, where a part of the elements is drawn as among all."""
-        if self.op not in _BY_ELEMENT or not self.spec.contiguous or self.spec.device.type != "cpu":
+        if self.op not in _BY_ELEMENT or not self.spec.contiguous or _has_own_generator(self.spec.device):
             return None
         if self.op is _normal and self.spec.numel < BLOCK:
             return None

@@ -13,30 +13,28 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import FakeTensor, share_gradient_hooks, storage_key
-from functionalize._torch.deferred import is_sole_user
+from functionalize._torch.deferred import attributes_of_users, is_sole_user
 from functionalize._torch.dispatch import kernels_alone
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.recording import Cell, Recording
-from functionalize.errors import NotDeferredError
+from functionalize.errors import DeferredError, NotDeferredError
 
 _MADE = "_functionalize_made"  # what a fake tensor was made into
-_OF_FAKES = frozenset({"fake_device", "_fake_device", "fake_mode", "constant", "_real_tensor", "real_tensor", "cls_to_become"})
 Target = tuple[torch.device | None, torch.dtype | None]
 
 
-def materialized(recording: Recording, tensors: Iterable[torch.Tensor], target: Target) -> dict[int, torch.Tensor]:
+def materialized(recording: Recording, tensors: Iterable[FakeTensor], target: Target) -> dict[int, torch.Tensor]:
     """A real tensor for each deferred one, by identity."""
     found: dict[int, torch.Tensor] = {}
     waiting: dict[int, tuple[FakeTensor, Cell]] = {}
     for tensor in tensors:
-        made = _made(tensor)
+        made = made_before(tensor)
         if made is not None:
             found[id(tensor)] = made
-        elif isinstance(tensor, FakeTensor):
+        else:
             waiting[id(tensor)] = tensor, _cell(recording, tensor)
-    cells = {id(cell): cell for _, cell in waiting.values() if cell.made is None}
     of_node: dict[Node, list[Cell]] = {}
-    for cell in cells.values():
+    for cell in {id(cell): cell for _, cell in waiting.values() if cell.made is None}.values():
         of_node.setdefault(cell.node, []).append(cell)
 
     def done(node: Node, value: torch.Tensor) -> None:
@@ -49,7 +47,7 @@ def materialized(recording: Recording, tensors: Iterable[torch.Tensor], target: 
     return found
 
 
-def _made(tensor: torch.Tensor) -> torch.Tensor | None:
+def made_before(tensor: torch.Tensor) -> torch.Tensor | None:
     """What a fake tensor was made into, where it is still the same."""
     made: Any = getattr(tensor, _MADE, None)
     if made is None or made[0] != (storage_key(tensor), Layout.of(tensor).key):
@@ -94,17 +92,27 @@ def _presented(tensor: FakeTensor, cell: Cell) -> torch.Tensor:
     with kernels_alone(), torch.inference_mode(tensor.is_inference()):
         memory = cell.made.detach()
         if tensor.dtype != cell.layout.dtype:
+            _refuse_other_dtype(cell)
             memory = torch.empty(0, dtype=tensor.dtype, device=memory.device).set_(
                 memory.untyped_storage(), *where[::-1]
             )
         real = memory.as_strided(*where)
-    real = _of_kind(tensor, real)
-    for name, value in tensor.__dict__.items():
-        if name not in _OF_FAKES and name not in real.__dict__ and name != _MADE:
-            setattr(real, name, value)
+        real = _of_kind(tensor, real)
+        for name, value in attributes_of_users(tensor).items():
+            if name != _MADE:
+                setattr(real, name, value)
     share_gradient_hooks(tensor, real)
     setattr(tensor, _MADE, ((storage_key(tensor), Layout.of(tensor).key), real))
     return real
+
+
+def _refuse_other_dtype(cell: Cell) -> None:
+    if cell.made is not None and cell.made.dtype != cell.layout.dtype:
+        raise DeferredError(
+            f"memory of {cell.layout.dtype}, which is seen as another dtype as well, is to be of {cell.made.dtype}",
+            why="what is converted has other bytes",
+            hint="materialize without `dtype`, and convert afterwards",
+        )
 
 
 def _of_kind(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:

@@ -155,7 +155,7 @@ class Recording:
             if fill_of(node) is not None and node.args and isinstance(node.args[0], Node):
                 node.update_arg(0, None)  # what it fills it does not read
         self._new.clear()
-        self.draws.settle(self.evaluation().compute)
+        self.draws.settle(self.evaluation(torch.device("cpu")).compute)
         if len(self.tracer.graph.nodes) > 2 * self._swept + _FEW:
             self.sweep()
 
