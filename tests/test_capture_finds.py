@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functionalize import capture
+from functionalize.errors import UnsupportedMutationError
 from functionalize.tracing import meta_cache
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import clone_inputs, differences, observe
@@ -317,3 +318,21 @@ def test_tensors_are_sizes_of_padding() -> None:
     captured = capture(run, (torch.ones(3),))
     for x in (torch.ones(3), torch.tensor([2.0, 1, 1]), torch.tensor([0.0, 1, 1])):
         torch.testing.assert_close(captured(x), run(x))
+
+
+def test_a_leaf_that_is_detached_in_place_is_no_computed_tensor() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x.detach_().requires_grad_()
+
+    captured = capture(program, (torch.ones(2, requires_grad=True),))
+    assert captured(torch.ones(2, requires_grad=True)).is_leaf
+    with pytest.raises(UnsupportedMutationError, match="detached in place and requires gradients again"):
+        captured(torch.ones(2, requires_grad=True) * 2)
+
+
+def test_unsafe_pieces_require_gradients_in_inference_mode_as_views_do() -> None:
+    with torch.inference_mode(False):
+        example, x = torch.zeros(4, requires_grad=True), torch.zeros(4, requires_grad=True)
+    with torch.inference_mode():
+        captured = capture(lambda x: x.unsafe_chunk(2)[0], (example,))
+        assert captured(x).requires_grad == x.unsafe_chunk(2)[0].requires_grad

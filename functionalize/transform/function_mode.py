@@ -41,7 +41,8 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
     **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), (OFFSET,)),
     **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), (OFFSET,)),
     **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), (LEAF,)),
-    **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), (VIEW,)),
+    is_view: (VIEW,),
+    **dict.fromkeys((torch.Tensor.detach_, torch.detach_), (VIEW, LEAF)),
     torch.Tensor.untyped_storage: (OFFSET, STORAGE),
     ASK_VERSION: (VERSION,),
 }

@@ -119,7 +119,7 @@ class FunctionalizeMode(TorchDispatchMode):
         if torch.is_inference_mode_enabled():
             with self, as_before_modes(func):  # the safe one has a kernel for views
                 pieces = _SAFE_SPLITS[func](*args, **kwargs)
-                return [piece if piece.is_inference() else piece.data for piece in pieces]  # with versions of their own
+                return [piece if piece.is_inference() else _with_own_version(piece) for piece in pieces]
         return self._view(func, args, kwargs)
 
     def _addressing(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -255,6 +255,12 @@ def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> 
 
 _DEVICE = torch.ops.prim.device.default
 _SPLITS = [aten.split.Tensor, aten.split_with_sizes.default]
+
+
+def _with_own_version(view: torch.Tensor) -> torch.Tensor:
+    return view.data.requires_grad_(view.requires_grad)
+
+
 _SAFE_SPLITS = dict(zip([aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default], _SPLITS, strict=True))
 
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
