@@ -214,14 +214,14 @@ class CapturedProgram:
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
         """What a call comes to whose data decide otherwise than those that a program was captured for."""
-        tried, kind = [chosen], chosen.kind
+        tried, known_answers = [chosen], {chosen.kind: answers}  # those of one kind say nothing of another one's
         while True:
             with CAPTURING:
                 others = [known for known in self._specializations if known not in tried]
-                found = agreeing(others, answers, arguments)
+                found = agreeing(others, known_answers, arguments)
                 if found is None:
                     try:
-                        found = self._new_variant(kind, answers, arguments)
+                        found = self._new_variant(chosen.kind, known_answers[chosen.kind], arguments)
                     except Exception as error:
                         if not raised_by_program(error):
                             raise
@@ -232,7 +232,7 @@ class CapturedProgram:
             try:
                 return chosen.run(inputs, arguments)
             except Diverged as error:
-                answers = error.answers
+                known_answers[chosen.kind] = error.answers
             tried.append(chosen)
 
     def _new_variant(

@@ -5,6 +5,8 @@ Invariant: a program does here what it would do without modes. Limits: calls by 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from functionalize._torch import (
     has_symbol,
     is_view,
     mode_stack,
+    no_python_dispatcher,
     pytree,
     symbols_in_making,
     unwrap_functorch,
@@ -107,6 +110,17 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def as_program(context: FunctionalizationContext, *, symbolic: bool) -> Iterator[None]:
+    """Around code of a program that autograd's engine runs: as if the program ran it.
+
+    The mode is left while the engine runs, and where there are symbols torch's kernels in Python are enabled, some of
+    which run other ops. ``symbolic``: whether they are for all of the program.
+    """
+    with FunctionalizeFunctionMode(context), contextlib.nullcontext() if symbolic else no_python_dispatcher():
+        yield
 
 
 def _has_number(args: Any, kwargs: Any) -> bool:
