@@ -2,8 +2,8 @@
 
 Samples are those of the database, and beside each the same with as many rows as its result has features: where sizes
 are equal, what is transposed looks like what is not. Invariant: results, the gradients of inputs and parameters, and
-buffers are eager's, in each of three steps, where the module trains and where it does not. Limits: samples count where eager can be
-differentiated, and repeats itself.
+buffers are eager's, in each of three steps, where the module trains and where it does not. Limits: samples count where
+eager can be differentiated, and repeats itself.
 """
 
 from __future__ import annotations
