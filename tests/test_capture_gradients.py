@@ -624,3 +624,32 @@ def test_data_of_a_view_that_autograd_accepts_no_more() -> None:
     x = torch.arange(2.0) * torch.ones(2, requires_grad=True)
     capture(run, (x,))(x)
     torch.testing.assert_close(x.detach(), 2 * torch.arange(2.0))
+
+
+def permuted_norm(inner: Any, x: Tensor) -> Tensor:
+    return nn.functional.group_norm(inner(x).reshape(2, 1, 2, 3).permute(0, 3, 1, 2), 3)
+
+
+def permuted_pool(inner: Any, x: Tensor) -> Tensor:
+    return nn.functional.adaptive_max_pool3d(inner(x).expand(2, 3, 4, 3).permute(3, 0, 2, 1), 2)
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize(
+    "func",
+    [
+        lambda inner, x: torch.linalg.det(inner(x)[:3].t() + torch.eye(3)),
+        lambda inner, x: torch.linalg.slogdet(inner(x)[:3].t() + torch.eye(3))[1],
+        permuted_norm,
+        permuted_pool,
+    ],
+    ids=["det", "slogdet", "group_norm", "max_pool3d"],
+)
+def test_ops_whose_backward_asks_strides(func: Any, remove: str) -> None:
+    module = Applied(func, nn.Linear(3, 3))
+    x = torch.rand(4, 3, requires_grad=True)
+    wanted = torch.autograd.grad(module(x).sin().sum(), [x, *module.parameters()])
+    given = torch.autograd.grad(capture(module, (x,), remove=remove)(x).sin().sum(), [x, *module.parameters()])
+    for one, other in zip(given, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+        assert one.stride() == other.stride()

@@ -36,6 +36,7 @@ from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers import custom_ops, higher_order, random_ops
+from functionalize.transform.handlers.strides import TRUSTING, all_laid_out
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
 
@@ -99,6 +100,8 @@ class FunctionalizeMode(TorchDispatchMode):
         call_args, call_kwargs, strides_differ = context.values_of(args, kwargs)
         if not strides_differ:
             return self._run(func, call_args, call_kwargs)
+        if func in TRUSTING:
+            call_args, call_kwargs = all_laid_out(context, args, kwargs)
         ordered = random_ops.compute(context, func, args, kwargs, writes=False)
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
         return context.rehandle(func, args, kwargs, out)
