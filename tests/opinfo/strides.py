@@ -41,7 +41,7 @@ class StridesTried(TorchDispatchMode):
     """Tries each op that runs, and notes in ``trusting`` those that give something else, or raise."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trusting: set[Any] = set()
         self._tried: dict[Any, set[Any]] = defaultdict(set)
 
