@@ -336,3 +336,16 @@ def test_unsafe_pieces_require_gradients_in_inference_mode_as_views_do() -> None
     with torch.inference_mode():
         captured = capture(lambda x: x.unsafe_chunk(2)[0], (example,))
         assert captured(x).requires_grad == x.unsafe_chunk(2)[0].requires_grad
+
+
+@pytest.mark.parametrize("size", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_margin_losses_of_one_row_are_numbers(size: tuple[int, ...], reduction: str) -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.multilabel_margin_loss(x, y, reduction=reduction)
+
+    x, y = torch.rand(size, requires_grad=True), torch.zeros(size, dtype=torch.int64)
+    given, wanted = capture(program, (x, y))(x, y), program(x, y)
+    assert given.size() == wanted.size()
+    assert torch.equal(given, wanted)
+    assert torch.equal(*(torch.autograd.grad(loss.sum(), x)[0] for loss in (given, wanted)))
