@@ -1,0 +1,30 @@
+"""Programs that the fuzzer of Python worlds found, each as small as it comes: calls do to a twin world what eager does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.verdict import PASSED, Verdict
+from tests.fuzz.worlds.check import check_world
+from tests.fuzz.worlds.program import CLOSURE, FORMS, Line, World
+
+LEAF_VIEW = "p00 = torch.arange(6.0).reshape(2, 3).requires_grad_()"
+# What is declared, what each call does; then what is returned, and what else differs from a plain world.
+WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
+    "a leaf that is a view is frozen": ([LEAF_VIEW], ["p00.requires_grad_(False)"], {}),
+}
+
+
+def _world(name: str, form: str = CLOSURE) -> World:
+    declared, steps, options = WORLDS[name]
+    changes = options.get("changes", [""])
+    assert isinstance(changes, list)
+    between = tuple((Line(change),) if change else () for change in changes)
+    plain = {"result": "y", **options, "changes": between}
+    return World(form, tuple(map(Line, declared)), tuple(map(Line, steps)), **plain)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_world_is_as_eager_leaves_it(name: str, form: str) -> None:
+    assert check_world(_world(name, form)) == Verdict(PASSED)
