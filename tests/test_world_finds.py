@@ -12,6 +12,11 @@ LEAF_VIEW = "p00 = torch.arange(6.0).reshape(2, 3).requires_grad_()"
 # What is declared, what each call does; then what is returned, and what else differs from a plain world.
 WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
     "a leaf that is a view is frozen": ([LEAF_VIEW], ["p00.requires_grad_(False)"], {}),
+    "a default is written": (
+        ["f00 = lambda n, t=torch.ones(3), *, u=torch.zeros(3): t.add_(1) * n + u.add_(2)"],
+        ["y = y * f00(2)"],
+        {},
+    ),
     "a view is bound by a partial": (
         ["t00 = torch.arange(6.0).reshape(2, 3)", "f00 = functools.partial(torch.mul, t00)"],
         ["y = y * f00(2)"],
