@@ -1,4 +1,4 @@
-"""Programs that the fuzzer of Python worlds found, each as small as it comes: calls do to a twin world what eager does."""
+"""Programs that the fuzzer of Python worlds found, as small as they come: calls do to a twin world what eager does."""
 
 from __future__ import annotations
 
