@@ -25,7 +25,7 @@ from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, rela
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
-from functionalize.graph_capture.leaks import Traced
+from functionalize.graph_capture.leaks import Traced, take_back
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, refuse_drawn
@@ -230,6 +230,7 @@ class CaptureSession(RecordingSession):
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
         self._asked: set[str] = set()  # what the program has asked tensors
+        self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
@@ -299,8 +300,15 @@ class CaptureSession(RecordingSession):
             found = self._recorded()
         finally:
             drawn = sources.restore()
+            take_back(self._constants.values(), self._lifted())
         refuse_drawn(drawn)
         return found
+
+    def _lifted(self) -> list[torch.Tensor]:
+        """The tensors that the program has reached in another way than through state."""
+        root, inputs = self.recorder.tracer.root, self._inputs.inputs
+        own = (entry.value for entry in inputs if entry.slot is None and entry.fake is entry.value)
+        return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
 
     def _recorded(self) -> Recorded:
         inputs = self._inputs
@@ -336,7 +344,7 @@ class CaptureSession(RecordingSession):
     def _follow(self, context: Any) -> None:
         self._provenance.follow(context)
         context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
-        self._asked = context.notes.asked
+        self._asked, self._constants = context.notes.asked, context.notes.constants
 
     def _program(self) -> Any:
         if self._numbers.places:
