@@ -17,6 +17,11 @@ WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
         ["y = y * f00(2)"],
         {},
     ),
+    "a result whose data are kept, beside a backward": (
+        ["p00 = nn.Parameter(torch.ones(3))", "p00.grad = torch.ones(3)", "l00 = []"],
+        ["(y * p00).sum().backward()", "y = y * 2", "l00[:] = [y.detach()]"],
+        {"requires_grad": True},
+    ),
     "a view is bound by a partial": (
         ["t00 = torch.arange(6.0).reshape(2, 3)", "f00 = functools.partial(torch.mul, t00)"],
         ["y = y * f00(2)"],
