@@ -22,6 +22,17 @@ WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
         ["(y * p00).sum().backward()", "y = y * 2", "l00[:] = [y.detach()]"],
         {"requires_grad": True},
     ),
+    "hooks on a parameter that a result does not depend on": (
+        [
+            "p00 = nn.Parameter(torch.ones(3))",
+            "l00 = []",
+            "h00 = p00.register_hook(lambda g: l00.append(1))",
+            "h01 = p00.register_post_accumulate_grad_hook(lambda p: l00.append(2))",
+            "m00 = Net()",
+        ],
+        ["y = m00(y) + (0 if p00.grad is None else p00.grad)"],
+        {"after": "backward"},
+    ),
     "a view is bound by a partial": (
         ["t00 = torch.arange(6.0).reshape(2, 3)", "f00 = functools.partial(torch.mul, t00)"],
         ["y = y * f00(2)"],
