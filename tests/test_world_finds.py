@@ -33,6 +33,11 @@ WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
         ["y = m00(y) + (0 if p00.grad is None else p00.grad)"],
         {"after": "backward"},
     ),
+    "an argument is returned where there is no gradient to add": (
+        ["p00 = nn.Parameter(torch.ones(3))"],
+        ["y = y if p00.grad is None else y + p00.grad", "(y * p00).sum().backward()"],
+        {},
+    ),
     "a view is bound by a partial": (
         ["t00 = torch.arange(6.0).reshape(2, 3)", "f00 = functools.partial(torch.mul, t00)"],
         ["y = y * f00(2)"],

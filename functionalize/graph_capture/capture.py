@@ -37,7 +37,7 @@ from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
-from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.modes import modes_now
 from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.side_effects import SideEffectRecorder
@@ -209,10 +209,16 @@ def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) 
     """Whether a program captured as if there were gradients does what one does that was captured without."""
     read = {assuming.inputs[number].name for number in assuming.gradients_read}
     left = {found.inputs[number].name for number in found.gradients}
-    if assuming.graph.answers != found.graph.answers:
+    if assuming.graph.answers != found.graph.answers or _given(assuming) != _given(found):
         return False
     as_zeros = assuming.only_accumulates and not found.leaves_sparse_gradients
     return not read or (read <= left and as_zeros)
+
+
+def _given(metadata: ProgramMetadata) -> list[tuple[AliasKind, str | None]]:
+    """What the tensors are that a program gives, but for gradients: of what kind, of which inputs."""
+    aliases = [one for number, one in enumerate(metadata.outputs) if number not in metadata.gradients.values()]
+    return [(one.kind, None if one.input is None else metadata.inputs[one.input].name) for one in aliases]
 
 
 class CaptureSession(RecordingSession):

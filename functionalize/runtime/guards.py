@@ -268,7 +268,7 @@ class Guards:
     def _check_presence(self, values: Sequence[Any]) -> None:
         for number, had in self.had_gradient.items():
             if (values[number].grad is not None) != had:
-                raise InputMismatchError(
+                raise GradientMismatchError(
                     f"the gradient of {self.inputs[number].label} is {'not ' if had else ''}there, and was "
                     f"{'' if had else 'not '}when the program was captured",
                     hint="set gradients to None first, as optimizer.zero_grad() does, or capture again",
