@@ -38,6 +38,19 @@ WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
         ["y = y if p00.grad is None else y + p00.grad", "(y * p00).sum().backward()"],
         {},
     ),
+    "a gradient is put on what its caller has frozen": (
+        ["p00 = nn.Parameter(torch.ones(3))"],
+        ["p00.grad = torch.ones_like(p00)"],
+        {"changes": ["", "p00.requires_grad_(False)"]},
+    ),
+    "a gradient is read where its caller has frozen the parameter": (
+        ["p00 = nn.Parameter(torch.ones(3))"],
+        [
+            "y = y * 2 if p00.grad is None else y * p00.grad",
+            "(y.detach() * p00).sum().backward() if p00.requires_grad else 0",
+        ],
+        {"changes": ["", "p00.requires_grad_(False)", "p00.grad = None"]},
+    ),
     "a view is bound by a partial": (
         ["t00 = torch.arange(6.0).reshape(2, 3)", "f00 = functools.partial(torch.mul, t00)"],
         ["y = y * f00(2)"],

@@ -127,7 +127,8 @@ class Guards:
         self.had_gradient = {
             number: value.grad is not None
             for number, value in enumerate(values)
-            if found.gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+            if found.gradients_matter and isinstance(value, torch.Tensor) and value.is_leaf
+            if value.requires_grad or value.grad is not None
         }
         written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
         written |= found.written | {entry.gradient_of for entry in self.inputs if entry.gradient_of is not None}
