@@ -59,7 +59,7 @@ class NumberMismatchError(StateMismatchError):
 
 
 class GradientMismatchError(InputMismatchError):
-    """A captured program was called in another grad mode, or with other inputs that require gradients."""
+    """A captured program was called in another grad mode, or with other inputs that require or have gradients."""
 
 
 class DataDependentError(RuntimeError):

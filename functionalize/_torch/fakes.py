@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch
+from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
 from functionalize._torch.tensors import PLAIN_TYPES, set_versions
 
 _META = torch.device("meta")
@@ -239,7 +239,8 @@ class FakeFactory:
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor that looks like any tensor."""
         if not isinstance(tensor, FakeTensor):
-            return self.mode.from_tensor(tensor)
+            found: torch.Tensor = on_handles(self.mode.from_tensor, (tensor,), {})  # of a view it takes a view
+            return found
         with below_dispatch():
             return self.snapshot(tensor)
 

@@ -25,7 +25,7 @@ from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, rela
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
-from functionalize.graph_capture.leaks import Traced
+from functionalize.graph_capture.leaks import Traced, take_back
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, refuse_drawn
@@ -37,7 +37,7 @@ from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
-from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.modes import modes_now
 from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.side_effects import SideEffectRecorder
@@ -209,10 +209,16 @@ def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) 
     """Whether a program captured as if there were gradients does what one does that was captured without."""
     read = {assuming.inputs[number].name for number in assuming.gradients_read}
     left = {found.inputs[number].name for number in found.gradients}
-    if assuming.graph.answers != found.graph.answers:
+    if assuming.graph.answers != found.graph.answers or _given(assuming) != _given(found):
         return False
     as_zeros = assuming.only_accumulates and not found.leaves_sparse_gradients
     return not read or (read <= left and as_zeros)
+
+
+def _given(metadata: ProgramMetadata) -> list[tuple[AliasKind, str | None]]:
+    """What the tensors are that a program gives, but for gradients: of what kind, of which inputs."""
+    aliases = [one for number, one in enumerate(metadata.outputs) if number not in metadata.gradients.values()]
+    return [(one.kind, None if one.input is None else metadata.inputs[one.input].name) for one in aliases]
 
 
 class CaptureSession(RecordingSession):
@@ -230,6 +236,7 @@ class CaptureSession(RecordingSession):
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
         self._asked: set[str] = set()  # what the program has asked tensors
+        self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
@@ -279,7 +286,7 @@ class CaptureSession(RecordingSession):
     def has_all_gradients(self) -> bool:
         """Whether every leaf had a gradient."""
         given = {id(entry.gradient_of) for entry in self._inputs.inputs if entry.gradient_of is not None}
-        return given == {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
+        return given >= {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
 
     def run_unless_hooked(self) -> Recorded | None:
         """Record the program; None if it took gradients without the hooks that its state has on them."""
@@ -299,8 +306,15 @@ class CaptureSession(RecordingSession):
             found = self._recorded()
         finally:
             drawn = sources.restore()
+            take_back(self._constants.values(), self._lifted())
         refuse_drawn(drawn)
         return found
+
+    def _lifted(self) -> list[torch.Tensor]:
+        """The tensors that the program has reached in another way than through state."""
+        root, inputs = self.recorder.tracer.root, self._inputs.inputs
+        own = (entry.value for entry in inputs if entry.slot is None and entry.fake is entry.value)
+        return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
 
     def _recorded(self) -> Recorded:
         inputs = self._inputs
@@ -336,7 +350,7 @@ class CaptureSession(RecordingSession):
     def _follow(self, context: Any) -> None:
         self._provenance.follow(context)
         context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
-        self._asked = context.notes.asked
+        self._asked, self._constants = context.notes.asked, context.notes.constants
 
     def _program(self) -> Any:
         if self._numbers.places:

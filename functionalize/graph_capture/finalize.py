@@ -22,7 +22,7 @@ from functionalize.call_stack import Origin
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.differentiability import refuse_gradients_of_made, refused_write
 from functionalize.graph_capture.graph_symbols import symbol_sources
-from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused, is_leaf
+from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused, has_gradient, is_leaf
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
 from functionalize.graph_capture.object_graph import LEAF, ObjectGraph
 from functionalize.graph_capture.output_analysis import (
@@ -94,8 +94,8 @@ class GraphFinalizer:
         given = {id(entry.gradient_of): entry.fake for entry in self.inputs if entry.gradient_of is not None}
         found: dict[int, int | None] = {}
         for entry in self.inputs:
-            leaf = entry.gradient_of is None and (is_leaf(entry.value) or is_leaf(entry.fake))
-            if leaf and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
+            leaf = is_leaf(entry.value) or is_leaf(entry.fake) or id(entry) in given or has_gradient(entry.fake)
+            if entry.gradient_of is None and leaf and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
                 found[id(entry)] = None if entry.fake.grad is None else self.objects.number(entry.fake.grad)
         return found
 

@@ -180,7 +180,7 @@ class OutputAnalysis:
         members = [handles[number] for number in group]
         known = [handle for handle in members if handle.requires_grad and self._differentiable]
         roots = {id(root): root for root in map(autograd_base, known or members)}
-        root = max(roots.values(), key=lambda tensor: size_hint(tensor.numel()))
+        root = max(roots.values(), key=lambda tensor: (size_hint(tensor.numel()), tensor.requires_grad))
         if known and len(roots) > 1:
             return None
         itself = next((number for number in group if handles[number] is root), None)

@@ -8,6 +8,7 @@ Invariant: a container is written past the methods that its class overrides. Lim
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -147,6 +148,19 @@ class SlotsOf(MutableMapping[str, Any]):
 
     def __delitem__(self, key: str) -> None:
         object.__delattr__(self._owner, key)
+
+
+class BoundBy(SlotsOf):
+    """The arguments that a ``functools.partial`` gives by position: one tuple, called ``args``."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: functools.partial[Any]) -> None:
+        super().__init__(owner, ("args",))
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        owner = self._owner
+        owner.__setstate__((owner.func, value, owner.keywords, owner.__dict__))
 
 
 MAPPINGS = (dict, SlotsOf)  # containers whose entries have keys; those of others have positions

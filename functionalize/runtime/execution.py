@@ -92,6 +92,14 @@ def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None
             inputs[number].requires_grad_()
 
 
+def _require_none(tensor: torch.Tensor) -> None:
+    """Have a tensor require gradients no more; a leaf may be a view, which nobody may detach in its place."""
+    if tensor.is_leaf:
+        tensor.requires_grad_(False)
+    else:
+        tensor.detach_()
+
+
 def compute_differentiably(metadata: ProgramMetadata, orders: Orders, inputs: Sequence[Any]) -> Computed:
     """What a graph gives, with the captured backward as its derivative."""
     _require_gradients(metadata, inputs)
@@ -213,7 +221,7 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
         inputs[number].grad = None if gradient is None else ending.tensor(gradient)
     for number, requires in metadata.requiring:
         if not requires:
-            inputs[number].detach_()
+            _require_none(inputs[number])
     maker = Maker(states, ending.tensor, computed[0], metadata.graph.numbers)
     for effect in metadata.side_effects:
         effect.apply(states, maker)

@@ -127,7 +127,8 @@ class Guards:
         self.had_gradient = {
             number: value.grad is not None
             for number, value in enumerate(values)
-            if found.gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+            if found.gradients_matter and isinstance(value, torch.Tensor) and value.is_leaf
+            if value.requires_grad or value.grad is not None
         }
         written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
         written |= found.written | {entry.gradient_of for entry in self.inputs if entry.gradient_of is not None}
@@ -268,7 +269,7 @@ class Guards:
     def _check_presence(self, values: Sequence[Any]) -> None:
         for number, had in self.had_gradient.items():
             if (values[number].grad is not None) != had:
-                raise InputMismatchError(
+                raise GradientMismatchError(
                     f"the gradient of {self.inputs[number].label} is {'not ' if had else ''}there, and was "
                     f"{'' if had else 'not '}when the program was captured",
                     hint="set gradients to None first, as optimizer.zero_grad() does, or capture again",

@@ -83,6 +83,11 @@ class ForwardCall:
         return [number for number, position in enumerate(self.gradients) if position is not None]
 
     @functools.cached_property
+    def without_gradient(self) -> list[int]:
+        """The other inputs."""
+        return [number for number, position in enumerate(self.gradients) if position is None]
+
+    @functools.cached_property
     def sources(self) -> frozenset[int]:
         """The inputs that some gradient is computed from."""
         return self._inputs_among(self.joint.sources)

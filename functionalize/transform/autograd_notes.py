@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import VIEW
+from functionalize._torch import VIEW, FakeTensor
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout, hinted_span
 
@@ -28,6 +28,7 @@ class AutogradNotes:
         ] = {}  # storages of such of a tensor without them: how often written before the first
         self.reshapes = False  # whether metadata of a tensor that requires gradients changed
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
+        self.constants: dict[int, tuple[torch.Tensor, int]] = {}  # that were written, with their versions before
         self._reshaped: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
         self._required: dict[int, torch.Tensor] = {}  # told to require gradients; the same
 
@@ -38,7 +39,12 @@ class AutogradNotes:
             self.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
-        """Note a write that autograd misses: without grad mode, or through a detached alias."""
+        """Note a write: of what is no tensor of the trace's, or one that autograd misses.
+
+        It misses writes without grad mode, and those through a detached alias.
+        """
+        if type(handle) is not FakeTensor and not handle.is_inference():
+            self.constants.setdefault(id(handle), (handle, handle._version))
         there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
         if len(there) > 1 and any(id(other) in self._required for other in there):
             self.asked.add(VIEW)  # a write makes autograd look for the others where that begins
