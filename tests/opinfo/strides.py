@@ -24,7 +24,14 @@ from tests.opinfo.cases import op_table
 SAMPLES = 8
 KINDS = 6  # of sizes, of each op
 # Of storage, or of memory that nobody has written.
-_LEFT_OUT = ("aten::as_strided", "aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::_ctc_loss")
+_LEFT_OUT = (
+    "aten::as_strided",
+    "aten::_efficientzerotensor",
+    "aten::empty",
+    "aten::new_empty",
+    "aten::_unsafe_view",
+    "aten::_ctc_loss",
+)
 
 
 def reversed_strides(tensor: torch.Tensor) -> torch.Tensor:
