@@ -349,3 +349,39 @@ def test_margin_losses_of_one_row_are_numbers(size: tuple[int, ...], reduction: 
     assert given.size() == wanted.size()
     assert torch.equal(given, wanted)
     assert torch.equal(*(torch.autograd.grad(loss.sum(), x)[0] for loss in (given, wanted)))
+
+
+@torch.library.custom_op("functionalize_capture_finds::add_one", mutates_args=("x",))
+def add_one(x: Tensor) -> None:
+    x.add_(1)
+
+
+def test_a_custom_op_writes_to_state() -> None:
+    total = torch.zeros(3)
+
+    def program(x: Tensor) -> Tensor:
+        add_one(total)
+        return x + total
+
+    captured = capture(program, (torch.ones(3),))
+    assert captured(torch.ones(3)).tolist() == [2.0] * 3
+    assert captured(torch.ones(3)).tolist() == [3.0] * 3
+    assert total.tolist() == [2.0] * 3
+
+
+def test_bodies_of_higher_order_ops_call_modules_and_close_over_state() -> None:
+    from torch._higher_order_ops.map import map as mapped
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(3, 3)
+
+        def forward(self, x: Any) -> Any:
+            y = torch.cond(x.sum() > 0, lambda x: self.inner(x), lambda x: x * 2, (x,))
+            return mapped(lambda row, scale: row * scale, y, self.inner.weight[0])
+
+    model = Model()
+    captured = capture(model, (torch.ones(2, 3),))
+    for x in (torch.ones(2, 3), -torch.ones(2, 3)):
+        assert torch.allclose(captured(x), model(x))

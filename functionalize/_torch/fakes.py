@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode  # fake tensors are made by one mode, which may be the caller's
+from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -103,7 +104,8 @@ class CaptureFakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._refuse_other_threads()
-        if isinstance(func, HigherOrderOperator):  # whose rules are found by the very class of a mode
+        # A higher-order operator has a rule for the very class of a mode, or one that comes back to the mode.
+        if isinstance(func, HigherOrderOperator) and func not in registered_hop_fake_fns:
             return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
         if self._ended and any(type(leaf) in _REAL for leaf in pytree.tree_leaves((args, kwargs))):
             raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended

@@ -79,16 +79,16 @@ class Provenance:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Follow which modules run, in this thread."""
+        """Follow which modules run, in this thread: not in bodies of higher-order ops while Dynamo looks at them."""
         thread = threading.get_ident()
 
         def enter(module: torch.nn.Module, args: Any) -> None:
-            if threading.get_ident() == thread:
+            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
                 self._running.append(self._with(module))
                 self._scopes.enter(sys._getframe(1))  # of the call of the module
 
         def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
+            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
                 self._running.pop()
                 self._scopes.leave()
 
