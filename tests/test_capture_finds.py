@@ -369,6 +369,7 @@ def test_a_custom_op_writes_to_state() -> None:
     assert total.tolist() == [2.0] * 3
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo asks for it
 def test_bodies_of_higher_order_ops_call_modules_and_close_over_state() -> None:
     from torch._higher_order_ops.map import map as mapped
 
