@@ -171,6 +171,11 @@ def decisive_line(error: BaseException) -> str:
     return found
 
 
+def is_of_program(code: CodeType) -> bool:
+    """Whether code is the user's, or of the libraries that programs are written with."""
+    return _PROGRAMS[code.co_filename]
+
+
 def raised_by_program(error: BaseException) -> bool:
     """Whether an error was raised by the program itself, in the user's code or in that of the libraries."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -380,7 +380,7 @@ def test_bodies_of_higher_order_ops_call_modules_and_close_over_state() -> None:
 
         def forward(self, x: Any) -> Any:
             y = torch.cond(x.sum() > 0, lambda x: self.inner(x), lambda x: x * 2, (x,))
-            return mapped(lambda row, scale: row * scale, y, self.inner.weight[0])
+            return mapped(lambda row, scale: row * scale, y, self.inner.weight[0])  # type: ignore[arg-type]
 
     model = Model()
     captured = capture(model, (torch.ones(2, 3),))

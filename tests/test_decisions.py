@@ -595,3 +595,38 @@ def test_a_checkpointed_region_runs_again_as_it_ran_where_numbers_are_inputs(p: 
         torch.manual_seed(seed)
         assert torch.equal(loss, wanted(x))
         assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        str,
+        repr,
+        "{:.2f}".format,
+        lambda number: f"{number}",
+        lambda number: f"{[number]}",
+        "%.1f".__mod__,
+        "%s".__mod__,
+    ],
+)
+def test_numbers_that_the_data_tell_as_text(written: Callable[[Any], str]) -> None:
+    log: list[str] = []
+
+    def run(x: Tensor) -> Tensor:
+        log.append(written(x.sum().item()))
+        return x * 2
+
+    program = capture(run, (ONES,))
+    assert not log
+    for number in (1.0, 2.5, 1.0):
+        program(ONES * number)
+        run(ONES * number)
+    assert log[::2] == log[1::2]
+
+
+def test_whether_a_number_that_the_data_tell_is_whole() -> None:
+    def run(x: Tensor) -> Tensor:
+        total: Any = x.sum().item()
+        return x * 2 if total.is_integer() else x * 3
+
+    assert follows(run, ONES, ONES / 4, ONES / 0) == 2

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
 from functionalize._torch.tensors import PLAIN_TYPES, set_versions
 
+_RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
 _ELSEWHERE = (
     "this thread runs a model, or an object, that another thread is capturing\n"
@@ -105,7 +106,7 @@ class CaptureFakeMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._refuse_other_threads()
         # A higher-order operator has a rule for the very class of a mode, or one that comes back to the mode.
-        if isinstance(func, HigherOrderOperator) and func not in registered_hop_fake_fns:
+        if isinstance(func, HigherOrderOperator) and func not in _RULES_OF_MODE:
             return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
         if self._ended and any(type(leaf) in _REAL for leaf in pytree.tree_leaves((args, kwargs))):
             raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended

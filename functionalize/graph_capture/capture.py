@@ -30,6 +30,7 @@ from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, refuse_drawn
 from functionalize.graph_capture.recording_session import RecordingSession
+from functionalize.graph_capture.symbol_text import text_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.graph_capture.training import training_step
@@ -330,7 +331,8 @@ class CaptureSession(RecordingSession):
             if inputs.hooked:
                 lend(inputs.inputs)
             effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log, inputs.walk_again)
-            with self.active(), math_of_symbols(self.recorder.tracer), HooksTakenBack(inputs.state):
+            symbols = math_of_symbols(self.recorder.tracer), text_of_symbols(mode.shape_env)
+            with self.active(), symbols[0], symbols[1], HooksTakenBack(inputs.state):
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:

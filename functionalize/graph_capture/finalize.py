@@ -95,7 +95,12 @@ class GraphFinalizer:
         found: dict[int, int | None] = {}
         for entry in self.inputs:
             leaf = is_leaf(entry.value) or is_leaf(entry.fake) or id(entry) in given or has_gradient(entry.fake)
-            if entry.gradient_of is None and leaf and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
+            if (
+                entry.gradient_of is None
+                and leaf
+                and entry.fake is not None
+                and entry.fake.grad is not given.get(id(entry))
+            ):
                 found[id(entry)] = None if entry.fake.grad is None else self.objects.number(entry.fake.grad)
         return found
 

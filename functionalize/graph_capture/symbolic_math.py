@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from functionalize._torch.tracing import SYMBOLS, opaque_float
 
 _EXPONENTIALS = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "sqrt", "cbrt")
@@ -24,13 +26,22 @@ _OF_FLOATS = [name for name in (*_EXPONENTIALS, *_CIRCULAR, *_HYPERBOLIC, *_OTHE
 def math_of_symbols(tracer: Any) -> Iterator[None]:
     """Have functions of ``math`` that get symbols give symbols: by themselves they ask for the value."""
     before = {name: getattr(math, name) for name in _OF_FLOATS}
+    method: Any = torch.SymFloat.is_integer
     for name, function in before.items():
         setattr(math, name, _symbolic(function, tracer))
+    # Torch's own method is no target of a node that can be printed.
+    torch.SymFloat.is_integer = lambda x: opaque_float(tracer, rest, (x,)) == 0  # type: ignore[method-assign]
     try:
         yield
     finally:
         for name, function in before.items():
             setattr(math, name, function)
+        torch.SymFloat.is_integer = method  # type: ignore[method-assign]
+
+
+def rest(number: float) -> float:
+    """What a float has beside a whole number; not a number for those that are not finite."""
+    return number % 1
 
 
 def _symbolic(function: Callable[..., float], tracer: Any) -> Callable[..., Any]:
