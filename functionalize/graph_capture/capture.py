@@ -208,7 +208,7 @@ def _found(
 def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) -> bool:
     """Whether a program captured as if there were gradients does what one does that was captured without."""
     read = {assuming.inputs[number].name for number in assuming.gradients_read}
-    left = {found.inputs[number].name for number in found.gradients}
+    left = {found.inputs[number].name for number in {*found.gradients, *found.gradients_read}}
     if assuming.graph.answers != found.graph.answers or _given(assuming) != _given(found):
         return False
     as_zeros = assuming.only_accumulates and not found.leaves_sparse_gradients
@@ -379,7 +379,7 @@ class CaptureSession(RecordingSession):
             inputs.call,
             [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
             sizes=size_guards(self.fake_mode.shape_env, metadata),
-            gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
+            gradients_matter=matter or (bool(metadata.gradients_read) and not metadata.only_accumulates),
             asked=found.asked,
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
         )
