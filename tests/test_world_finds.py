@@ -76,6 +76,11 @@ WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
         ["l01.clear()", "l00.append(2)"],
         {},
     ),
+    "a cache by arguments beside a backward": (
+        ["p00 = nn.Parameter(torch.ones(3))", "f00 = functools.lru_cache(lambda n: torch.ones(3) * n)"],
+        ["y = y * f00(2)", "(y * p00).sum().backward()"],
+        {},
+    ),
     "a view is bound by a partial": (
         ["t00 = torch.arange(6.0).reshape(2, 3)", "f00 = functools.partial(torch.mul, t00)"],
         ["y = y * f00(2)"],

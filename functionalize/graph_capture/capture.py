@@ -199,6 +199,7 @@ def _found(
     if not found.metadata.gradients or first.has_all_gradients:
         return first.capture(found)
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
+    first.empty_caches()
     second = begun(hooked=hooked, suppose_gradients=True)
     assuming = second.run()
     serves = serves_without_gradients(assuming.metadata, found.metadata)
@@ -268,6 +269,13 @@ class CaptureSession(RecordingSession):
         """The tensors that the run traces."""
         given = (entry.value for entry in self._inputs.inputs if isinstance(entry.value, FakeTensor))
         return Traced(self.recorder.tracer.tensor_tracker, given)
+
+    def empty_caches(self) -> None:
+        """Empty caches by arguments that the run filled, if anything but the inputs outlives it."""
+        fakes = [entry.fake for entry in self._inputs.inputs if entry.fake is not None]
+        own = {id(one) for fake in fakes for one in (fake, fake.grad if fake.is_leaf else None)}
+        if any(id(tensor) not in own for tensor, _ in self.traced.alive()):
+            self.traced.empty_caches()
 
     def _example(self, placeholder: Any) -> Any:
         """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
