@@ -194,6 +194,7 @@ def _found(
     found = first.run_unless_hooked()
     hooked = found is None
     if found is None:
+        first.empty_caches()
         first = begun(hooked=True)
         found = first.run()
     if not found.metadata.gradients or first.has_all_gradients:
