@@ -51,6 +51,36 @@ WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
         ],
         {"changes": ["", "p00.requires_grad_(False)", "p00.grad = None"]},
     ),
+    "a hook makes a result a view whose data are kept, beside a backward": (
+        [
+            "p00 = nn.Parameter(torch.ones(3))",
+            "m00 = nn.Linear(3, 3)",
+            "m00.register_full_backward_pre_hook(lambda m, o: (o[0] * 3,))",
+            "t00 = torch.ones(3)",
+        ],
+        ["(p00 * y).sum().backward()", "y = m00(y)", "t00 = y.detach()"],
+        {},
+    ),
+    "one gradient is there, one is not": (
+        ["p00 = nn.Parameter(torch.ones(3))", "p01 = nn.Parameter(torch.ones(3))", "p01.grad = torch.ones(3)"],
+        ["(y * p00).sum().backward()", "(y * p01).sum().backward()"],
+        {},
+    ),
+    "a gradient is only read": (
+        ["p00 = nn.Parameter(torch.ones(3))", "p00.grad = torch.ones(3)", "z00 = torch.optim.SGD([p00], lr=0.5)"],
+        ["z00.step()"],
+        {"changes": ["", "z00.zero_grad()"]},
+    ),
+    "a list leaves its place and is added to": (
+        ["l00 = [1]", "l01 = [l00, torch.ones(3)]"],
+        ["l01.clear()", "l00.append(2)"],
+        {},
+    ),
+    "a cache by arguments beside a backward": (
+        ["p00 = nn.Parameter(torch.ones(3))", "f00 = functools.lru_cache(lambda n: torch.ones(3) * n)"],
+        ["y = y * f00(2)", "(y * p00).sum().backward()"],
+        {},
+    ),
     "a view is bound by a partial": (
         ["t00 = torch.arange(6.0).reshape(2, 3)", "f00 = functools.partial(torch.mul, t00)"],
         ["y = y * f00(2)"],

@@ -195,11 +195,13 @@ def _found(
     found = first.run_unless_hooked()
     hooked = found is None
     if found is None:
+        first.empty_caches()
         first = begun(hooked=True)
         found = first.run()
     if not found.metadata.gradients or first.has_all_gradients:
         return first.capture(found)
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
+    first.empty_caches()
     second = begun(hooked=hooked, suppose_gradients=True)
     assuming = second.run()
     serves = serves_without_gradients(assuming.metadata, found.metadata)
@@ -209,7 +211,7 @@ def _found(
 def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) -> bool:
     """Whether a program captured as if there were gradients does what one does that was captured without."""
     read = {assuming.inputs[number].name for number in assuming.gradients_read}
-    left = {found.inputs[number].name for number in found.gradients}
+    left = {found.inputs[number].name for number in {*found.gradients, *found.gradients_read}}
     if assuming.graph.answers != found.graph.answers or _given(assuming) != _given(found):
         return False
     as_zeros = assuming.only_accumulates and not found.leaves_sparse_gradients
@@ -269,6 +271,13 @@ class CaptureSession(RecordingSession):
         """The tensors that the run traces."""
         given = (entry.value for entry in self._inputs.inputs if isinstance(entry.value, FakeTensor))
         return Traced(self.recorder.tracer.tensor_tracker, given)
+
+    def empty_caches(self) -> None:
+        """Empty caches by arguments that the run filled, if anything but the inputs outlives it."""
+        fakes = [entry.fake for entry in self._inputs.inputs if entry.fake is not None]
+        own = {id(one) for fake in fakes for one in (fake, fake.grad if fake.is_leaf else None)}
+        if any(id(tensor) not in own for tensor, _ in self.traced.alive()):
+            self.traced.empty_caches()
 
     def _example(self, placeholder: Any) -> Any:
         """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
@@ -381,7 +390,7 @@ class CaptureSession(RecordingSession):
             inputs.call,
             [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
             sizes=size_guards(self.fake_mode.shape_env, metadata),
-            gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
+            gradients_matter=matter or (bool(metadata.gradients_read) and not metadata.only_accumulates),
             asked=found.asked,
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
         )

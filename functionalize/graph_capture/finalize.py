@@ -375,7 +375,7 @@ class GraphFinalizer:
                 self.tracer.graph.erase_node(node)
             else:
                 read.add(id(entry.gradient_of))
-                accumulates &= all(user.target is torch.ops.aten.add.Tensor for user in node.users)
+                accumulates &= number in written and _is_added_to(node)
         return frozenset(unused), read, accumulates
 
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
@@ -390,6 +390,13 @@ class GraphFinalizer:
         asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked))
+
+
+def _is_added_to(gradient: Node) -> bool:
+    """Whether a gradient is read once, to be added to."""
+    user = next(iter(gradient.users), None)
+    adds = user is not None and user.target is aten.add.Tensor and user.args[0] is gradient
+    return adds and len(gradient.users) == 1
 
 
 aten = torch.ops.aten

@@ -169,7 +169,7 @@ class OutputAnalysis:
 
     def _in_group(self, handle: torch.Tensor, alias: OutputAlias, base: int | None, group: int) -> OutputAlias:
         if base is None:
-            kind, own = AliasKind.SHARED, self._differentiable and handle.requires_grad
+            kind, own = AliasKind.SHARED, handle.requires_grad
         else:
             kind, own = AliasKind.VIEW_OF_BASE, self._has_own_gradient(handle, self.base_handles[base])
         capacity = frozen_number(handle.untyped_storage().nbytes())

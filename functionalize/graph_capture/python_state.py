@@ -66,7 +66,7 @@ class Follower:
 
     def is_log(self, container: Any) -> bool:
         """Whether a list is one that the program adds to, and does nothing else with: it is known by one name."""
-        slots = [slot for slot in self._state.entered if slot.get() is container]
+        slots = [slot for slot in self._state.entered if slot.found() is container]
         if type(container) is not list or len(slots) != 1 or not self._whole:
             return False
         slot = slots[0]

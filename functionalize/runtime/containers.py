@@ -295,6 +295,13 @@ class Slot:
             value = value[step]
         return value
 
+    def found(self) -> Any:
+        """The same, ``ABSENT`` where there is nothing by now."""
+        try:
+            return self.get()
+        except (LookupError, TypeError):
+            return ABSENT
+
     def set(self, value: Any) -> None:
         write(self.container, self.key, _with(entry(self.container, self.key), self.steps, value))
 
