@@ -87,6 +87,7 @@ class AliasGraph:
             self.track(handle, base.root)
         for other in group:
             view = self.locate(base, Layout.of(other))
+            self.track(other, view)
             if view.value is None:
                 view.set_value(other, 0)
         return base.root if first is handle else self.locate(base, Layout.of(handle))
