@@ -180,6 +180,12 @@ class AliasGraph:
             self.prepare_write(plain)
             return plain, _rule(op, plain, layout, ())
         top = base.top.layout
+        if base.capacity is not None and unbacked(top.size) and not is_empty(layout):
+            raise UnsupportedMutationError(
+                f"a tensor of size {tuple(layout.size)} of a storage that had {tuple(top.size)}, and was resized",
+                why="only the data tell how much the storage held before, and what it has gained",
+                hint="make a new tensor of the size that is wanted, and copy to it what there was",
+            )
         source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
         if source.layout.dtype != layout.dtype:
             source = _step(source, aten.view.dtype, (layout.dtype,), as_dtype(source.layout, layout.dtype))
