@@ -653,3 +653,29 @@ def test_ops_whose_backward_asks_strides(func: Any, remove: str) -> None:
     for one, other in zip(given, wanted, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
         assert one.stride() == other.stride()
+
+
+def test_data_of_a_view_of_a_tensor_that_is_written_are_refused() -> None:
+    """Autograd would look for the gradient where the new data lie: eager does so before they are there."""
+
+    def run(x: Tensor, y: Tensor) -> None:
+        x.add_(1)
+        y.data = y * 2
+
+    with pytest.raises(UnsupportedMutationError, match="`y`, which requires gradients, gets new metadata"):
+        memory = torch.arange(4.0) * torch.ones(4, requires_grad=True)
+        capture(run, (memory[0], memory[1:]))(memory[0], memory[1:])
+
+
+def test_new_metadata_of_a_view_that_has_views_are_refused() -> None:
+    """These are to autograd views of what the tensor is a view of, and keep what the tensor loses."""
+
+    def run(x: Tensor) -> Tensor:
+        whole = x.view(-1)
+        x.as_strided_((1,), (1,), 0)
+        return whole
+
+    leaf = torch.ones(2, requires_grad=True)
+    assert torch.autograd.grad(run((leaf * 2).view(2)).sum(), leaf)[0].tolist() == [2, 2]
+    with pytest.raises(UnsupportedProgramError, match="where it has views, by `requires_grad_` or new metadata"):
+        capture(run, ((leaf * 2).view(2),))

@@ -140,7 +140,7 @@ class GraphFinalizer:
         decisions = self._decisions()
         further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions)]
         wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
-        traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
+        traced = None if whole else self._traced(joint, analysis, aliases, begun, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         self._count_writes(writes, {mutation.input for mutation in mutations})
         given = (results, spec) if recipe is None else ((recipe,), LEAF)
@@ -154,6 +154,7 @@ class GraphFinalizer:
         joint: JointTracer,
         analysis: OutputAnalysis,
         aliases: Sequence[OutputAlias],
+        begun: dict[int, Input],
         mutations: Sequence[InputMutation],
         results: Sequence[Any],
     ) -> EndJoint | Exception | None:
@@ -162,7 +163,7 @@ class GraphFinalizer:
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
             return None
-        refused = refused_write(self.context, self.inputs, mutations)
+        refused = refused_write(self.context, self.inputs, begun, mutations)
         if refused is not None:
             return refused
         with tracing_disabled():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import storage_key
+from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.geometry import hint
 
 Pattern = tuple[Any, ...]
@@ -19,10 +20,12 @@ Pattern = tuple[Any, ...]
 def alias_pattern(values: Sequence[Any]) -> Pattern:
     """How tensors share memory: for each its own position, or the first that shares its storage and how they lie.
 
-    Also which of them are one object.
+    Also which of them are one object, and which are to autograd views of one tensor: writes to one of these change the
+    gradients of the others.
     """
     first: dict[int, int] = {}
     same: dict[int, int] = {}
+    based: dict[int, int] = {}
     pattern: list[Any] = []
     for position, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
@@ -31,11 +34,15 @@ def alias_pattern(values: Sequence[Any]) -> Pattern:
         other, itself = first.setdefault(storage_key(value), position), same.setdefault(id(value), position)
         if other == position:
             pattern.append(position)
+            based.setdefault(id(autograd_base(value)), position)
         else:
             before = values[other]
             start, first_start = (hint(one.storage_offset()) * one.itemsize for one in (value, before))
             strides = tuple(tuple(map(hint, one.stride())) for one in (value, before))
-            pattern.append((other, start - first_start, *strides, itself if itself != position else None))
+            of = based.setdefault(id(autograd_base(value)), position)
+            pattern.append(
+                (other, start - first_start, *strides, *(n if n != position else None for n in (itself, of)))
+            )
     return tuple(pattern)
 
 
@@ -45,4 +52,5 @@ def relation(entry: Any) -> str:
         return "share no memory"
     if entry[4] is not None:
         return "are one tensor"
-    return f"share memory ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])})"
+    known = "" if entry[5] is None else ", as views of one tensor"
+    return f"share memory{known} ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])})"

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 
+<<<<<<< HEAD
 from functionalize._torch import VIEW, FakeTensor
+=======
+from functionalize._torch import VIEW
+from functionalize._torch.tensors import autograd_base
+>>>>>>> calls
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout, hinted_span
 
@@ -39,19 +44,23 @@ class AutogradNotes:
             self.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
+<<<<<<< HEAD
         """Note a write: of what is no tensor of the trace's, or one that autograd misses.
 
         It misses writes without grad mode, and those through a detached alias.
         """
         if type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
+=======
+        """Note a write of which autograd does not tell all that share memory: without grad mode, or no views of one."""
+>>>>>>> calls
         there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
         if len(there) > 1 and any(id(other) in self._required for other in there):
             self.asked.add(VIEW)  # a write makes autograd look for the others where that begins
-        if self.hides_writes is not False or (torch.is_grad_enabled() and handle.requires_grad):
-            return
-        known = (ref() for ref in base.handles.values())
-        self.hides_writes = any(other is not None and other.requires_grad for other in known)
+        if self.hides_writes is False:
+            told = autograd_base(handle) if torch.is_grad_enabled() and handle.requires_grad else None
+            known = (other for ref in base.handles.values() if (other := ref()) is not None)
+            self.hides_writes = any(other.requires_grad and autograd_base(other) is not told for other in known)
 
     def note_address(self, source: torch.Tensor, part: torch.Tensor, base: Base) -> None:
         """Note that `as_strided` takes a part of a storage, given by a tensor of it."""
@@ -67,10 +76,12 @@ class AutogradNotes:
         if self.hides_writes is False:
             self.hides_writes = handle.requires_grad
 
-    def note_reshape(self, handle: torch.Tensor) -> None:
+    def note_reshape(self, handle: torch.Tensor, has_views: bool) -> None:
         """Note that a handle is about to get other metadata."""
         if handle.requires_grad:
             self._reshaped[id(handle)], self.reshapes = handle, True
+            if has_views and torch.is_grad_enabled():
+                self.asked.add(VIEW)  # autograd looks for these in what the handle becomes, or where that begins
 
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`."""

@@ -252,7 +252,7 @@ class FunctionalizationContext:
     def note_reshape(self, handle: torch.Tensor) -> None:
         """Note that an op is about to change a handle's metadata."""
         self.refuse_constant(handle)
-        self.notes.note_reshape(handle)
+        self.notes.note_reshape(handle, self.has_views(handle))
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
         """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""

@@ -89,10 +89,10 @@ def _gives(func: Any, call: Any, wanted: Sequence[Any]) -> bool:
 def trusting(names: Sequence[str]) -> set[Any]:
     """The ops that trust strides among those that some of the database's come to, forward and backward."""
     tried = StridesTried()
-    for name in names:
-        for run in _runs(name):
-            with warnings.catch_warnings(), contextlib.suppress(Exception), tried:  # it may have no backward
-                warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for run in (run for name in names for run in _runs(name)):
+            with contextlib.suppress(Exception), tried:  # it may have no backward
                 results = [one for one in pytree.tree_leaves(run()) if isinstance(one, torch.Tensor)]
                 results = [one for one in results if one.requires_grad]
                 torch.autograd.backward(results, [torch.randn_like(one) for one in results])
