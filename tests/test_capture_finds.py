@@ -338,7 +338,6 @@ def test_unsafe_pieces_require_gradients_in_inference_mode_as_views_do() -> None
         assert captured(x).requires_grad == x.unsafe_chunk(2)[0].requires_grad
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("size", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_margin_losses_of_one_row_are_numbers(size: tuple[int, ...], reduction: str) -> None:
@@ -387,7 +386,8 @@ def test_bodies_of_higher_order_ops_call_modules_and_close_over_state() -> None:
     captured = capture(model, (torch.ones(2, 3),))
     for x in (torch.ones(2, 3), -torch.ones(2, 3)):
         assert torch.allclose(captured(x), model(x))
-=======
+
+
 def test_a_resize_of_what_the_data_give_a_size_is_refused() -> None:
     """What the storage gained, and what is in it, would depend on the data."""
 
@@ -404,4 +404,3 @@ def test_a_resize_of_what_the_data_give_a_size_is_refused() -> None:
     with pytest.raises(UnsupportedMutationError, match=r"of a storage that had \(u\d.*\), and was resized"):
         capture(resized_by_an_out, (MEMORY.view(4, 6),))
     assert capture(lambda x: x[x > 0].resize_(0), (MEMORY,))(MEMORY).shape == (0,)
->>>>>>> calls

@@ -9,12 +9,8 @@ from typing import Any
 
 import torch
 
-<<<<<<< HEAD
 from functionalize._torch import VIEW, FakeTensor
-=======
-from functionalize._torch import VIEW
 from functionalize._torch.tensors import autograd_base
->>>>>>> calls
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout, hinted_span
 
@@ -28,9 +24,7 @@ class AutogradNotes:
         self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
-        self.beyond: dict[
-            int, int
-        ] = {}  # storages of such of a tensor without them: how often written before the first
+        self.beyond: dict[int, int] = {}  # storages of such of a part alone: how often written before the first
         self.reshapes = False  # whether metadata of a tensor that requires gradients changed
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self.constants: dict[int, tuple[torch.Tensor, int]] = {}  # that were written, with their versions before
@@ -44,16 +38,12 @@ class AutogradNotes:
             self.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
-<<<<<<< HEAD
-        """Note a write: of what is no tensor of the trace's, or one that autograd misses.
+        """Note a write: of what is no tensor of the trace's, or of which autograd does not tell all that share memory.
 
-        It misses writes without grad mode, and those through a detached alias.
+        It does not without grad mode, and where these are no views of one tensor.
         """
         if type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
-=======
-        """Note a write of which autograd does not tell all that share memory: without grad mode, or no views of one."""
->>>>>>> calls
         there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
         if len(there) > 1 and any(id(other) in self._required for other in there):
             self.asked.add(VIEW)  # a write makes autograd look for the others where that begins
