@@ -322,7 +322,8 @@ class CaptureSession(RecordingSession):
 
     def _lifted(self) -> list[torch.Tensor]:
         """The tensors that the program has reached in another way than through state."""
-        root, inputs = self.recorder.tracer.root, self._inputs.inputs
+        tracer: Any = self.recorder.tracer
+        root, inputs = tracer.root, self._inputs.inputs
         own = (entry.value for entry in inputs if entry.slot is None and entry.fake is entry.value)
         return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
 

@@ -21,8 +21,9 @@ from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.differentiability import refuse_gradients_of_made, refused_write
+from functionalize.graph_capture.gradients_of_state import drop_unread, left_by
 from functionalize.graph_capture.graph_symbols import symbol_sources
-from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused, has_gradient, is_leaf
+from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
 from functionalize.graph_capture.object_graph import LEAF, ObjectGraph
 from functionalize.graph_capture.output_analysis import (
@@ -33,7 +34,6 @@ from functionalize.graph_capture.output_analysis import (
     OutputAnalysis,
     signature_of,
 )
-from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Decision
 from functionalize.runtime.joint import JointGraph
 from functionalize.runtime.metadata import (
@@ -89,21 +89,6 @@ class GraphFinalizer:
         node = None if base.root.value is None else tracked_node(self.tracer, base.root.value)
         return "storage" if node is None else str(node.name)
 
-    def new_gradients(self) -> dict[int, int | None]:
-        """By input: the number of the gradient that the program left there, if it is another than before."""
-        given = {id(entry.gradient_of): entry.fake for entry in self.inputs if entry.gradient_of is not None}
-        found: dict[int, int | None] = {}
-        for entry in self.inputs:
-            leaf = is_leaf(entry.value) or is_leaf(entry.fake) or id(entry) in given or has_gradient(entry.fake)
-            if (
-                entry.gradient_of is None
-                and leaf
-                and entry.fake is not None
-                and entry.fake.grad is not given.get(id(entry))
-            ):
-                found[id(entry)] = None if entry.fake.grad is None else self.objects.number(entry.fake.grad)
-        return found
-
     def finalize(
         self, entries: list[Input], returned: list[Any], side_effects: Sequence[SideEffect], joint: JointTracer
     ) -> Recorded:
@@ -111,7 +96,7 @@ class GraphFinalizer:
 
         ``entries``: the program's inputs as they lay before it ran; ``returned``: a list of what it gave back.
         """
-        gradients, writes = self.new_gradients(), {id(entry): entry.writes for entry in self.inputs}
+        gradients, writes = left_by(self.inputs, self.objects), {id(entry): entry.writes for entry in self.inputs}
         whole = bool(gradients)  # the backward is a part of the program
         left = len(self.handles)  # in objects, and as gradients
         leaves, spec = self.objects.leaves(returned[0])
@@ -301,7 +286,7 @@ class GraphFinalizer:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
         self._drop_dead()
-        unused, read, accumulates = self._drop_gradients({mutation.input for mutation in mutations})
+        unused, read, accumulates = drop_unread(self.inputs, self.tracer.graph, {m.input for m in mutations})
         numbers = {id(entry): number for number, entry in enumerate(self.inputs)}
         before, after = (
             {number: frozen_layout(layout) for number, layout in some.items()}
@@ -358,27 +343,6 @@ class GraphFinalizer:
             if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
                 graph.erase_node(node)
 
-    def _drop_gradients(self, written: set[int]) -> tuple[frozenset[int], set[int], bool]:
-        """Gradients that the program neither reads nor writes are no inputs, nor are numbers that it does not read.
-
-        Returns the inputs that go; the identities of those whose gradients are read; whether these are added to only.
-        """
-        unused, read, accumulates = set(), set(), True
-        placeholders = self.tracer.graph.find_nodes(op="placeholder")
-        for number, (entry, node) in enumerate(zip(self.inputs, placeholders, strict=True)):
-            if entry.gradient_of is None:
-                if isinstance(entry.slot, NumberSlot) and not node.users:
-                    unused.add(number)
-                    self.tracer.graph.erase_node(node)
-                continue
-            if not node.users and number not in written:
-                unused.add(number)
-                self.tracer.graph.erase_node(node)
-            else:
-                read.add(id(entry.gradient_of))
-                accumulates &= number in written and _is_added_to(node)
-        return frozenset(unused), read, accumulates
-
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
         groups: dict[int, list[str]] = {}
         for entry in self.inputs:
@@ -391,13 +355,6 @@ class GraphFinalizer:
         asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked))
-
-
-def _is_added_to(gradient: Node) -> bool:
-    """Whether a gradient is read once, to be added to."""
-    user = next(iter(gradient.users), None)
-    adds = user is not None and user.target is aten.add.Tensor and user.args[0] is gradient
-    return adds and len(gradient.users) == 1
 
 
 aten = torch.ops.aten
