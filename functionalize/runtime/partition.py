@@ -149,12 +149,13 @@ def _rebuilt(
 def _views_for_copies(graph: Graph) -> dict[Any, Any]:
     """Have view ops stand for their copying twins, which partition functions take for work; returns the twins.
 
-    A graph that has such copies has no views of its own.
+    Where a graph has both, they could not be told apart afterwards: the copies stay.
     """
     twins: dict[Any, Any] = {}
+    views = {node.target for node in graph.nodes}
     for node in graph.nodes:
         view = _view_of(node.target) if node.op == "call_function" else None
-        if view is not None:
+        if view is not None and view not in views:
             twins[view] = node.target
             node.target = view
     return twins
