@@ -19,7 +19,8 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from functionalize._torch import is_symbolic, on_handles, storage_key
-from functionalize._torch.autograd import module_without_code, without_autocast
+from functionalize._torch.autograd import module_without_code
+from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
