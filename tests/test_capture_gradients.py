@@ -667,3 +667,21 @@ def test_views_stay_views_beside_copies_of_views() -> None:
     captured, given = capture(run, arguments(), remove="mutations"), arguments()
     result = captured(*given)
     assert result.item() == given[0].item() == 0
+
+
+@pytest.mark.parametrize("write", [lambda y: y.mul_(2), lambda y: y.detach().mul_(2)], ids=["seen", "detached"])
+def test_pieces_of_a_part_are_refused_where_another_part_is_written(write: Callable[[Tensor], Any]) -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        first, _ = x.split(1)
+        write(y)
+        return first * 2  # type: ignore[no-any-return]
+
+    def parts(by: Tensor) -> tuple[Tensor, Tensor]:
+        memory = torch.arange(4.0) * by
+        return memory[:2], memory[2:]
+
+    with pytest.raises(RuntimeError, match="Output 0 of Split is a view"):
+        run(*parts(torch.ones(4, requires_grad=True)))
+    with pytest.raises(UnsupportedMutationError, match=r"`y` is written, and the program makes pieces .* of `x`"):
+        capture(run, parts(torch.ones(4, requires_grad=True)))
+    assert torch.equal(capture(run, parts(torch.ones(4)))(*parts(torch.ones(4))), torch.zeros(1))

@@ -31,6 +31,7 @@ from functionalize.graph_capture.differentiability import (
     check_differentiable,
     check_has_gradients,
     drawn_in_backward,
+    refuse_written_pieces,
     requiring,
 )
 from functionalize.graph_capture.gradient_hooks import Contents, apart
@@ -134,7 +135,12 @@ class JointTracer:
         mutations: Sequence[InputMutation],
         reconstructions: Sequence[Any],
     ) -> Differentiable:
-        """What the joint graph is to give; ``reconstructions``: of what the program returns."""
+        """What the joint graph is to give; ``reconstructions``: of what the program returns.
+
+        Raises:
+            UnsupportedMutationError: autograd would not accept what the program makes.
+        """
+        refuse_written_pieces(self._mode.context, inputs, mutations)
         results = needed_results(mutations, aliases, analysis.bases, reconstructions, further_bases=True)
         layouts: dict[int, Layout | None] = dict.fromkeys(results)
         targets: dict[int, torch.Tensor] = {}
