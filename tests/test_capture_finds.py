@@ -404,3 +404,32 @@ def test_a_resize_of_what_the_data_give_a_size_is_refused() -> None:
     with pytest.raises(UnsupportedMutationError, match=r"of a storage that had \(u\d.*\), and was resized"):
         capture(resized_by_an_out, (MEMORY.view(4, 6),))
     assert capture(lambda x: x[x > 0].resize_(0), (MEMORY,))(MEMORY).shape == (0,)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("bit", [torch._neg_view, torch.conj])
+def test_lazy_bits_of_results_in_one_memory(mode: Any, bit: Any) -> None:
+    """In inference mode no tensor is a view of another: each of them could have been the one that was computed."""
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        first, second = x * 2j, x * 3j
+        return bit(first), first, bit(second), bit(second)[:1]
+
+    with mode():
+        for want, got in zip(run(MEMORY), capture(run, (MEMORY,))(MEMORY), strict=True):
+            assert torch.equal(want, got)
+            assert (want.is_conj(), want.is_neg()) == (got.is_conj(), got.is_neg())
+
+
+def test_what_ends_a_program_is_not_cast() -> None:
+    """Autocast of the CPU knows no float16: the storage that has grown is put together without it."""
+
+    def run(x: Tensor) -> None:
+        x.resize_(14)
+        x[8:].fill_(0)
+
+    x, other = (torch.arange(9, dtype=torch.float16)[1:7] for _ in range(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        capture(run, (x,))(x)
+    run(other)
+    assert torch.equal(x, other)

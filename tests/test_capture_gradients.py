@@ -679,3 +679,38 @@ def test_new_metadata_of_a_view_that_has_views_are_refused() -> None:
     assert torch.autograd.grad(run((leaf * 2).view(2)).sum(), leaf)[0].tolist() == [2, 2]
     with pytest.raises(UnsupportedProgramError, match="where it has views, by `requires_grad_` or new metadata"):
         capture(run, ((leaf * 2).view(2),))
+
+
+def test_views_stay_views_beside_copies_of_views() -> None:
+    """Memory around an input is read by a copy, its parts are views of the result, at places of a whole storage."""
+
+    def run(x: Tensor, numbers: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        y.zero_()
+        return x @ weight
+
+    def arguments() -> tuple[Tensor, ...]:
+        memory = torch.arange(8.0).untyped_storage()
+        x, y = (torch.empty(0).set_(memory, *where) for where in ((6, (1, 1), (1, 1)), (0, (2, 2), (4, 2))))
+        return x, torch.empty(0, dtype=torch.int16).set_(memory, 8, (), ()), y, torch.ones(1, 1, requires_grad=True)
+
+    captured, given = capture(run, arguments(), remove="mutations"), arguments()
+    result = captured(*given)
+    assert result.item() == given[0].item() == 0
+
+
+@pytest.mark.parametrize("write", [lambda y: y.mul_(2), lambda y: y.detach().mul_(2)], ids=["seen", "detached"])
+def test_pieces_of_a_part_are_refused_where_another_part_is_written(write: Callable[[Tensor], Any]) -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        first, _ = x.split(1)
+        write(y)
+        return first * 2  # type: ignore[no-any-return]
+
+    def parts(by: Tensor) -> tuple[Tensor, Tensor]:
+        memory = torch.arange(4.0) * by
+        return memory[:2], memory[2:]
+
+    with pytest.raises(RuntimeError, match="Output 0 of Split is a view"):
+        run(*parts(torch.ones(4, requires_grad=True)))
+    with pytest.raises(UnsupportedMutationError, match=r"`y` is written, and the program makes pieces .* of `x`"):
+        capture(run, parts(torch.ones(4, requires_grad=True)))
+    assert torch.equal(capture(run, parts(torch.ones(4)))(*parts(torch.ones(4))), torch.zeros(1))

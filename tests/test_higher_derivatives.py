@@ -454,3 +454,18 @@ def test_a_tensor_whose_memory_another_wrote_keeps_its_history(write: Callable[[
     program = capture(run, arguments()[1])
     torch.testing.assert_close(derivatives(program), derivatives(run))
     assert derivatives(run)[1].sum() == 3
+
+
+def test_gradients_that_are_computed_from_nothing_have_derivatives() -> None:
+    def run(x: Tensor) -> None:
+        x.ne_(torch.ones(3))
+
+    def derivatives(function: Callable[..., Any]) -> list[Any]:
+        leaf, tangent = torch.full((3,), 2.0, requires_grad=True), torch.ones(3, requires_grad=True)
+        x = leaf * leaf
+        function(x)
+        (first,) = torch.autograd.grad(x, leaf, tangent, create_graph=True)
+        return [first, *torch.autograd.grad(first.sum(), [leaf, tangent], allow_unused=True, materialize_grads=True)]
+
+    program = capture(run, (torch.ones(3, requires_grad=True) * 1,))
+    torch.testing.assert_close(derivatives(program), derivatives(run))

@@ -96,6 +96,23 @@ def drawn_in_backward(node: Node) -> UnsupportedMutationError:
     )
 
 
+def refuse_written_pieces(
+    context: FunctionalizationContext, inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]
+) -> None:
+    """Raise where autograd accepts pieces of an input no more, since another part of the same tensor was written."""
+    cut = [entry for entry in inputs if id(entry.fake) in context.notes.pieces]
+    for mutation in mutations if cut else ():
+        entry = inputs[mutation.input]
+        for other in cut:
+            if other.fake is not entry.fake and _of_one_tensor(entry, other):
+                raise UnsupportedMutationError(
+                    f"`{entry.target or entry.name}` is written, and the program makes pieces (`split`, `unbind`) of "
+                    f"`{other.target or other.name}`, which is a part of the same tensor",
+                    why="autograd accepts the pieces no more, once their memory is written through another tensor",
+                    hint="take the pieces one by one (`narrow`, `select`), or pass copies (`.clone()`)",
+                )
+
+
 def refused_write(
     context: FunctionalizationContext,
     inputs: Sequence[TracedInput],

@@ -25,6 +25,7 @@ class AutogradNotes:
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
         self.beyond: dict[int, int] = {}  # storages of such of a part alone: how often written before the first
+        self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
         self.reshapes = False  # whether metadata of a tensor that requires gradients changed
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self.constants: dict[int, tuple[torch.Tensor, int]] = {}  # that were written, with their versions before
@@ -60,6 +61,11 @@ class AutogradNotes:
         (first, last), (start, end) = (hinted_span(Layout.of(tensor)) for tensor in (source, part))
         if start < first or last < end:
             self.beyond.setdefault(base.key, len(base.log))
+
+    def note_pieces(self, source: torch.Tensor) -> None:
+        """Note that several views of a handle are made at once: autograd accepts no write to what they are views of."""
+        if source.requires_grad:
+            self.pieces.add(id(autograd_base(source)))
 
     def note_untold(self, handle: torch.Tensor) -> None:
         """Note a write of what has no gradient (a comparison in place), which leaves a handle its history."""

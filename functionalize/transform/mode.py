@@ -158,6 +158,7 @@ class FunctionalizeMode(TorchDispatchMode):
             layout = Layout.of(out) if layouts is None else layouts[0]
             self.context.view_made(out, graph.derive(parent, func, tuple(args[1:]), layout))
         else:
+            self.context.notes.note_pieces(source)
             layouts = layouts or [Layout.of(piece) for piece in out]
             steps = view_rules.lower(func, layouts, tuple(args[1:]))
             for piece, layout, (op, op_args) in zip(out, layouts, steps, strict=True):
