@@ -22,7 +22,14 @@ from functionalize.call_stack import Origin
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.differentiability import refuse_gradients_of_made, refused_write
 from functionalize.graph_capture.graph_symbols import symbol_sources
-from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused, has_gradient, is_leaf
+from functionalize.graph_capture.inputs import (
+    ConstantLifter,
+    TracedInput,
+    drop_gradients,
+    drop_unused,
+    has_gradient,
+    is_leaf,
+)
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
 from functionalize.graph_capture.object_graph import LEAF, ObjectGraph
 from functionalize.graph_capture.output_analysis import (
@@ -33,7 +40,6 @@ from functionalize.graph_capture.output_analysis import (
     OutputAnalysis,
     signature_of,
 )
-from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Decision
 from functionalize.runtime.joint import JointGraph
 from functionalize.runtime.metadata import (
@@ -112,7 +118,7 @@ class GraphFinalizer:
         ``entries``: the program's inputs as they lay before it ran; ``returned``: a list of what it gave back.
         """
         gradients, writes = self.new_gradients(), {id(entry): entry.writes for entry in self.inputs}
-        whole = bool(gradients)  # the backward is a part of the program
+        whole = any(number is not None for number in gradients.values())  # the backward is a part of the program
         left = len(self.handles)  # in objects, and as gradients
         leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))
@@ -300,7 +306,7 @@ class GraphFinalizer:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
         self._drop_dead()
-        unused, read, accumulates = self._drop_gradients({mutation.input for mutation in mutations})
+        unused, read, accumulates = drop_gradients(self.inputs, self.tracer.graph, {one.input for one in mutations})
         numbers = {id(entry): number for number, entry in enumerate(self.inputs)}
         before, after = (
             {number: frozen_layout(layout) for number, layout in some.items()}
@@ -357,27 +363,6 @@ class GraphFinalizer:
             if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
                 graph.erase_node(node)
 
-    def _drop_gradients(self, written: set[int]) -> tuple[frozenset[int], set[int], bool]:
-        """Gradients that the program neither reads nor writes are no inputs, nor are numbers that it does not read.
-
-        Returns the inputs that go; the identities of those whose gradients are read; whether these are added to only.
-        """
-        unused, read, accumulates = set(), set(), True
-        placeholders = self.tracer.graph.find_nodes(op="placeholder")
-        for number, (entry, node) in enumerate(zip(self.inputs, placeholders, strict=True)):
-            if entry.gradient_of is None:
-                if isinstance(entry.slot, NumberSlot) and not node.users:
-                    unused.add(number)
-                    self.tracer.graph.erase_node(node)
-                continue
-            if not node.users and number not in written:
-                unused.add(number)
-                self.tracer.graph.erase_node(node)
-            else:
-                read.add(id(entry.gradient_of))
-                accumulates &= number in written and _is_added_to(node)
-        return frozenset(unused), read, accumulates
-
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
         groups: dict[int, list[str]] = {}
         for entry in self.inputs:
@@ -390,13 +375,6 @@ class GraphFinalizer:
         asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked))
-
-
-def _is_added_to(gradient: Node) -> bool:
-    """Whether a gradient is read once, to be added to."""
-    user = next(iter(gradient.users), None)
-    adds = user is not None and user.target is aten.add.Tensor and user.args[0] is gradient
-    return adds and len(gradient.users) == 1
 
 
 aten = torch.ops.aten

@@ -29,7 +29,7 @@ from functionalize.errors import UnsupportedMutationError, UnsupportedProgramErr
 from functionalize.graph_capture.numbers import ChangingNumbers
 from functionalize.graph_capture.python_state import Follower, settings_of
 from functionalize.runtime.call_arguments import CallingConvention
-from functionalize.runtime.containers import Slot
+from functionalize.runtime.containers import NumberSlot, Slot
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.refused_objects import refuse_tensor
 from functionalize.runtime.state_walk import StateWalk, is_module
@@ -167,6 +167,8 @@ class ProgramInputs:
                 name = fresh_name(f"{_PREFIX[kind]}_{slot.path}", taken)
                 made = TracedInput(kind, name, slot.path, tensor, slot, persistent=persistent)
                 found[id(tensor)] = made
+            elif (first := found[id(tensor)].slot) is not None and first is not slot:
+                first.held = True  # an input in any case: whether both places hold one tensor may matter
         yield from sorted(found.values(), key=lambda entry: list(_PREFIX).index(entry.kind))
 
     def _gradients(self, inputs: list[TracedInput], taken: set[str], suppose: bool) -> Iterator[TracedInput]:
@@ -216,6 +218,35 @@ def drop_unused(inputs: list[TracedInput], graph: Graph, context: Functionalizat
     for identity in dropped:
         graph.erase_node(nodes[identity])
     inputs[:] = [entry for entry in inputs if id(entry) not in dropped]
+
+
+def drop_gradients(
+    inputs: Sequence[TracedInput], graph: Graph, written: set[int]
+) -> tuple[frozenset[int], set[int], bool]:
+    """Gradients that the program neither reads nor writes are no inputs, nor are numbers that it does not read.
+
+    Returns the inputs that go; the identities of those whose gradients are read; whether these are added to only.
+    """
+    unused, read, accumulates = set(), set(), True
+    for number, (entry, node) in enumerate(zip(inputs, list(graph.find_nodes(op="placeholder")), strict=True)):
+        if entry.gradient_of is None:
+            if isinstance(entry.slot, NumberSlot) and not node.users:
+                unused.add(number)
+                graph.erase_node(node)
+        elif not node.users and number not in written:
+            unused.add(number)
+            graph.erase_node(node)
+        else:
+            read.add(id(entry.gradient_of))
+            accumulates &= number in written and _is_added_to(node)
+    return frozenset(unused), read, accumulates
+
+
+def _is_added_to(gradient: Node) -> bool:
+    """Whether a gradient is read once, to be added to."""
+    user = next(iter(gradient.users), None)
+    adds = user is not None and user.target is torch.ops.aten.add.Tensor and user.args[0] is gradient
+    return adds and len(gradient.users) == 1
 
 
 class ConstantLifter:
