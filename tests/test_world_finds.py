@@ -81,6 +81,21 @@ WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
         ["y = y * f00(2)", "(y * p00).sum().backward()"],
         {},
     ),
+    "a gradient that only later calls find is dropped": (
+        ["p00 = nn.Parameter(torch.ones(3))"],
+        ["y = y * p00", "p00.grad = None"],
+        {"after": "backward"},
+    ),
+    "a step without gradients": (
+        ["p00 = nn.Parameter(torch.ones(3))", "z00 = torch.optim.SGD([p00], lr=0.5)"],
+        ["z00.step()"],
+        {"changes": ["", "p00.grad = torch.ones(3)", "p00.grad = None"]},
+    ),
+    "a tensor is no longer in a set": (
+        ["t00 = torch.ones(3)", "s00 = {t00}"],
+        ["y = y + (1 if t00 in s00 else 2)"],
+        {"changes": ["", "t00 = torch.full((3,), 7.0)"], "again": "recapture"},
+    ),
     "a view is bound by a partial": (
         ["t00 = torch.arange(6.0).reshape(2, 3)", "f00 = functools.partial(torch.mul, t00)"],
         ["y = y * f00(2)"],

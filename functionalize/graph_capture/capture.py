@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, HOOKS, FakeTensor, has_gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, FakeTensor, has_gradient_hooks
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     below_dispatch,
@@ -33,12 +33,11 @@ from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.symbol_text import text_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
-from functionalize.graph_capture.training import training_step
+from functionalize.graph_capture.training import serves_without_gradients, training_step
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
-from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.modes import modes_now
 from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.side_effects import SideEffectRecorder
@@ -208,22 +207,6 @@ def _found(
     return second.capture(assuming) if serves else first.capture(found)
 
 
-def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) -> bool:
-    """Whether a program captured as if there were gradients does what one does that was captured without."""
-    read = {assuming.inputs[number].name for number in assuming.gradients_read}
-    left = {found.inputs[number].name for number in {*found.gradients, *found.gradients_read}}
-    if assuming.graph.answers != found.graph.answers or _given(assuming) != _given(found):
-        return False
-    as_zeros = assuming.only_accumulates and not found.leaves_sparse_gradients
-    return not read or (read <= left and as_zeros)
-
-
-def _given(metadata: ProgramMetadata) -> list[tuple[AliasKind, str | None]]:
-    """What the tensors are that a program gives, but for gradients: of what kind, of which inputs."""
-    aliases = [one for number, one in enumerate(metadata.outputs) if number not in metadata.gradients.values()]
-    return [(one.kind, None if one.input is None else metadata.inputs[one.input].name) for one in aliases]
-
-
 class CaptureSession(RecordingSession):
     """One run of a program on fake tensors in the places of its inputs."""
 
@@ -322,7 +305,7 @@ class CaptureSession(RecordingSession):
 
     def _lifted(self) -> list[torch.Tensor]:
         """The tensors that the program has reached in another way than through state."""
-        tracer: Any = self.recorder.tracer
+        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
         root, inputs = tracer.root, self._inputs.inputs
         own = (entry.value for entry in inputs if entry.slot is None and entry.fake is entry.value)
         return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
@@ -383,7 +366,9 @@ class CaptureSession(RecordingSession):
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
         self._check_stand_ins(found)
-        matter = bool(metadata.gradients) and not self.has_all_gradients
+        supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
+        leaves_new = bool(metadata.gradients) and not self.has_all_gradients
+        matter = not supposed and (leaves_new or GRADIENT in found.asked)
         assumptions = Assumptions(
             self._modes,
             inputs.settings,

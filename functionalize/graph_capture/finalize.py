@@ -97,7 +97,7 @@ class GraphFinalizer:
         ``entries``: the program's inputs as they lay before it ran; ``returned``: a list of what it gave back.
         """
         gradients, writes = left_by(self.inputs, self.objects), {id(entry): entry.writes for entry in self.inputs}
-        whole = bool(gradients)  # the backward is a part of the program
+        whole = any(number is not None for number in gradients.values())  # the backward is a part of the program
         left = len(self.handles)  # in objects, and as gradients
         leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))

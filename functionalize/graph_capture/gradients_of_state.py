@@ -39,7 +39,7 @@ def drop_unread(
     Returns the inputs that go; the identities of those whose gradients are read; whether these are added to only.
     """
     unused, read, accumulates = set[int](), set[int](), True
-    for number, (entry, node) in enumerate(zip(inputs, graph.find_nodes(op="placeholder"), strict=True)):
+    for number, (entry, node) in enumerate(zip(inputs, list(graph.find_nodes(op="placeholder")), strict=True)):
         if entry.gradient_of is None:
             if isinstance(entry.slot, NumberSlot) and not node.users:
                 unused.add(number)

@@ -167,6 +167,8 @@ class ProgramInputs:
                 name = fresh_name(f"{_PREFIX[kind]}_{slot.path}", taken)
                 made = TracedInput(kind, name, slot.path, tensor, slot, persistent=persistent)
                 found[id(tensor)] = made
+            elif (first := found[id(tensor)].slot) is not None and first is not slot:
+                first.held = True  # an input in any case: whether both places hold one tensor may matter
         yield from sorted(found.values(), key=lambda entry: list(_PREFIX).index(entry.kind))
 
     def _gradients(self, inputs: list[TracedInput], taken: set[str], suppose: bool) -> Iterator[TracedInput]:

@@ -122,6 +122,10 @@ class SetItems(_Items):
         set.clear(self._set)
         set.update(self._set, items)
 
+    def holds(self, item: Any) -> bool:
+        """Whether a tensor is among them: this very one."""
+        return set.__contains__(self._set, item)
+
 
 class SlotsOf(MutableMapping[str, Any]):
     """The ``__slots__`` of an object that hold something, by name."""

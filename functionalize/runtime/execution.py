@@ -71,7 +71,7 @@ def compute(
         positions = range(metadata.graph.outputs)
     given = dict(zip(positions, results, strict=True))
     if torch.is_grad_enabled():
-        reason = RuntimeError(_BACKWARD_INSIDE) if metadata.gradients else None
+        reason = RuntimeError(_BACKWARD_INSIDE) if metadata.leaves_gradients else None
         given = _known_to_autograd(metadata, given, reason, inputs)
     return _computed(metadata, inputs, given, {})
 

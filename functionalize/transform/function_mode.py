@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import (
     ASK_VERSION,
+    GRADIENT,
     HOOKS,
     LEAF,
     OF_ELEMENTS,
@@ -36,6 +37,7 @@ from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.numbers import SPELT_OUT
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
+_GRAD: Any = torch.Tensor.grad  # stubs call it a tensor
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = {torch.dropout, torch.nn.functional.dropout}
 _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
@@ -47,6 +49,7 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
     is_view: (VIEW,),
     **dict.fromkeys((torch.Tensor.detach_, torch.detach_), (VIEW, LEAF)),
     torch.Tensor.untyped_storage: (OFFSET, STORAGE),
+    **dict.fromkeys((_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__), (GRADIENT,)),
     ASK_VERSION: (VERSION,),
 }
 _HOOK: Any = torch.Tensor.register_hook
