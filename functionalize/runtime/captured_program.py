@@ -7,6 +7,7 @@ guards say are refused, or captured anew.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import threading
 import warnings
@@ -47,6 +48,11 @@ _IN_TRANSFORM = (
     "    why  the program runs on plain tensors: the transform would take its results for constants\n"
     "    try  capture a function that applies the transform, or transform the original"
 )
+
+
+def _backend(name: str) -> Any:
+    """A module of the backends, imported by those who ask for it: they make programs of this one, and know it."""
+    return importlib.import_module(f"functionalize.backends.{name}")
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,11 @@ class CapturedProgram:
     def graph_module(self) -> GraphModule:
         """The graph, as a module: of state and inputs, in the order of the signature."""
         return self._first.graph_module
+
+    @property
+    def specialization(self) -> Specialization:
+        """All that the capture for the example inputs gave: what a backend makes its program of."""
+        return self._first
 
     @property
     def guards(self) -> list[Guard]:
@@ -313,6 +324,27 @@ class CapturedProgram:
     def with_copy_epilogue(self) -> GraphModule:
         """The same graph ending in ``copy_`` onto what it writes; it returns the caller's outputs alone."""
         return with_copies(self.graph, self._recorded.root, self._metadata)
+
+    def to_jax(self, **options: Any) -> Any:
+        """The program as a pure function of JAX arrays, ``(state, *args, **kwargs) -> (new_state, outputs)``.
+
+        Args:
+            options: ``lowerings``, a table of your own; ``seed`` of the first random key.
+
+        Raises:
+            UnsupportedProgramError: JAX cannot run it; the error has all causes, each with the line.
+
+        Example:
+            >>> import torch
+            >>> import jax.numpy as jnp
+            >>> from functionalize import capture
+            >>> counter = torch.nn.BatchNorm1d(2)
+            >>> step = capture(counter, (torch.ones(3, 2),)).to_jax()
+            >>> state, outputs = step(step.initial_state, jnp.ones((3, 2)))
+            >>> int(state["num_batches_tracked"])
+            1
+        """
+        return _backend("jax.program").to_jax(self, **options)
 
     def print_readable(self) -> str:
         """Print the graph as Python, with shapes and the user's lines; the text is returned as well."""

@@ -1,0 +1,303 @@
+"""A captured program as a pure function of a backend's arrays: ``(state, *args, **kwargs) -> (new_state, outputs)``.
+
+State is a dict of arrays: parameters, buffers and other tensors of the program under their paths, the random key, and
+gradients that the program leaves, as ``<parameter>.grad``. The new state has the same keys. Where the program writes to
+its arguments, ``outputs`` is :class:`Written`: what it returned, and those arguments with the new values.
+
+Invariant: nothing that the program writes is dropped: it comes back as a value, or is refused before anything runs.
+Limits: arguments that share memory are given by their values; what a call changes in Python objects is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize._torch import pytree
+from functionalize.backends.frozen_numbers import freeze_numbers
+from functionalize.backends.interpreter import Backend, Interpreter, refusal
+from functionalize.backends.new_values import changes_metadata, with_new_values
+from functionalize.errors import InputMismatchError
+from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.metadata import GraphInput
+from functionalize.runtime.objects import GraphNumber, TensorRef
+from functionalize.runtime.specialization import Specialization
+
+RANDOM_KEY = "random_key"
+
+
+class Written(NamedTuple):
+    """What a call of a program gives that writes to its arguments.
+
+    ``returned``: what the program returns. ``arguments``: by parameter name each argument that has a written tensor,
+    built as it was passed, with the new values in place of the old ones.
+    """
+
+    returned: Any
+    arguments: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """The arrays of one call, and how its arguments are built."""
+
+    inputs: dict[int, Any]  # by the number of the program's input
+    arguments: CallArguments  # with tensors that stand for the arrays
+    arrays: dict[int, Any]  # by the identity of these tensors
+    positions: dict[int, int]  # of the same: the number of the program's input
+
+
+class ArrayProgram:
+    """A captured program over the arrays of a backend.
+
+    Raises:
+        UnsupportedProgramError: the backend cannot run it; the error has all causes, each with the user's line.
+
+    Example:
+        See ``examples/numpy_backend.py``.
+    """
+
+    def __init__(self, specialization: Specialization, backend: Backend, key: Any = None) -> None:
+        """``key``: the first random key, for programs that draw."""
+        self.backend, self.metadata = backend, specialization.metadata
+        self._capture = specialization.capture
+        recorded = specialization.recorded
+        graph, self.frozen, undecided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
+        graph, self._new_values = with_new_values(graph, self.metadata)
+        self.interpreter = Interpreter(backend, _without_dead(graph), recorded.root)
+        causes = [*undecided, *self._causes(), *self.interpreter.causes()]
+        if causes:
+            raise refusal(backend, causes)
+        self._keys = self._state_keys()
+        self._gradients = self._gradient_keys()
+        self.draws = self.interpreter.draws
+        self._returned = self._result_positions()
+        self._first_key = key
+
+    # State
+
+    def initial_state(self) -> dict[str, Any]:
+        """The state as the program's objects have it now, as arrays of the backend."""
+        found = {}
+        for number, name in self._keys.items():
+            found[name] = self.backend.array(self._now(self.metadata.inputs[number]).detach())
+        for number, name in self._gradients.items():
+            if name not in found:
+                found[name] = self.backend.array(torch.zeros_like(self._now(self.metadata.inputs[number])).detach())
+        if self.draws:
+            found[RANDOM_KEY] = self._first_key
+        return found
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The keys of the state that a call gives new values."""
+        found = {self._keys[number] for number in self._new_values if number in self._keys}
+        return frozenset(found | set(self._gradients.values()) | ({RANDOM_KEY} if self.draws else set()))
+
+    @property
+    def written_inputs(self) -> frozenset[int]:
+        """The numbers of the arguments' tensors that a call gives new values."""
+        return frozenset(self._new_values.keys() - self._keys.keys())
+
+    def _now(self, entry: GraphInput) -> torch.Tensor:
+        if entry.gradient_of is not None:
+            of = self._now(self.metadata.inputs[entry.gradient_of])
+            return torch.zeros_like(of) if of.grad is None else of.grad
+        value: torch.Tensor = entry.constant if entry.slot is None else entry.slot.get()
+        return value
+
+    def _state_keys(self) -> dict[int, str]:
+        """What the state calls the inputs of the graph that are no arguments."""
+        names: dict[int, str] = {}
+        for number in self._taken:
+            entry = self.metadata.inputs[number]
+            if entry.argument is None and number not in self.frozen:
+                name = entry.target or entry.name
+                names[number] = entry.name if name in names.values() else name
+        return names
+
+    def _gradient_keys(self) -> dict[int, str]:
+        """What the state calls the gradients that a call leaves, by the input whose gradient it is."""
+        read = {e.gradient_of: self._keys[n] for n, e in enumerate(self.metadata.inputs) if n in self._keys}
+        found = {}
+        for number in self.metadata.gradients:
+            entry = self.metadata.inputs[number]
+            found[number] = read.get(number) or f"{entry.target or entry.name}.grad"
+        return found
+
+    # Calls
+
+    def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        """The arrays of a call, checked against what the program was captured for.
+
+        Raises:
+            InputMismatchError: they are nested otherwise, or of other sizes.
+        """
+        arrays: list[tuple[torch.Tensor, Any]] = []  # each with a tensor that stands for it in the arguments
+
+        def marked(leaf: Any) -> Any:
+            if not self.backend.is_array(leaf):
+                return leaf
+            arrays.append((torch.empty(0), leaf))
+            return arrays[-1][0]
+
+        given = pytree.tree_map(marked, (list(args), dict(kwargs)))
+        arguments = self._capture.convention.arguments(*given)
+        self._capture.guards.check_arguments(arguments)
+        known = {id(marker): array for marker, array in arrays}
+        positions, inputs, leaves = {}, {}, arguments.leaves
+        for number, entry in enumerate(self.metadata.inputs):
+            if entry.argument is not None:
+                marker = leaves[entry.argument]
+                inputs[number], positions[id(marker)] = known[id(marker)], number
+        self._check_sizes(inputs)
+        return Prepared(inputs, arguments, known, positions)
+
+    def _check_sizes(self, inputs: Mapping[int, Any]) -> None:
+        for number, node in zip(self.metadata.taken, self.interpreter.placeholders, strict=True):
+            if number in inputs:
+                check_array(self.metadata.inputs[number], node.meta["val"], inputs[number].shape)
+        sizes = self._capture.guards.sizes
+        if sizes is not None:
+            shown = (torch.empty(array.shape, device="meta") for array in inputs.values())
+            found = dict(zip(inputs, shown, strict=True))
+            sizes.check([found.get(number) for number in range(len(self.metadata.inputs))])
+
+    def arguments_after(self, prepared: Prepared, new: Mapping[int, Any]) -> dict[str, Any]:
+        """The arguments that a call writes to, by parameter name, built as they were passed."""
+        convention, arguments = self._capture.convention, prepared.arguments
+        positions = prepared.positions
+
+        def after(leaf: Any) -> Any:
+            if id(leaf) not in prepared.arrays:
+                return leaf
+            return new.get(positions.get(id(leaf), -1), prepared.arrays[id(leaf)])
+
+        found = {}
+        names = zip((*convention.names, *arguments.kwargs), arguments.values, strict=True)
+        for name, value in names:
+            if any(positions.get(id(leaf)) in new for leaf in pytree.tree_leaves(value)):
+                found[name] = pytree.tree_map(after, value)
+        return found
+
+    def _result_positions(self) -> frozenset[int]:
+        """The graph's outputs that the caller gets."""
+        of_tensors = {self.metadata.outputs[m.number].result for m in self.metadata.results if isinstance(m, TensorRef)}
+        of_numbers = {made.position for made in self.metadata.results if isinstance(made, GraphNumber)}
+        return frozenset(of_tensors | of_numbers)  # type: ignore[arg-type]
+
+    @property
+    def _taken(self) -> list[int]:
+        return self.metadata.taken
+
+    def run(
+        self, state: Mapping[str, Any], inputs: Mapping[int, Any]
+    ) -> tuple[dict[str, Any], dict[int, Any], list[Any]]:
+        """The written state, the written arguments and the graph's results.
+
+        Args:
+            state: arrays by key.
+            inputs: arrays by the number of the program's input.
+        """
+        values = {**inputs, **{number: state[name] for number, name in self._keys.items()}}
+        results, key = self.interpreter.run([values.get(n) for n in self._taken], state.get(RANDOM_KEY))
+        new = {self._keys[n]: results[at] for n, at in self._new_values.items() if n in self._keys}
+        for number, name in self._gradients.items():
+            left = self.metadata.gradients[number]
+            like = values[number]
+            new[name] = like * 0 if left is None else results[self.metadata.outputs[left].result]  # type: ignore[index]
+        if self.draws:
+            new[RANDOM_KEY] = key
+        arguments = {n: results[at] for n, at in self._new_values.items() if n not in self._keys}
+        return new, arguments, [value if at in self._returned else None for at, value in enumerate(results)]
+
+    def outputs(self, results: Sequence[Any]) -> Any:
+        """What the program returns, of tuples, lists and dicts."""
+        leaves = [self._leaf(made, results) for made in self.metadata.results]
+        return _plain(pytree.tree_unflatten(leaves, self.metadata.spec))
+
+    def _leaf(self, made: Any, results: Sequence[Any]) -> Any:
+        if isinstance(made, TensorRef):
+            position = self.metadata.outputs[made.number].result
+            return _Leaf(results[position])  # type: ignore[index]
+        return _Leaf(results[made.position] if isinstance(made, GraphNumber) else made)
+
+    # What stands in the way
+
+    def _causes(self) -> list[tuple[str, str]]:
+        found = []
+        for mutation in self.metadata.mutations:
+            why = changes_metadata(mutation)
+            if why is not None:
+                found.append((self.metadata.inputs[mutation.input].label, why))
+        for effect in self.metadata.side_effects:
+            found.append((f"`{effect.path}`", _CHANGED_OBJECT))
+        if self._capture.modes_left:
+            found.append((", ".join(self._capture.modes_left), "it leaves modes of torch otherwise than it found them"))
+        for made in self.metadata.results:
+            if not isinstance(made, (TensorRef, GraphNumber, *_PLAIN)):
+                found.append(("what it returns", f"a {type(made).__name__} is no tensor: return the tensors inside"))
+        for entry in self.metadata.inputs:
+            if entry.argument is not None and not entry.is_tensor:
+                found.append((entry.label, "it is a number that differs from call to call, and no tensor"))
+        return found
+
+
+_PLAIN = (bool, int, float, complex, str, type(None))
+_CHANGED_OBJECT = (
+    "a call changes this object of Python's, not its tensors alone; of an optimizer's state, that the first step "
+    "makes: take one step before the program is captured"
+)
+
+
+class _Leaf:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _plain(tree: Any) -> Any:
+    """Objects that hold leaves by name as dicts: what pytrees of other libraries know."""
+    if isinstance(tree, _Leaf):
+        return tree.value
+    if isinstance(tree, tuple):
+        items = map(_plain, tree)
+        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+    if isinstance(tree, list):
+        return [_plain(item) for item in tree]
+    if isinstance(tree, Mapping):
+        return {key: _plain(item) for key, item in tree.items()}
+    if dataclasses.is_dataclass(tree):
+        return {one.name: _plain(getattr(tree, one.name)) for one in dataclasses.fields(tree)}
+    return tree
+
+
+def _without_dead(graph: Graph) -> Graph:
+    """A graph without what nobody reads, but for draws of random numbers, which move the key on."""
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and not _draws(node):
+            graph.erase_node(node)
+    return graph
+
+
+def _draws(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def check_array(entry: GraphInput, expected: Any, shape: Sequence[int]) -> None:
+    """Hold the shape of an array to the size that an input had, where that is no symbol.
+
+    Raises:
+        InputMismatchError: it has another.
+    """
+    agrees = len(shape) == expected.dim() and all(
+        type(size) is not int or size == actual for size, actual in zip(expected.size(), shape, strict=True)
+    )
+    if not agrees:
+        raise InputMismatchError(
+            f"{entry.label} has the shape {tuple(shape)}, and had {tuple(expected.size())} when the program was captured",
+            hint="pass an array of that shape, or capture with dynamic_shapes",
+        )

@@ -1,0 +1,9 @@
+"""Captured programs as functions of JAX arrays. Importing this needs jax (the extra ``jax``).
+
+>>> from functionalize.backends.jax import lowering
+"""
+
+from functionalize.backends.jax.lowerings import lowering as lowering
+from functionalize.backends.jax.program import JaxProgram as JaxProgram
+from functionalize.backends.jax.program import to_jax as to_jax
+from functionalize.backends.jax.values import from_torch as from_torch
