@@ -21,10 +21,12 @@ from functionalize._torch import pytree
 from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, refusal
 from functionalize.backends.new_values import changes_metadata, with_new_values
+from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.objects import GraphNumber, TensorRef
+from functionalize.runtime.random_state import is_random
 from functionalize.runtime.specialization import Specialization
 
 RANDOM_KEY = "random_key"
@@ -65,13 +67,19 @@ class ArrayProgram:
         """``key``: the first random key, for programs that draw."""
         self.backend, self.metadata = backend, specialization.metadata
         self._capture = specialization.capture
+        self._same = _same_tensors(self._capture.guards.aliasing)
         recorded = specialization.recorded
         graph, self.frozen, undecided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
+        graph = with_shared_memory(graph, self.metadata, self._capture.guards.aliasing)
         graph, self._new_values = with_new_values(graph, self.metadata)
         self.interpreter = Interpreter(backend, _without_dead(graph), recorded.root)
         causes = [*undecided, *self._causes(), *self.interpreter.causes()]
         if causes:
             raise refusal(backend, causes)
+        self._new_values |= {n: at for n, one in self._same.items() if (at := self._new_values.get(one)) is not None}
+        self._passed = {
+            one: n for n, one in self._same.items() if self.metadata.inputs[n].argument is not None
+        }  # what is passed counts, also where it is a tensor of the state
         self._keys = self._state_keys()
         self._gradients = self._gradient_keys()
         self.draws = self.interpreter.draws
@@ -101,7 +109,7 @@ class ArrayProgram:
     @property
     def written_inputs(self) -> frozenset[int]:
         """The numbers of the arguments' tensors that a call gives new values."""
-        return frozenset(self._new_values.keys() - self._keys.keys())
+        return frozenset(n for n in self._new_values if self.metadata.inputs[n].argument is not None)
 
     def _now(self, entry: GraphInput) -> torch.Tensor:
         if entry.gradient_of is not None:
@@ -115,7 +123,7 @@ class ArrayProgram:
         names: dict[int, str] = {}
         for number in self._taken:
             entry = self.metadata.inputs[number]
-            if entry.argument is None and number not in self.frozen:
+            if entry.argument is None and number not in self.frozen and number not in self._passed:
                 name = entry.target or entry.name
                 names[number] = entry.name if name in names.values() else name
         return names
@@ -204,6 +212,7 @@ class ArrayProgram:
             inputs: arrays by the number of the program's input.
         """
         values = {**inputs, **{number: state[name] for number, name in self._keys.items()}}
+        values |= {one: inputs[n] for one, n in self._passed.items() if one not in inputs}
         results, key = self.interpreter.run([values.get(n) for n in self._taken], state.get(RANDOM_KEY))
         new = {self._keys[n]: results[at] for n, at in self._new_values.items() if n in self._keys}
         for number, name in self._gradients.items():
@@ -212,7 +221,7 @@ class ArrayProgram:
             new[name] = like * 0 if left is None else results[self.metadata.outputs[left].result]  # type: ignore[index]
         if self.draws:
             new[RANDOM_KEY] = key
-        arguments = {n: results[at] for n, at in self._new_values.items() if n not in self._keys}
+        arguments = {n: results[at] for n, at in self._new_values.items() if n in inputs}
         return new, arguments, [value if at in self._returned else None for at, value in enumerate(results)]
 
     def outputs(self, results: Sequence[Any]) -> Any:
@@ -254,6 +263,12 @@ _CHANGED_OBJECT = (
 )
 
 
+def _same_tensors(pattern: Sequence[Any]) -> dict[int, int]:
+    """Of inputs that are one tensor with an earlier one, which that is."""
+    shared = ((number, entry[-1]) for number, entry in enumerate(pattern) if isinstance(entry, tuple))
+    return {number: first for number, first in shared if first is not None}
+
+
 class _Leaf:
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -278,13 +293,9 @@ def _plain(tree: Any) -> Any:
 def _without_dead(graph: Graph) -> Graph:
     """A graph without what nobody reads, but for draws of random numbers, which move the key on."""
     for node in reversed(graph.nodes):
-        if node.op in ("call_function", "get_attr") and not node.users and not _draws(node):
+        if node.op in ("call_function", "get_attr") and not node.users and not is_random(node):
             graph.erase_node(node)
     return graph
-
-
-def _draws(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def check_array(entry: GraphInput, expected: Any, shape: Sequence[int]) -> None:

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
+from functionalize.backends import optimizer_steps
 from functionalize.backends.primitives import PRIMITIVES
 from functionalize.ops.tables import row
 from functionalize.transform.api import functionalize
@@ -72,7 +73,7 @@ def is_operator(target: Any) -> bool:
 
 def _spelt_out(node: Node, rows: Mapping[Any, Any]) -> GraphModule | None:
     """What a call runs, as a graph of its arguments that are nodes."""
-    function = PRIMITIVES.get(node.target) or decomposition_of(node.target)
+    function = PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
     if function is None:
         return None
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))

@@ -20,6 +20,7 @@ from functionalize.backends.decompose import decomposed, is_operator, without_ro
 from functionalize.backends.registry import Lowering, Lowerings
 from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedProgramError
+from functionalize.runtime.random_state import is_random
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +121,7 @@ class Interpreter:
     def draws(self) -> bool:
         """Whether the graph may draw random numbers."""
         nodes = [node for node in self.graph.nodes if node.op == "call_function"]
-        if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in nodes):
+        if any(map(is_random, nodes)):
             return True
         bodies = map(self._attribute, self.graph.find_nodes(op="get_attr"))
         return any(self._body(body).draws for body in bodies if isinstance(body, GraphModule))

@@ -1,0 +1,102 @@
+"""Inputs that share memory in part: a backend gets each by its value, and the graph reads the memory of all.
+
+Where a graph reads memory of one input beyond what that input shows, the memory is put together of the values of all
+inputs that lie in it.
+
+Invariant: the elements that some input shows are right. Limits: inputs of one dtype; what no input shows is no number
+(NaN), and zero among integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize.aliasing.geometry import Layout
+from functionalize.backends.new_values import call_node
+from functionalize.runtime.metadata import ProgramMetadata
+
+aten = torch.ops.aten
+_STRIDED = (aten.as_strided.default, aten.as_strided_copy.default)
+
+
+def with_shared_memory(graph: Graph, metadata: ProgramMetadata, pattern: Sequence[Any]) -> Graph:
+    """The graph with memory that inputs share as a value of its own, where it reads beyond one of them.
+
+    Args:
+        graph: of a program's inputs.
+        metadata: says how these lie in their storages.
+        pattern: which of them share a storage, see ``alias_pattern``.
+    """
+    groups = _groups(pattern)
+    if not groups:
+        return graph
+    made, copies = Graph(), dict[Node, Node]()
+    made.output(made.graph_copy(graph, copies))
+    placeholders = made.find_nodes(op="placeholder")
+    inputs = dict(zip(metadata.taken, placeholders, strict=True))
+    for group in groups:
+        members = [(inputs[n], metadata.layouts_before[n]) for n in group if n in inputs]
+        if len({layout.dtype for _, layout in members}) == 1 and all(layout.static for _, layout in members):
+            _share(made, placeholders[-1], members)
+    return made
+
+
+def _groups(pattern: Sequence[Any]) -> list[list[int]]:
+    """The inputs that share a storage without being one tensor, storage by storage."""
+    found: dict[int, list[int]] = {}
+    for number, entry in enumerate(pattern):
+        if isinstance(entry, tuple) and entry[-1] is None:
+            found.setdefault(entry[0], [entry[0]]).append(number)
+    return list(found.values())
+
+
+def _share(graph: Graph, last: Node, members: Sequence[tuple[Node, Layout]]) -> None:
+    """Have what reads beyond a member read the memory of all."""
+    readers = [(user, node) for node, layout in members for user in node.users if _goes_beyond(user, node, layout)]
+    if not readers:
+        return
+    item = members[0][1].dtype.itemsize
+    ends = [_last(user.args[1], user.args[2], _start(user, members)) for user, _ in readers]
+    room = max(*ends, *(layout.span[1] // item for _, layout in members))
+    with graph.inserting_after(last):
+        memory = graph.call_function(aten.full.default, ([room], _nothing(members[0][1].dtype)))
+        memory.kwargs = {"dtype": members[0][1].dtype}
+        with members[0][0].meta["val"].fake_mode:
+            memory.meta["val"] = torch.full([room], 0, dtype=members[0][1].dtype)
+    for node, layout in members:
+        with graph.inserting_after(memory):
+            args = node, list(layout.size), list(layout.stride), layout.offset
+            memory = call_node(graph, aten.as_strided_scatter.default, memory, *args)
+    for user, _ in readers:
+        user.args = (memory, user.args[1], user.args[2], _start(user, members))
+
+
+def _start(user: Node, members: Sequence[tuple[Node, Layout]]) -> int:
+    """Where a strided view begins in the storage: where it says, or where what it is a view of begins."""
+    own: Any = user.args[3] if len(user.args) > 3 else None
+    return next(layout.offset for node, layout in members if node is user.args[0]) if own is None else own
+
+
+def _goes_beyond(user: Node, node: Node, layout: Layout) -> bool:
+    if user.target not in _STRIDED or user.args[0] is not node:
+        return False
+    start = _start(user, [(node, layout)])
+    size = [*user.args[1], start]  # type: ignore[misc]
+    if not all(type(number) is int for number in size):
+        return False
+    end, item = _last(user.args[1], user.args[2], start), layout.dtype.itemsize
+    return start < layout.offset or end > layout.span[1] // item or not layout.dense
+
+
+def _last(size: Any, stride: Any, start: int) -> int:
+    if 0 in size:
+        return start
+    return int(start + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1)
+
+
+def _nothing(dtype: torch.dtype) -> Any:
+    return float("nan") if dtype.is_floating_point or dtype.is_complex else 0
