@@ -11,7 +11,7 @@ Limits: arguments that share memory are given by their values; what a call chang
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, refusal
 from functionalize.backends.new_values import changes_metadata, with_new_values
 from functionalize.backends.shared_memory import with_shared_memory
-from functionalize.errors import InputMismatchError
+from functionalize.errors import InputMismatchError, UnsupportedProgramError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.objects import GraphNumber, TensorRef
@@ -174,6 +174,28 @@ class ArrayProgram:
             shown = (torch.empty(array.shape, device="meta") for array in inputs.values())
             found = dict(zip(inputs, shown, strict=True))
             sizes.check([found.get(number) for number in range(len(self.metadata.inputs))])
+
+    def example(self, make: Callable[[torch.Tensor], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments as those of the capture, with what ``make`` gives for the fake tensor of each.
+
+        Raises:
+            UnsupportedProgramError: there are objects among them.
+        """
+        nest = self._capture.convention.nest
+        if nest is None:
+            raise UnsupportedProgramError(
+                "the arguments that the program was captured with are objects",
+                why="what calls the exported program passes lists, tuples and dicts of arrays",
+                hint="capture a function that takes the tensors inside",
+                at="the capture",
+            )
+        args, kwargs = nest.filled(lambda: torch.empty(0))
+        leaves = self._capture.convention.arguments(args, kwargs).leaves
+        numbered = zip(self.metadata.taken, self.interpreter.placeholders, strict=True)
+        fakes = {self.metadata.inputs[number].argument: node.meta["val"] for number, node in numbered}
+        known = {id(leaves[at]): make(fake) for at, fake in fakes.items() if at is not None}
+        args, kwargs = pytree.tree_map(lambda leaf: known.get(id(leaf), leaf), (args, kwargs))
+        return args, kwargs
 
     def arguments_after(self, prepared: Prepared, new: Mapping[int, Any]) -> dict[str, Any]:
         """The arguments that a call writes to, by parameter name, built as they were passed."""

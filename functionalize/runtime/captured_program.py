@@ -346,6 +346,32 @@ class CapturedProgram:
         """
         return _backend("jax.program").to_jax(self, **options)
 
+    def to_stablehlo(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the function of :meth:`to_jax` as StableHLO, which ``jax.export`` loads without torch.
+
+        Args:
+            path: of the file; the first state is written beside it, as ``npz``.
+            options: those of :meth:`to_jax`, and ``platforms`` as ``jax.export`` takes them.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            UnsupportedProgramError: JAX cannot run the program; nothing is written.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from functionalize import capture
+            >>> from functionalize.backends.jax import load
+            >>> program = capture(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     loaded = load(program.to_stablehlo(f"{folder}/linear.stablehlo"))
+            >>> loaded(torch.ones(3, 2).numpy()).shape
+            (3, 1)
+        """
+        written: Path = _backend("jax.stablehlo").write_stablehlo(self, path, **options)
+        return written
+
     def print_readable(self) -> str:
         """Print the graph as Python, with shapes and the user's lines; the text is returned as well."""
         return self.graph_module.print_readable()

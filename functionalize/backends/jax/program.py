@@ -39,9 +39,6 @@ def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: i
 class JaxProgram:
     """``(state, *args, **kwargs) -> (new_state, outputs)``, a pure function of JAX arrays.
 
-    Attributes:
-        initial_state: the state as the program's objects had it, a dict of arrays by path.
-
     Example:
         >>> import torch
         >>> from functionalize import capture
@@ -55,8 +52,13 @@ class JaxProgram:
     def __init__(self, program: CapturedProgram, lowerings: Lowerings, seed: int) -> None:
         backend = Backend(lowerings, from_torch, dtype_of, is_array, _split)
         self._program = ArrayProgram(program.specialization, backend, jax.random.PRNGKey(seed))
-        self.initial_state: State = self._program.initial_state()
+        self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
         self._wide = any(dtype in _WIDE for dtype in _dtypes(self._program.interpreter.graph))
+
+    @property
+    def initial_state(self) -> State:
+        """The state as the program's objects have it now: arrays by path, new ones each time, so that they may go."""
+        return self._program.initial_state()
 
     @property
     def written(self) -> frozenset[str]:
@@ -107,7 +109,7 @@ class JaxProgram:
 
         return jitted
 
-    def to_stablehlo(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Path:
+    def to_stablehlo(self, path: str | os.PathLike[str]) -> Path:
         """Write the function as StableHLO that ``jax.export`` loads, and its initial state beside it.
 
         See :func:`functionalize.backends.jax.stablehlo.write_stablehlo`.
@@ -116,9 +118,15 @@ class JaxProgram:
 
         return write(self, path)
 
-    def example(self) -> tuple[State, tuple[Any, ...], dict[str, Any]]:
-        """Shapes and dtypes of the state and of the arguments, as ``jax.ShapeDtypeStruct``."""
-        return self._program_example()
+    def example(self) -> tuple[State, list[Any], dict[str, Any]]:
+        """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct``, built as a call's are.
+
+        Raises:
+            UnsupportedProgramError: a size is a symbol.
+        """
+        state = {name: jax.ShapeDtypeStruct(*look) for name, look in self._shapes.items()}
+        args, kwargs = self._program.example(_shape_of)
+        return state, args, kwargs
 
     def _called(
         self, state: Mapping[str, Any], args: Any, kwargs: Any, run: Callable[..., Any]
@@ -135,19 +143,19 @@ class JaxProgram:
         return {**state, **new}, outputs
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        if state.keys() != self.initial_state.keys():
-            missing, more = self.initial_state.keys() - state.keys(), state.keys() - self.initial_state.keys()
+        if state.keys() != self._shapes.keys():
+            missing, more = self._shapes.keys() - state.keys(), state.keys() - self._shapes.keys()
             said = [f"without {', '.join(sorted(missing))}"] if missing else []
             said += [f"with {', '.join(sorted(more))}"] if more else []
             raise InputMismatchError(
                 f"the state comes {' and '.join(said)}",
                 hint="pass `initial_state`, or the state that the last call returned",
             )
-        for name, before in self.initial_state.items():
+        for name, (shape, dtype) in self._shapes.items():
             now = state[name]
-            if now.shape != before.shape or now.dtype != before.dtype:
+            if now.shape != shape or now.dtype != dtype:
                 raise InputMismatchError(
-                    f"the state `{name}` is {now.dtype}{list(now.shape)}, and was {before.dtype}{list(before.shape)}",
+                    f"the state `{name}` is {now.dtype}{list(now.shape)}, and was {dtype}{list(shape)}",
                     hint="pass an array of that shape and dtype",
                 )
 
@@ -178,6 +186,11 @@ class JaxProgram:
                 at="the call",
             )
         return jax.enable_x64(True)
+
+
+def _shape_of(fake: torch.Tensor) -> Any:
+    with jax.enable_x64(True):
+        return jax.ShapeDtypeStruct(tuple(fake.size()), dtype_of(fake.dtype))
 
 
 _WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})
