@@ -86,6 +86,25 @@ class ArrayProgram:
         self._returned = self._result_positions()
         self._first_key = key
 
+    def __call__(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
+        """The new state and what the program returns, from a state and arguments as the original's.
+
+        Raises:
+            InputMismatchError: arguments are nested otherwise than those of the capture, or of other sizes.
+        """
+        prepared = self.prepare(args, kwargs)
+        return self.finished(state, prepared, self.run(state, prepared.inputs))
+
+    def finished(
+        self, state: Mapping[str, Any], prepared: Prepared, found: tuple[dict[str, Any], dict[int, Any], Sequence[Any]]
+    ) -> tuple[dict[str, Any], Any]:
+        """The new state and the outputs, of what :meth:`run` gave."""
+        new, written, results = found
+        outputs = self.outputs(results)
+        if self.written_inputs:
+            outputs = Written(outputs, self.arguments_after(prepared, written))
+        return {**state, **new}, outputs
+
     # State
 
     def initial_state(self) -> dict[str, Any]:

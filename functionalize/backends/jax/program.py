@@ -135,12 +135,7 @@ class JaxProgram:
         self._check_state(state)
         with self._wide_enough((state, args, kwargs)):
             prepared = program.prepare(args, kwargs)
-            inputs = self._converted(prepared)
-            new, written, results = run(dict(state), inputs)
-            outputs = program.outputs(results)
-            if program.written_inputs:
-                outputs = Written(outputs, program.arguments_after(prepared, written))
-        return {**state, **new}, outputs
+            return program.finished(state, prepared, run(dict(state), self._converted(prepared)))
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         if state.keys() != self._shapes.keys():
