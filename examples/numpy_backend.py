@@ -32,6 +32,7 @@ for op, function in {
     aten.unsqueeze: np.expand_dims,
     aten.clone: lambda x, memory_format=None: x,
     aten.relu: lambda x: np.maximum(x, 0),
+    aten.rsqrt: lambda x: 1 / np.sqrt(x),
     aten.t: lambda x: x.T,
     aten.permute: np.transpose,
     aten.view.default: np.reshape,

@@ -26,13 +26,16 @@ from functionalize.transform.api import functionalize
 KEPT = ("stack_trace", "nn_module_stack")  # of a node's meta: those that stand for it have the same
 
 
-def decomposed(graph: Graph, root: torch.nn.Module, rows: Mapping[Any, Any]) -> tuple[Graph, torch.nn.Module]:
+def decomposed(
+    graph: Graph, root: torch.nn.Module, rows: Mapping[Any, Any], within: frozenset[Any] = frozenset()
+) -> tuple[Graph, torch.nn.Module]:
     """A graph whose operators have rows where torch's decompositions lead to such.
 
     Args:
         graph: a mutation-free graph whose nodes have fake values in ``meta["val"]``.
         root: what its attributes are found on.
         rows: by operator, those that stay.
+        within: the operators that the graph spells out, which are not spelt out again: torch's tables go in circles.
 
     Returns:
         The new graph, and what its attributes are found on.
@@ -43,7 +46,7 @@ def decomposed(graph: Graph, root: torch.nn.Module, rows: Mapping[Any, Any]) -> 
     for node in graph.nodes:
         if node.op == "get_attr":
             setattr(attributes, str(node.target), getattr(root, str(node.target)))
-        body = None if node.op != "call_function" or stays(node.target, rows) else _spelt_out(node, rows)
+        body = None if node.op != "call_function" or stays(node.target, rows) else _spelt_out(node, rows, within)
         whole = copies.get(node.args[0]) if node.target is operator.getitem else None  # type: ignore[arg-type]
         if isinstance(whole, (list, tuple)):
             copies[node] = whole[node.args[1]]  # type: ignore[index]
@@ -71,10 +74,10 @@ def is_operator(target: Any) -> bool:
     return isinstance(target, (OpOverload, HigherOrderOperator))
 
 
-def _spelt_out(node: Node, rows: Mapping[Any, Any]) -> GraphModule | None:
+def _spelt_out(node: Node, rows: Mapping[Any, Any], within: frozenset[Any]) -> GraphModule | None:
     """What a call runs, as a graph of its arguments that are nodes."""
     function = PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
-    if function is None:
+    if function is None or node.target in within:
         return None
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Node)]
@@ -91,9 +94,7 @@ def _spelt_out(node: Node, rows: Mapping[Any, Any]) -> GraphModule | None:
             body = traced_call(functionalize(call), values)
     except NotImplementedError:  # a decomposition that is not for these arguments
         return None
-    if any(one.target is node.target for one in body.graph.nodes):
-        return None
-    graph, attributes = decomposed(body.graph, body, rows)
+    graph, attributes = decomposed(body.graph, body, rows, within | {node.target})
     return GraphModule(attributes, graph)
 
 
