@@ -20,12 +20,16 @@ from torch.fx import Graph, Node
 from functionalize._torch import pytree
 from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, refusal
+from functionalize.backends.leaves import Leaf as _Leaf
+from functionalize.backends.leaves import plain
 from functionalize.backends.new_values import changes_metadata, with_new_values
 from functionalize.backends.shared_memory import with_shared_memory
+from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.metadata import GraphInput
-from functionalize.runtime.objects import GraphNumber, TensorRef
+from functionalize.runtime.modes import GRAD_MODE
+from functionalize.runtime.objects import GraphNumber, Maker
 from functionalize.runtime.random_state import is_random
 from functionalize.runtime.specialization import Specialization
 
@@ -85,6 +89,8 @@ class ArrayProgram:
         self.draws = self.interpreter.draws
         self._returned = self._result_positions()
         self._first_key = key
+        follows = self._capture.guards.modes[GRAD_MODE]  # else nobody asks torch for gradients
+        self.stopped = stopped_gradients(recorded, self._returned) if follows else []
 
     def __call__(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
         """The new state and what the program returns, from a state and arguments as the original's.
@@ -100,7 +106,7 @@ class ArrayProgram:
     ) -> tuple[dict[str, Any], Any]:
         """The new state and the outputs, of what :meth:`run` gave."""
         new, written, results = found
-        outputs = self.outputs(results)
+        outputs = self.outputs(results, prepared.arguments)
         if self.written_inputs:
             outputs = Written(outputs, self.arguments_after(prepared, written))
         return {**state, **new}, outputs
@@ -235,9 +241,13 @@ class ArrayProgram:
 
     def _result_positions(self) -> frozenset[int]:
         """The graph's outputs that the caller gets."""
-        of_tensors = {self.metadata.outputs[m.number].result for m in self.metadata.results if isinstance(m, TensorRef)}
-        of_numbers = {made.position for made in self.metadata.results if isinstance(made, GraphNumber)}
-        return frozenset(of_tensors | of_numbers)  # type: ignore[arg-type]
+        found: set[Any] = set()
+        left = set(self.metadata.gradients.values())
+        for number, alias in enumerate(self.metadata.outputs):
+            found |= set() if number in left else {alias.result}
+        found |= {made.position for made in self.metadata.results if isinstance(made, GraphNumber)}
+        found |= set(self.metadata.graph.numbers)
+        return frozenset(found - {None})
 
     @property
     def _taken(self) -> list[int]:
@@ -265,16 +275,16 @@ class ArrayProgram:
         arguments = {n: results[at] for n, at in self._new_values.items() if n in inputs}
         return new, arguments, [value if at in self._returned else None for at, value in enumerate(results)]
 
-    def outputs(self, results: Sequence[Any]) -> Any:
-        """What the program returns, of tuples, lists and dicts."""
-        leaves = [self._leaf(made, results) for made in self.metadata.results]
-        return _plain(pytree.tree_unflatten(leaves, self.metadata.spec))
+    def outputs(self, results: Sequence[Any], arguments: CallArguments) -> Any:
+        """What the program returns, of tuples, lists and dicts; objects come as dicts of what in them is an array."""
 
-    def _leaf(self, made: Any, results: Sequence[Any]) -> Any:
-        if isinstance(made, TensorRef):
-            position = self.metadata.outputs[made.number].result
-            return _Leaf(results[position])  # type: ignore[index]
-        return _Leaf(results[made.position] if isinstance(made, GraphNumber) else made)
+        def tensor(number: int) -> Any:
+            return _Leaf(results[self.metadata.outputs[number].result])  # type: ignore[index]
+
+        known = [_Leaf(value) for value in results]
+        maker = Maker([self._capture.state, arguments], tensor, known, self.metadata.graph.numbers)
+        leaves = [maker.make(made) for made in self.metadata.results]
+        return plain(pytree.tree_unflatten(leaves, self.metadata.spec))
 
     # What stands in the way
 
@@ -288,19 +298,15 @@ class ArrayProgram:
             found.append((f"`{effect.path}`", _CHANGED_OBJECT))
         if self._capture.modes_left:
             found.append((", ".join(self._capture.modes_left), "it leaves modes of torch otherwise than it found them"))
-        for made in self.metadata.results:
-            if not isinstance(made, (TensorRef, GraphNumber, *_PLAIN)):
-                found.append(("what it returns", f"a {type(made).__name__} is no tensor: return the tensors inside"))
         for entry in self.metadata.inputs:
             if entry.argument is not None and not entry.is_tensor:
                 found.append((entry.label, "it is a number that differs from call to call, and no tensor"))
         return found
 
 
-_PLAIN = (bool, int, float, complex, str, type(None))
 _CHANGED_OBJECT = (
-    "a call changes this object of Python's, not its tensors alone; of an optimizer's state, that the first step "
-    "makes: take one step before the program is captured"
+    "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's state, is "
+    "there if the original has been called once before it is captured"
 )
 
 
@@ -308,27 +314,6 @@ def _same_tensors(pattern: Sequence[Any]) -> dict[int, int]:
     """Of inputs that are one tensor with an earlier one, which that is."""
     shared = ((number, entry[-1]) for number, entry in enumerate(pattern) if isinstance(entry, tuple))
     return {number: first for number, first in shared if first is not None}
-
-
-class _Leaf:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _plain(tree: Any) -> Any:
-    """Objects that hold leaves by name as dicts: what pytrees of other libraries know."""
-    if isinstance(tree, _Leaf):
-        return tree.value
-    if isinstance(tree, tuple):
-        items = map(_plain, tree)
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-    if isinstance(tree, list):
-        return [_plain(item) for item in tree]
-    if isinstance(tree, Mapping):
-        return {key: _plain(item) for key, item in tree.items()}
-    if dataclasses.is_dataclass(tree):
-        return {one.name: _plain(getattr(tree, one.name)) for one in dataclasses.fields(tree)}
-    return tree
 
 
 def _without_dead(graph: Graph) -> Graph:

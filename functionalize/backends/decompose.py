@@ -85,17 +85,26 @@ def _spelt_out(node: Node, rows: Mapping[Any, Any], within: frozenset[Any]) -> G
     def call(*values: Any) -> Any:
         given = dict(zip(places, values, strict=True))
         args, kwargs = pytree.tree_unflatten([given.get(n, leaf) for n, leaf in enumerate(leaves)], spec)
-        return function(*args, **kwargs)
+        return function(*_plain(args), **_plain(kwargs))
 
     values = [leaves[place].meta["val"] for place in places]
     try:
         body = traced_call(call, values)
         if any(isinstance(one.target, OpOverload) and row(one.target).written for one in body.graph.nodes):
             body = traced_call(functionalize(call), values)
-    except NotImplementedError:  # a decomposition that is not for these arguments
+    except (NotImplementedError, RuntimeError):  # a decomposition that is not for these arguments
         return None
     graph, attributes = decomposed(body.graph, body, rows, within | {node.target})
     return GraphModule(attributes, graph)
+
+
+def _plain(arguments: Any) -> Any:
+    """Arguments in lists that can be changed: those of a node cannot, and some decompositions do."""
+    if isinstance(arguments, dict):
+        return {name: _plain(value) for name, value in arguments.items()}
+    if isinstance(arguments, (list, tuple)):
+        return (list if isinstance(arguments, list) else tuple)(map(_plain, arguments))
+    return arguments
 
 
 def _inlined(

@@ -74,6 +74,7 @@ class Recorded:
     written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
     shared: list[list[str]]  # names of graph inputs that share a storage
     asked: frozenset[str]  # what the program asked tensors, in the words of `Guards`
+    detaches: tuple[str, ...] = ()  # the lines that detach a tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ class AutogradNotes:
         self.beyond: dict[
             int, int
         ] = {}  # storages of such of a tensor without them: how often written before the first
+        self.detaches: list[str] = []  # the lines that detach a tensor: its gradients end there
         self.reshapes = False  # whether metadata of a tensor that requires gradients changed
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self._reshaped: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it

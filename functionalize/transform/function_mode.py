@@ -29,6 +29,7 @@ from functionalize._torch import (
     symbols_in_making,
     unwrap_functorch,
 )
+from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.numbers import SPELT_OUT
 
@@ -47,8 +48,11 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
 }
 _HOOK: Any = torch.Tensor.register_hook
 _REQUIRE: Any = torch.Tensor.requires_grad_
+_DETACHES = frozenset(
+    {torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
+)
 _UNDISPATCHED = (
-    OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | {_SET_DATA, _HOOK, _REQUIRE}
+    OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | {_SET_DATA, _HOOK, _REQUIRE} | _DETACHES
 )
 
 
@@ -91,6 +95,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in _BACKWARD:
             self._context.notes.asked.add(HOOKS)
             return self._context.differentiate(func, args, kwargs)
+        if func in _DETACHES:
+            self._context.notes.detaches.append(str(user_location()))
         if func is _REQUIRE:
             self._context.notes.note_required(args[0], self._context.has_views(args[0]))
         if func is _HOOK:

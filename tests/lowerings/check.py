@@ -13,14 +13,16 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from functionalize import UnsupportedMutationError, UnsupportedProgramError, capture
+from functionalize import UnsupportedProgramError, capture
 from functionalize.backends.array_program import Written
 from functionalize.backends.jax import from_torch
-from functionalize.errors import DataDependentError
 from tests.opinfo.cases import DTYPES, Case, op_table, samples
 from tests.opinfo.programs import NoProgramError, build
 
 RIGHT, REFUSED, WRONG, SKIPPED = "right", "refused", "wrong", "skipped"
+# Of these torch leaves open what the elements are, or which of equal elements is the one.
+_UNSPECIFIED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
+_TIES = {"topk": 1, "kthvalue": 1, "msort": 1}  # from which result on
 _TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5, torch.complex64: 2e-5}
 
 
@@ -44,14 +46,14 @@ def check(case: Case) -> Outcome:
         expected = program.run(*inputs)
     except Exception as error:
         return Outcome(SKIPPED, f"eager raises {type(error).__name__}")
-    return compared(program.run, program.inputs, expected, inputs)
+    return compared(program.run, program.inputs, expected, inputs, case.op)
 
 
-def compared(function: Any, arguments: Any, expected: Any, after: Any) -> Outcome:
+def compared(function: Any, arguments: Any, expected: Any, after: Any, name: str = "") -> Outcome:
     """A function on JAX beside what eager gave. ``after``: the arguments as eager left them."""
     try:
         captured = capture(function, tuple(value.clone() for value in arguments), on_data="raise")
-    except (UnsupportedProgramError, DataDependentError, UnsupportedMutationError) as error:
+    except Exception as error:  # the database has operators that no fake tensor goes through
         return Outcome(REFUSED, f"capture: {_reason(error)}")
     try:
         program = captured.to_jax()
@@ -60,8 +62,10 @@ def compared(function: Any, arguments: Any, expected: Any, after: Any) -> Outcom
         return Outcome(REFUSED, _reason(error))
     written = outputs.arguments if isinstance(outputs, Written) else {}
     outputs = outputs.returned if isinstance(outputs, Written) else outputs
-    if "random_key" in state:
+    if "random_key" in state or name in _UNSPECIFIED:
         return Outcome(*_alike(expected, outputs, values=False))
+    if name in _TIES:
+        expected, outputs = expected[: _TIES[name]], outputs[: _TIES[name]]
     found = _alike(expected, outputs)
     names = [n for n in written if n.rpartition("_")[2].isdigit()]
     pairs = [(after[int(name.rpartition("_")[2])], written[name]) for name in names]

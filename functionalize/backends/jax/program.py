@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class JaxProgram:
         backend = Backend(lowerings, from_torch, dtype_of, is_array, _split)
         self._program = ArrayProgram(program.specialization, backend, jax.random.PRNGKey(seed))
         self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
+        self._run = _guarded(self._program.run, self._program.stopped)
         self._wide = any(dtype in _WIDE for dtype in _dtypes(self._program.interpreter.graph))
 
     @property
@@ -80,7 +81,7 @@ class JaxProgram:
             InputMismatchError: the state has other keys, or an argument another shape, dtype or value.
             UnsupportedProgramError: the program has 64 bits, and JAX has them switched off.
         """
-        return self._called(state, args, kwargs, self._program.run)
+        return self._called(state, args, kwargs, self._run)
 
     def jit(self, *, donate: bool = True) -> Callable[..., tuple[State, Any]]:
         """The function compiled by ``jax.jit``, with 64 bits where the program has some.
@@ -92,7 +93,7 @@ class JaxProgram:
         Returns:
             A function as this one.
         """
-        run = self._program.run
+        run = self._run
 
         def donating(written: Any, kept: Any) -> Any:
             return run({**written[0], **kept[0]}, {**written[1], **kept[1]})
@@ -189,6 +190,24 @@ def _shape_of(fake: torch.Tensor) -> Any:
 
 
 _WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})
+
+
+def _guarded(run: Callable[..., Any], stopped: Sequence[str]) -> Callable[..., Any]:
+    """A function that refuses to be differentiated where torch's gradients end at some lines of the program."""
+    if not stopped:
+        return run
+    guarded = jax.custom_jvp(run)
+
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedProgramError.of_causes(
+            "JAX differentiates a program that ends gradients on its own",
+            [(line, "torch's gradients end here, and JAX's would go on: the graph does not show it") for line in stopped],
+            "take the gradients in torch, inside of what is captured (loss.backward(), torch.func.grad); or, to "
+            "differentiate what the graph computes, capture under torch.no_grad()",
+        )
+
+    guarded.defjvp(refuse)
+    return guarded
 
 
 def _split(key: Any) -> tuple[Any, Any]:

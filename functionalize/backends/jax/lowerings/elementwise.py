@@ -29,7 +29,7 @@ _OF_FLOATS: dict[Any, Callable[[Array], Array]] = {
     aten.atanh: jnp.arctanh,
     aten.cos: jnp.cos,
     aten.cosh: jnp.cosh,
-    aten.digamma: special.digamma,
+    aten.digamma: lambda x: jnp.where(x == 0, jnp.copysign(jnp.inf, -x), special.digamma(x)),
     aten.erf: jax.lax.erf,
     aten.erfc: jax.lax.erfc,
     aten.erfinv: jax.lax.erf_inv,
@@ -290,7 +290,7 @@ def hardtanh(x: Array, min_val: Any = -1, max_val: Any = 1) -> Array:
     return jnp.clip(x, cast(min_val, x.dtype), cast(max_val, x.dtype))
 
 
-@lowering(aten._to_copy, aten._to_sparse, takes_call=True)
+@lowering(aten._to_copy, takes_call=True)
 def to_copy(call: Call, x: Array, **_: Any) -> Array:
     return converted(x, call.dtype)
 
@@ -328,7 +328,9 @@ def fill(x: Array, value: Any) -> Array:
 
 @lowering(aten.polygamma)
 def polygamma(n: int, x: Array) -> Array:
-    return special.polygamma(n, as_float(x))
+    if n:
+        raise ValueError("JAX's polygamma is another one for negative numbers")
+    return lowering[aten.digamma.default].rule(x)
 
 
 @lowering(aten.frexp.Tensor)
