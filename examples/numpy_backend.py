@@ -8,6 +8,7 @@ Run it: ``python examples/numpy_backend.py``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from functionalize.backends.registry import Lowerings
 aten = torch.ops.aten
 lowering = Lowerings("numpy")
 
-for op, function in {
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.sub.Tensor: np.subtract,
     aten.mul: np.multiply,
     aten.div.Tensor: np.true_divide,
@@ -37,12 +38,11 @@ for op, function in {
     aten.permute: np.transpose,
     aten.view.default: np.reshape,
     aten.squeeze.dims: lambda x, dims: np.squeeze(x, tuple(dims)),
-    aten.expand: lambda x, size: np.broadcast_to(x, np.where(np.equal(size, -1), (1,) * (len(size) - x.ndim) + x.shape, size)),
     aten.sum.dim_IntList: lambda x, dim, keepdim=False, dtype=None: x.sum(tuple(dim), keepdims=keepdim),
     aten.mean.dim: lambda x, dim, keepdim=False, dtype=None: x.mean(tuple(dim), keepdims=keepdim),
     aten.amax: lambda x, dim=(), keepdim=False: x.max(tuple(dim), keepdims=keepdim),
-    aten._softmax: lambda x, dim, half: (lambda e: e / e.sum(dim, keepdims=True))(np.exp(x - x.max(dim, keepdims=True))),
-}.items():  # fmt: skip
+}
+for op, function in FUNCTIONS.items():
     lowering(op)(function)
 
 
@@ -61,6 +61,17 @@ def var(x: Any, dim: Any, correction: float = 1, keepdim: bool = False) -> Any:
     return x.var(tuple(dim), ddof=correction, keepdims=keepdim, dtype=x.dtype)
 
 
+@lowering(aten.expand)
+def expand(x: Any, size: Any) -> Any:
+    return np.broadcast_to(x, np.where(np.equal(size, -1), (1,) * (len(size) - x.ndim) + x.shape, size))
+
+
+@lowering(aten._softmax)
+def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
+    powers = np.exp(x - x.max(dim, keepdims=True))
+    return powers / powers.sum(dim, keepdims=True)
+
+
 @lowering(aten.index_copy)
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
     new = x.copy()
@@ -75,7 +86,7 @@ def slice_(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int =
 
 @lowering(aten.arange.start_step, takes_call=True)
 def arange(call: Any, start: float, end: float, step: float = 1, **_: Any) -> Any:
-    return np.arange(start, end, step, call.dtype)
+    return np.arange(start, end, step).astype(call.dtype)
 
 
 @lowering(aten.scalar_tensor, takes_call=True)
@@ -101,17 +112,16 @@ class Decoder(torch.nn.Module):
     def __init__(self, size: int = 8, slots: int = 16) -> None:
         super().__init__()
         self.project, self.out = torch.nn.Linear(size, 3 * size), torch.nn.Linear(size, size)
-        for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(slots, size))
-        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+        self.keys, self.values = (torch.nn.Buffer(torch.zeros(slots, size)) for _ in range(2))
+        self.position = torch.nn.Buffer(torch.zeros(1, dtype=torch.int64))
 
-    def forward(self, token: torch.Tensor) -> torch.Tensor:
+    def forward(self, token: torch.Tensor) -> Any:
         query, key, value = self.project(token).chunk(3, -1)
         self.keys.index_copy_(0, self.position, key)
         self.values.index_copy_(0, self.position, value)
         scores = query @ self.keys.t() / self.keys.size(1) ** 0.5
         seen = torch.arange(self.keys.size(0)) <= self.position
-        self.position += 1
+        self.position.add_(1)
         return self.out(torch.where(seen, scores, -1e9).softmax(-1) @ self.values)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from functionalize._torch import pytree
 from functionalize.backends.frozen_numbers import freeze_numbers
@@ -305,8 +305,8 @@ class ArrayProgram:
 
 
 _CHANGED_OBJECT = (
-    "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's state, is "
-    "there if the original has been called once before it is captured"
+    "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's "
+    "state, is there if the original has been called once before it is captured"
 )
 
 
@@ -335,6 +335,6 @@ def check_array(entry: GraphInput, expected: Any, shape: Sequence[int]) -> None:
     )
     if not agrees:
         raise InputMismatchError(
-            f"{entry.label} has the shape {tuple(shape)}, and had {tuple(expected.size())} when the program was captured",
+            f"{entry.label} has the shape {tuple(shape)}, and was captured with {tuple(expected.size())}",
             hint="pass an array of that shape, or capture with dynamic_shapes",
         )

@@ -47,9 +47,9 @@ def decomposed(
         if node.op == "get_attr":
             setattr(attributes, str(node.target), getattr(root, str(node.target)))
         body = None if node.op != "call_function" or stays(node.target, rows) else _spelt_out(node, rows, within)
-        whole = copies.get(node.args[0]) if node.target is operator.getitem else None  # type: ignore[arg-type]
+        whole = copies.get(node.args[0]) if node.target is operator.getitem else None
         if isinstance(whole, (list, tuple)):
-            copies[node] = whole[node.args[1]]  # type: ignore[index]
+            copies[node] = whole[node.args[1]]
         elif body is None:
             copies[node] = made.node_copy(node, copies.__getitem__)
         else:
@@ -76,7 +76,9 @@ def is_operator(target: Any) -> bool:
 
 def _spelt_out(node: Node, rows: Mapping[Any, Any], within: frozenset[Any]) -> GraphModule | None:
     """What a call runs, as a graph of its arguments that are nodes."""
-    function = PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
+    function = (
+        PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
+    )
     if function is None or node.target in within:
         return None
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))

@@ -31,7 +31,11 @@ def freeze_numbers(
         return graph, frozenset(), []
     ahead = decided_ahead(graph, root, metadata)
     if ahead is None:
-        return graph, frozenset(), [(one.location, "it decides by data, which no graph of a backend can ask") for one in decisions]
+        return (
+            graph,
+            frozenset(),
+            [(one.location, "it decides by data, which no graph of a backend can ask") for one in decisions],
+        )
     numbers = {
         number: entry.slot.get() for number, entry in enumerate(metadata.inputs) if isinstance(entry.slot, NumberSlot)
     }
@@ -58,7 +62,7 @@ def _replace(node: Node, value: float) -> None:
     """Have a number stand for a node."""
     for user in list(node.users):
         user.args = map_arg(user.args, lambda one: value if one is node else one)
-        user.kwargs = map_arg(user.kwargs, lambda one: value if one is node else one)  # type: ignore[assignment]
+        user.kwargs = map_arg(user.kwargs, lambda one: value if one is node else one)
     node.graph.erase_node(node)
 
 

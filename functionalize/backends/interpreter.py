@@ -178,10 +178,10 @@ class Interpreter:
         return self.backend.array(value.detach()) if isinstance(value, torch.Tensor) else value
 
     def _called(self, node: Node, values: dict[Node, Any]) -> Any:
-        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)  # type: ignore[misc]
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         row = self.backend.lowerings.get(node.target)
         if row is None:
-            row = Lowering(node.target)  # a function of Python's, on numbers
+            row = Lowering(node.target)  # type: ignore[arg-type]  # a function of Python's, on numbers
         first = (Call(node, self),) if row.takes_call else ()
         try:
             result = row.rule(*first, *args, **kwargs)

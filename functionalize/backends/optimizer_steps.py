@@ -124,7 +124,7 @@ def adam(
         average = averages[number] * beta1 + grad * (1 - beta1)
         square = squares[number] * beta2 + grad * grad * (1 - beta2)
         top = aten.maximum.default(largest[number], square) if amsgrad else square
-        first, second = (1 - beta**steps[number] for beta in (beta1, beta2))
+        first, second = (1 - beta ** steps[number] for beta in (beta1, beta2))
         update = (lr / first) * average / (aten.sqrt.default(top) / aten.sqrt.default(second) + eps)
         values = [(begun - update, p), (found, found), (average, averages[number]), (square, squares[number])]
         values += [(top, largest[number])] if amsgrad else []
@@ -151,7 +151,12 @@ def adagrad(
     for p, raw, total, step in zip(params, grads, sums, steps, strict=True):
         found, grad = _gradient(p, raw, weight_decay, maximize, grad_scale)
         rate, summed = lr / (1 + (step - 1) * lr_decay), total + grad * grad
-        values = [(p - rate * grad / (aten.sqrt.default(summed) + eps), p), (found, found), (summed, total), (step, step)]
+        values = [
+            (p - rate * grad / (aten.sqrt.default(summed) + eps), p),
+            (found, found),
+            (summed, total),
+            (step, step),
+        ]
         for place, (value, old) in zip(new, values, strict=True):
             place.append(_unless(found_inf, value.to(old.dtype), old))
     return new

@@ -14,10 +14,60 @@ import torch
 aten, prims = torch.ops.aten, torch.ops.prims
 Function = Callable[..., Any]
 
-_SAME = """abs acos acosh asin asinh atan atanh cos cosh bitwise_not ceil digamma erf erfc exp expm1 exp2 floor lgamma log
-log1p log2 log10 neg reciprocal round sign signbit sin sinh sqrt tan tanh trunc rsqrt isfinite""".split()
-_SAME_OF_TWO = "atan2 fmax fmin fmod gcd hypot igamma igammac maximum minimum nextafter".split()
-_TENSORS = "bitwise_and bitwise_or bitwise_xor eq ge gt le lt ne mul sub add remainder".split()
+_SAME = [
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "cos",
+    "cosh",
+    "bitwise_not",
+    "ceil",
+    "digamma",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "exp2",
+    "floor",
+    "lgamma",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "neg",
+    "reciprocal",
+    "round",
+    "sign",
+    "signbit",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+    "rsqrt",
+    "isfinite",
+]
+_SAME_OF_TWO = ["atan2", "fmax", "fmin", "fmod", "gcd", "hypot", "igamma", "igammac", "maximum", "minimum", "nextafter"]
+_TENSORS = [
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "eq",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+    "ne",
+    "mul",
+    "sub",
+    "add",
+    "remainder",
+]
 
 
 def _broadcast_in_dim(a: Any, shape: Any, dimensions: Any) -> Any:

@@ -78,7 +78,8 @@ def _share(graph: Graph, last: Node, members: Sequence[tuple[Node, Layout]]) -> 
 def _start(user: Node, members: Sequence[tuple[Node, Layout]]) -> int:
     """Where a strided view begins in the storage: where it says, or where what it is a view of begins."""
     own: Any = user.args[3] if len(user.args) > 3 else None
-    return next(layout.offset for node, layout in members if node is user.args[0]) if own is None else own
+    first: int = next(layout.offset for node, layout in members if node is user.args[0]) if own is None else own
+    return first
 
 
 def _goes_beyond(user: Node, node: Node, layout: Layout) -> bool:

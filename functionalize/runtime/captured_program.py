@@ -7,7 +7,6 @@ guards say are refused, or captured anew.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import threading
 import warnings
@@ -34,6 +33,7 @@ from functionalize.errors import (
     StateMismatchError,
     in_words,
 )
+from functionalize.runtime.backend_methods import BackendMethods
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.decisions import Answers, Diverged, agree
 from functionalize.runtime.graph_forms import with_copies
@@ -48,11 +48,6 @@ _IN_TRANSFORM = (
     "    why  the program runs on plain tensors: the transform would take its results for constants\n"
     "    try  capture a function that applies the transform, or transform the original"
 )
-
-
-def _backend(name: str) -> Any:
-    """A module of the backends, imported by those who ask for it: they make programs of this one, and know it."""
-    return importlib.import_module(f"functionalize.backends.{name}")
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class Mutation:
     location: str
 
 
-class CapturedProgram:
+class CapturedProgram(BackendMethods):
     """What :func:`functionalize.capture` returns."""
 
     def __init__(
@@ -324,53 +319,6 @@ class CapturedProgram:
     def with_copy_epilogue(self) -> GraphModule:
         """The same graph ending in ``copy_`` onto what it writes; it returns the caller's outputs alone."""
         return with_copies(self.graph, self._recorded.root, self._metadata)
-
-    def to_jax(self, **options: Any) -> Any:
-        """The program as a pure function of JAX arrays, ``(state, *args, **kwargs) -> (new_state, outputs)``.
-
-        Args:
-            options: ``lowerings``, a table of your own; ``seed`` of the first random key.
-
-        Raises:
-            UnsupportedProgramError: JAX cannot run it; the error has all causes, each with the line.
-
-        Example:
-            >>> import torch
-            >>> import jax.numpy as jnp
-            >>> from functionalize import capture
-            >>> counter = torch.nn.BatchNorm1d(2)
-            >>> step = capture(counter, (torch.ones(3, 2),)).to_jax()
-            >>> state, outputs = step(step.initial_state, jnp.ones((3, 2)))
-            >>> int(state["num_batches_tracked"])
-            1
-        """
-        return _backend("jax.program").to_jax(self, **options)
-
-    def to_stablehlo(self, path: str | os.PathLike[str], **options: Any) -> Path:
-        """Write the function of :meth:`to_jax` as StableHLO, which ``jax.export`` loads without torch.
-
-        Args:
-            path: of the file; the first state is written beside it, as ``npz``.
-            options: those of :meth:`to_jax`, and ``platforms`` as ``jax.export`` takes them.
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            UnsupportedProgramError: JAX cannot run the program; nothing is written.
-
-        Example:
-            >>> import tempfile, torch
-            >>> from functionalize import capture
-            >>> from functionalize.backends.jax import load
-            >>> program = capture(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     loaded = load(program.to_stablehlo(f"{folder}/linear.stablehlo"))
-            >>> loaded(torch.ones(3, 2).numpy()).shape
-            (3, 1)
-        """
-        written: Path = _backend("jax.stablehlo").write_stablehlo(self, path, **options)
-        return written
 
     def print_readable(self) -> str:
         """Print the graph as Python, with shapes and the user's lines; the text is returned as well."""

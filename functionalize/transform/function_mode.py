@@ -51,9 +51,8 @@ _REQUIRE: Any = torch.Tensor.requires_grad_
 _DETACHES = frozenset(
     {torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 )
-_UNDISPATCHED = (
-    OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | {_SET_DATA, _HOOK, _REQUIRE} | _DETACHES
-)
+_NOTED = _DETACHES | {_HOOK, _REQUIRE}
+_UNDISPATCHED = OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | _NOTED | {_SET_DATA}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -95,12 +94,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in _BACKWARD:
             self._context.notes.asked.add(HOOKS)
             return self._context.differentiate(func, args, kwargs)
-        if func in _DETACHES:
-            self._context.notes.detaches.append(str(user_location()))
-        if func is _REQUIRE:
-            self._context.notes.note_required(args[0], self._context.has_views(args[0]))
-        if func is _HOOK:
-            self._context.notes.hooked.append(args[0].grad_fn or args[0])
+        if func in _NOTED:
+            self._note(func, args[0])
         if func in SPELT_OUT:
             return SPELT_OUT[func](*args, **kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
@@ -112,6 +107,16 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
         return func(*args, **kwargs)
+
+    def _note(self, func: Any, tensor: torch.Tensor) -> None:
+        """Note what becomes of a tensor's gradients."""
+        notes = self._context.notes
+        if func in _DETACHES:
+            notes.detaches.append(str(user_location()))
+        elif func is _REQUIRE:
+            notes.note_required(tensor, self._context.has_views(tensor))
+        else:
+            notes.hooked.append(tensor.grad_fn or tensor)
 
 
 def _has_number(args: Any, kwargs: Any) -> bool:

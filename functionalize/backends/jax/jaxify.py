@@ -114,4 +114,3 @@ def _stand_in(leaf: Any) -> Any:
     if not is_array(leaf):
         return leaf
     return torch.empty(tuple(leaf.shape), dtype=torch_dtype_of(leaf))
-

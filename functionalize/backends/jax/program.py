@@ -7,10 +7,8 @@ Limits: 64 bits inside of ``jax.jit``, ``grad`` and ``vmap`` are there if JAX ha
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +16,7 @@ import jax.numpy as jnp
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.array_program import ArrayProgram, Prepared, Written
+from functionalize.backends.array_program import ArrayProgram, Prepared
 from functionalize.backends.interpreter import Backend
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.values import dtype_of, from_torch, is_array
@@ -110,28 +108,17 @@ class JaxProgram:
 
         return jitted
 
-    def to_stablehlo(self, path: str | os.PathLike[str]) -> Path:
-        """Write the function as StableHLO that ``jax.export`` loads, and its initial state beside it.
-
-        See :func:`functionalize.backends.jax.stablehlo.write_stablehlo`.
-        """
-        from functionalize.backends.jax.stablehlo import write
-
-        return write(self, path)
-
     def example(self) -> tuple[State, list[Any], dict[str, Any]]:
         """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct``, built as a call's are.
 
         Raises:
             UnsupportedProgramError: a size is a symbol.
         """
-        state = {name: jax.ShapeDtypeStruct(*look) for name, look in self._shapes.items()}
+        state = {name: _struct(*look) for name, look in self._shapes.items()}
         args, kwargs = self._program.example(_shape_of)
         return state, args, kwargs
 
-    def _called(
-        self, state: Mapping[str, Any], args: Any, kwargs: Any, run: Callable[..., Any]
-    ) -> tuple[State, Any]:
+    def _called(self, state: Mapping[str, Any], args: Any, kwargs: Any, run: Callable[..., Any]) -> tuple[State, Any]:
         program = self._program
         self._check_state(state)
         with self._wide_enough((state, args, kwargs)):
@@ -181,12 +168,16 @@ class JaxProgram:
                 "jax.jit, grad or vmap; or `.jit()`, which does so itself",
                 at="the call",
             )
-        return jax.enable_x64(True)
+        wide: AbstractContextManager[Any] = jax.enable_x64(True)
+        return wide
+
+
+_struct: Any = jax.ShapeDtypeStruct
 
 
 def _shape_of(fake: torch.Tensor) -> Any:
     with jax.enable_x64(True):
-        return jax.ShapeDtypeStruct(tuple(fake.size()), dtype_of(fake.dtype))
+        return _struct(tuple(fake.size()), dtype_of(fake.dtype))
 
 
 _WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})
@@ -201,7 +192,10 @@ def _guarded(run: Callable[..., Any], stopped: Sequence[str]) -> Callable[..., A
     def refuse(*_: Any) -> Any:
         raise UnsupportedProgramError.of_causes(
             "JAX differentiates a program that ends gradients on its own",
-            [(line, "torch's gradients end here, and JAX's would go on: the graph does not show it") for line in stopped],
+            [
+                (line, "torch's gradients end here, and JAX's would go on: the graph does not show it")
+                for line in stopped
+            ],
             "take the gradients in torch, inside of what is captured (loss.backward(), torch.func.grad); or, to "
             "differentiate what the graph computes, capture under torch.no_grad()",
         )

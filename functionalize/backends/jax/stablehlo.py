@@ -61,7 +61,8 @@ def write(program: JaxProgram, path: str | os.PathLike[str], *, platforms: Any =
         exported = export.export(jax.jit(function), platforms=platforms)(state, *args, **kwargs)
         content = exported.serialize()
     first = io.BytesIO()
-    np.savez(first, **{name: np.asarray(array) for name, array in program.initial_state.items()})
+    arrays: dict[str, Any] = {name: np.asarray(array) for name, array in program.initial_state.items()}
+    np.savez(first, **arrays)
     _write(path, bytes(content))
     _write(path.with_suffix(".npz"), first.getvalue())
     return path

@@ -47,7 +47,8 @@ def dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
         raise UnsupportedProgramError(
             f"JAX has no dtype like {dtype}", why="the program has such tensors", hint="convert them", at="the program"
         )
-    return np.dtype(DTYPES[dtype])
+    found: np.dtype[Any] = np.dtype(DTYPES[dtype])
+    return found
 
 
 def torch_dtype_of(array: Any) -> torch.dtype:

@@ -48,9 +48,7 @@ def _each(values: Sequence[int], count: int) -> list[int]:
     return list(values) * count if len(values) == 1 else list(values)
 
 
-def _transposed(
-    x: Array, weight: Array, stride: Any, padding: Any, dilation: Any, more: Any, groups: int
-) -> Array:
+def _transposed(x: Array, weight: Array, stride: Any, padding: Any, dilation: Any, more: Any, groups: int) -> Array:
     """The gradient of a convolution for its input, as a convolution of a dilated input with the flipped kernel."""
     inputs, outputs, *kernel = weight.shape
     weight = weight.reshape(groups, inputs // groups, outputs, *kernel)

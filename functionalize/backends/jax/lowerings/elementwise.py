@@ -56,15 +56,20 @@ _OF_FLOATS: dict[Any, Callable[[Array], Array]] = {
     aten.tan: jnp.tan,
     aten.tanh: jnp.tanh,
 }
-_OF_FRACTIONS = {aten.ceil: jnp.ceil, aten.floor: jnp.floor, aten.trunc: jnp.trunc, aten.round.default: jnp.round}
-_OF_BITS = {
+_OF_FRACTIONS: dict[Any, Callable[[Array], Array]] = {
+    aten.ceil: jnp.ceil,
+    aten.floor: jnp.floor,
+    aten.trunc: jnp.trunc,
+    aten.round.default: jnp.round,
+}
+_OF_BITS: dict[Any, Callable[[Array, Array], Array]] = {
     aten.bitwise_and: jnp.bitwise_and,
     aten.bitwise_or: jnp.bitwise_or,
     aten.bitwise_xor: jnp.bitwise_xor,
     aten.bitwise_left_shift: lambda x, y: _shifted(jnp.left_shift, x, y, 0),
     aten.bitwise_right_shift: lambda x, y: _shifted(jnp.right_shift, x, y, jnp.where(x < 0, -1, 0).astype(x.dtype)),
 }
-_COMPARED = {
+_COMPARED: dict[Any, Callable[[Array, Array], Array]] = {
     aten.eq: jnp.equal,
     aten.ne: jnp.not_equal,
     aten.lt: jnp.less,
@@ -75,7 +80,7 @@ _COMPARED = {
     aten.logical_or: jnp.logical_or,
     aten.logical_xor: jnp.logical_xor,
 }
-_OF_TWO = {
+_OF_TWO: dict[Any, Callable[[Array, Array], Array]] = {
     aten.maximum: jnp.maximum,
     aten.minimum: jnp.minimum,
     aten.fmax: jnp.fmax,
@@ -88,7 +93,7 @@ _OF_TWO = {
     aten.nextafter: jnp.nextafter,
     aten.hypot: jnp.hypot,
 }
-_OF_TWO_FLOATS = {
+_OF_TWO_FLOATS: dict[Any, Callable[[Array, Array], Array]] = {
     aten.atan2: jnp.arctan2,
     aten.copysign: jnp.copysign,
     aten.xlogy: special.xlogy,
@@ -106,10 +111,10 @@ def _register() -> None:
         lowering(op)(lambda x, function=function: _kept(function, as_float(x)))
     for op, function in _OF_FRACTIONS.items():
         lowering(op)(lambda x, function=function: x if category(x.dtype) < 2 else function(x))
-    for op, function in (_OF_BITS | _OF_TWO | _COMPARED).items():
-        lowering(op)(lambda x, y, function=function: function(*promoted(x, y)))
-    for op, function in _OF_TWO_FLOATS.items():
-        lowering(op)(lambda x, y, function=function: function(*map(as_float, promoted(x, y))))
+    for op, of_both in (_OF_BITS | _OF_TWO | _COMPARED).items():
+        lowering(op)(lambda x, y, function=of_both: function(*promoted(x, y)))
+    for op, of_both in _OF_TWO_FLOATS.items():
+        lowering(op)(lambda x, y, function=of_both: function(*map(as_float, promoted(x, y))))
 
 
 def _kept(function: Callable[[Array], Array], x: Array) -> Array:
@@ -297,7 +302,7 @@ def to_copy(call: Call, x: Array, **_: Any) -> Array:
 
 def converted(x: Array, dtype: Any) -> Array:
     """An array of another dtype: a complex one loses its imaginary part, a boolean asks whether there is anything."""
-    if dtype == bool:
+    if category(dtype) == 0:
         return x != 0
     if category(x.dtype) == 3 and category(dtype) < 3:
         x = jnp.real(x)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from functionalize.backends.jax.lowerings.registry import lowering
@@ -146,9 +147,7 @@ _NEUTRAL = {"sum": 0, "mean": 0, "prod": 1}
 
 
 @lowering(aten.scatter_reduce.two)
-def scatter_reduce(
-    x: Array, dim: int, index: Array, src: Array, reduce: str, *, include_self: bool = True
-) -> Array:
+def scatter_reduce(x: Array, dim: int, index: Array, src: Array, reduce: str, *, include_self: bool = True) -> Array:
     reached = _scattered(jnp.zeros(x.shape, bool), dim, index, jnp.ones(index.shape, bool), "set")
     begun = x
     if not include_self:
@@ -169,7 +168,7 @@ def _least(x: Array, reduce: str) -> Any:
         return jnp.asarray(_NEUTRAL[reduce], x.dtype)
     if jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.asarray(-jnp.inf if reduce == "amax" else jnp.inf, x.dtype)
-    limits = jnp.iinfo(x.dtype)
+    limits = np.iinfo(x.dtype)
     return jnp.asarray(limits.min if reduce == "amax" else limits.max, x.dtype)
 
 

@@ -99,9 +99,7 @@ def qr(x: Array, mode: str = "reduced") -> tuple[Array, Array]:
 
 
 @lowering(aten.linalg_solve_triangular)
-def solve_triangular(
-    x: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Array:
+def solve_triangular(x: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
     batch = jnp.broadcast_shapes(x.shape[:-2], b.shape[:-2])
     x, b = (jnp.broadcast_to(one, (*batch, *one.shape[-2:])) for one in (x, b))
     return jax.lax.linalg.triangular_solve(x, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)

@@ -81,5 +81,24 @@ def _of_math(name: str, function: Any) -> None:
     lowering(function, *([] if symbolic is None else [symbolic]))(either)
 
 
-for _name in "sqrt exp log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan floor ceil pow".split():
+for _name in [
+    "sqrt",
+    "exp",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asin",
+    "acos",
+    "atan",
+    "floor",
+    "ceil",
+    "pow",
+]:
     _of_math(_name, getattr(math, _name))

@@ -25,9 +25,7 @@ def _each(values: Sequence[int], dims: int) -> list[int]:
     return list(values) * dims if len(values) == 1 else list(values)
 
 
-def _windows(
-    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool
-) -> np.ndarray[Any, Any]:
+def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> np.ndarray[Any, Any]:
     """For each window along one dimension the indices of its elements, which may lie outside."""
     reach = dilation * (kernel - 1) + 1
     room = size + 2 * padding - reach
@@ -64,7 +62,7 @@ def _taken(x: Array, windows: Sequence[np.ndarray[Any, Any]], fill: Any) -> Arra
 def _max_pool(dims: int, x: Array, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
     plane = x.shape[-dims:]
     windows = _geometry(plane, kernel, stride, padding, dilation, ceil_mode)
-    low = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    low = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
     found = _taken(x, windows, low)
     best = jnp.argmax(found, -1)
     flat = _flat_places(plane, windows)
@@ -229,4 +227,3 @@ def embedding_bag(
     if mode == 1:
         found = found / jnp.maximum(counts, 1)[:, None].astype(found.dtype)
     return found, bag.astype(indices.dtype), counts.astype(indices.dtype), jnp.zeros(bags, indices.dtype)
-

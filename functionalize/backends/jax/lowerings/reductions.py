@@ -104,8 +104,10 @@ def _index_of(pick: Callable[..., Array], x: Array, dim: int | None, keepdim: bo
     if dim is None:
         found = pick(x.reshape(-1))
         return (found.reshape([1] * x.ndim) if keepdim else found).astype(jnp.int64)
-    return pick(x.reshape(1) if not x.ndim else x, axis=dim, keepdims=keepdim and x.ndim > 0).astype(jnp.int64).reshape(
-        () if not x.ndim else jax.eval_shape(lambda x: jnp.sum(x, dim, keepdims=keepdim), x).shape
+    return (
+        pick(x.reshape(1) if not x.ndim else x, axis=dim, keepdims=keepdim and x.ndim > 0)
+        .astype(jnp.int64)
+        .reshape(() if not x.ndim else jax.eval_shape(lambda x: jnp.sum(x, dim, keepdims=keepdim), x).shape)
     )
 
 
@@ -173,7 +175,9 @@ def _running(better: Callable[[Array, Array], Array], x: Array, dim: int) -> tup
     if not x.ndim:
         return x, jnp.zeros((), jnp.int64)
     dim = dim % x.ndim
-    places = jnp.broadcast_to(jnp.expand_dims(jnp.arange(x.shape[dim]), [d for d in range(x.ndim) if d != dim]), x.shape)
+    places = jnp.broadcast_to(
+        jnp.expand_dims(jnp.arange(x.shape[dim]), [d for d in range(x.ndim) if d != dim]), x.shape
+    )
 
     def later(one: Any, two: Any) -> Any:
         takes = better(two[0], one[0]) | jnp.isnan(two[0])

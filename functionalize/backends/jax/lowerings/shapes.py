@@ -148,9 +148,7 @@ def select_scatter(x: Array, src: Array, dim: int, index: Any) -> Array:
 
 
 @lowering(aten.slice_scatter)
-def slice_scatter(
-    x: Array, src: Array, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Array:
+def slice_scatter(x: Array, src: Array, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Array:
     dim = dim % x.ndim
     begin, stop = bounds(x.shape[dim], start, end)
     where = tuple(slice(begin, stop, step) if d == dim else slice(None) for d in range(x.ndim))
@@ -200,7 +198,8 @@ def _addressed(tensor: torch.Tensor, shape: Any, size: Any, stride: Any, offset:
     numbers[own] = np.arange(own.size)
     if wanted.size and (wanted.min() < 0 or (numbers[wanted] < 0).any()):
         raise ValueError("the view shows elements of a storage that the tensor itself does not show")
-    return numbers[wanted]
+    found: np.ndarray[Any, Any] = numbers[wanted]
+    return found
 
 
 def _offsets(size: Sequence[int], stride: Sequence[int]) -> np.ndarray[Any, Any]:
