@@ -169,7 +169,7 @@ def _line_of_trace(position: tuple[int, int]) -> str:
 def line_of_trace(trace: str | None) -> str:
     r"""The innermost line of the user's in the stack trace of a node, as :class:`Location` writes it.
 
-    >>> line_of_trace('  File "model.py", line 7, in forward\\n    return x.sum()')
+    >>> line_of_trace('  File "model.py", line 7, in forward\n    return x.sum()')
     'model.py:7 in forward: return x.sum()'
     """
     found = _ENTRY.findall(trace or "")

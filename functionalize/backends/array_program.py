@@ -22,7 +22,7 @@ from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, refusal
 from functionalize.backends.leaves import Leaf as _Leaf
 from functionalize.backends.leaves import plain
-from functionalize.backends.new_values import changes_metadata, with_new_values
+from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
 from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
@@ -75,7 +75,7 @@ class ArrayProgram:
         recorded = specialization.recorded
         graph, self.frozen, undecided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
         graph = with_shared_memory(graph, self.metadata, self._capture.guards.aliasing)
-        graph, self._new_values = with_new_values(graph, self.metadata)
+        graph, self._new_values = with_new_values(graph, self.metadata, self._capture.guards.aliasing)
         self.interpreter = Interpreter(backend, _without_dead(graph), recorded.root)
         causes = [*undecided, *self._causes(), *self.interpreter.causes()]
         if causes:
@@ -294,6 +294,9 @@ class ArrayProgram:
             why = changes_metadata(mutation)
             if why is not None:
                 found.append((self.metadata.inputs[mutation.input].label, why))
+        for group in unlike_memory(self.metadata, self._capture.guards.aliasing):
+            labels = " and ".join(self.metadata.inputs[number].label for number in group)
+            found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))
         for effect in self.metadata.side_effects:
             found.append((f"`{effect.path}`", _CHANGED_OBJECT))
         if self._capture.modes_left:

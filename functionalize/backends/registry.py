@@ -43,7 +43,7 @@ class Lowerings(Mapping[Any, Lowering]):
         >>> @lowering(torch.ops.aten.sin)
         ... def sin(x):
         ...     return numpy.sin(x)
-        >>> lowering[torch.ops.aten.sin.default].rule(0.0)
+        >>> float(lowering[torch.ops.aten.sin.default].rule(0.0))
         0.0
     """
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
-from functionalize.backends.new_values import call_node
 from functionalize.runtime.metadata import ProgramMetadata
 
 aten = torch.ops.aten
@@ -31,7 +31,7 @@ def with_shared_memory(graph: Graph, metadata: ProgramMetadata, pattern: Sequenc
         metadata: says how these lie in their storages.
         pattern: which of them share a storage, see ``alias_pattern``.
     """
-    groups = _groups(pattern)
+    groups = groups_of(pattern)
     if not groups:
         return graph
     made, copies = Graph(), dict[Node, Node]()
@@ -40,12 +40,12 @@ def with_shared_memory(graph: Graph, metadata: ProgramMetadata, pattern: Sequenc
     inputs = dict(zip(metadata.taken, placeholders, strict=True))
     for group in groups:
         members = [(inputs[n], metadata.layouts_before[n]) for n in group if n in inputs]
-        if len({layout.dtype for _, layout in members}) == 1 and all(layout.static for _, layout in members):
+        if are_alike([layout for _, layout in members]):
             _share(made, placeholders[-1], members)
     return made
 
 
-def _groups(pattern: Sequence[Any]) -> list[list[int]]:
+def groups_of(pattern: Sequence[Any]) -> list[list[int]]:
     """The inputs that share a storage without being one tensor, storage by storage."""
     found: dict[int, list[int]] = {}
     for number, entry in enumerate(pattern):
@@ -54,23 +54,60 @@ def _groups(pattern: Sequence[Any]) -> list[list[int]]:
     return list(found.values())
 
 
+def call_node(graph: Graph, op: Any, *args: Any) -> Node:
+    """A node that calls an operator, with the fake value that it gives."""
+    values = pytree.tree_map_only(Node, lambda node: node.meta["val"], args)
+    tensors = [value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
+    node = graph.call_function(op, args)
+    with tensors[0].fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+        node.meta["val"] = _RESHAPED.get(op, op)(*values)
+    return node
+
+
+_RESHAPED = {aten.view.default: aten.reshape.default}  # fake values have the strides of memory, which values have not
+
+
+class Memory:
+    """The elements of a storage that inputs share, as a value that changes from node to node."""
+
+    def __init__(self, graph: Graph, members: Sequence[tuple[Node, Layout]], room: int = 0) -> None:
+        """Of the values of ``members``, each with its layout; of ``room`` elements at least."""
+        dtype = members[0][1].dtype
+        room = max(room, *(layout.span[1] // dtype.itemsize for _, layout in members))
+        self._graph = graph
+        self.node = graph.call_function(aten.full.default, ([room], _nothing(dtype)), {"dtype": dtype})
+        with members[0][0].meta["val"].fake_mode:
+            self.node.meta["val"] = torch.full([room], 0, dtype=dtype)
+        for node, layout in members:
+            self.write(layout, node)
+
+    def write(self, layout: Layout, value: Node) -> None:
+        """Put a value at a layout."""
+        self.node = call_node(self._graph, aten.as_strided_scatter.default, self.node, value, *_place(layout))
+
+    def read(self, layout: Layout) -> Node:
+        """What there is at a layout."""
+        return call_node(self._graph, aten.as_strided_copy.default, self.node, *_place(layout))
+
+
+def _place(layout: Layout) -> tuple[list[int], list[int], int]:
+    return list(layout.size), list(layout.stride), layout.offset
+
+
+def are_alike(layouts: Sequence[Layout]) -> bool:
+    """Whether one memory serves tensors of some layouts: sizes are known, and they have one dtype."""
+    return len({layout.dtype for layout in layouts}) == 1 and all(layout.static for layout in layouts)
+
+
 def _share(graph: Graph, last: Node, members: Sequence[tuple[Node, Layout]]) -> None:
     """Have what reads beyond a member read the memory of all."""
     readers = [(user, node) for node, layout in members for user in node.users if _goes_beyond(user, node, layout)]
     if not readers:
         return
-    item = members[0][1].dtype.itemsize
     ends = [_last(user.args[1], user.args[2], _start(user, members)) for user, _ in readers]
-    room = max(*ends, *(layout.span[1] // item for _, layout in members))
-    with graph.inserting_after(last):
-        memory = graph.call_function(aten.full.default, ([room], _nothing(members[0][1].dtype)))
-        memory.kwargs = {"dtype": members[0][1].dtype}
-        with members[0][0].meta["val"].fake_mode:
-            memory.meta["val"] = torch.full([room], 0, dtype=members[0][1].dtype)
-    for node, layout in members:
-        with graph.inserting_after(memory):
-            args = node, list(layout.size), list(layout.stride), layout.offset
-            memory = call_node(graph, aten.as_strided_scatter.default, memory, *args)
+    following = last.next
+    with graph.inserting_before(following):
+        memory = Memory(graph, members, max(ends)).node
     for user, _ in readers:
         user.args = (memory, user.args[1], user.args[2], _start(user, members))
 

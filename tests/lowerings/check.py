@@ -60,19 +60,19 @@ def compared(function: Any, arguments: Any, expected: Any, after: Any, name: str
         state, outputs = program.jit(donate=False)(program.initial_state, *map(from_torch, arguments))
     except UnsupportedProgramError as error:
         return Outcome(REFUSED, _reason(error))
+    names = captured.specialization.capture.convention.names
     written = outputs.arguments if isinstance(outputs, Written) else {}
     outputs = outputs.returned if isinstance(outputs, Written) else outputs
     if "random_key" in state or name in _UNSPECIFIED:
-        return Outcome(*_alike(expected, outputs, values=False))
+        return Outcome(*alike(expected, outputs, values=False))
     if name in _TIES:
         expected, outputs = expected[: _TIES[name]], outputs[: _TIES[name]]
-    found = _alike(expected, outputs)
-    names = [n for n in written if n.rpartition("_")[2].isdigit()]
-    pairs = [(after[int(name.rpartition("_")[2])], written[name]) for name in names]
-    return Outcome(*next((pair for one in pairs if (pair := _alike(*one))[0] == WRONG), found))
+    found = alike(expected, outputs)
+    pairs = [(one, written.get(name, from_torch(old))) for name, one, old in zip(names, after, arguments, strict=True)]
+    return Outcome(*next((pair for one in pairs if (pair := alike(*one))[0] == WRONG), found))
 
 
-def _alike(expected: Any, actual: Any, *, values: bool = True) -> tuple[str, str]:
+def alike(expected: Any, actual: Any, *, values: bool = True) -> tuple[str, str]:
     one = [leaf for leaf in pytree.tree_leaves(expected) if leaf is not None]
     two = [leaf for leaf in pytree.tree_leaves(actual) if leaf is not None]
     if len(one) != len(two):

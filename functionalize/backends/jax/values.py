@@ -72,7 +72,7 @@ def from_torch(tensor: torch.Tensor) -> jax.Array:
     bits = _BITS.get(tensor.dtype)
     found = value.numpy() if bits is None else value.view(bits).numpy().view(wanted)
     with jax.enable_x64(True):
-        return jnp.array(found, dtype=wanted)
+        return jnp.asarray(found.copy(), dtype=wanted)  # JAX may keep NumPy's memory, or read it later
 
 
 def is_array(value: Any) -> bool:
