@@ -184,7 +184,7 @@ class ArrayProgram:
         known = {id(marker): array for marker, array in arrays}
         positions, inputs, leaves = {}, {}, arguments.leaves
         for number, entry in enumerate(self.metadata.inputs):
-            if entry.argument is not None:
+            if entry.argument is not None and entry.is_tensor:
                 marker = leaves[entry.argument]
                 inputs[number], positions[id(marker)] = known[id(marker)], number
         self._check_sizes(inputs)
@@ -301,8 +301,9 @@ class ArrayProgram:
             found.append((f"`{effect.path}`", _CHANGED_OBJECT))
         if self._capture.modes_left:
             found.append((", ".join(self._capture.modes_left), "it leaves modes of torch otherwise than it found them"))
+        read = {node.name for node in self.interpreter.placeholders if node.users}
         for entry in self.metadata.inputs:
-            if entry.argument is not None and not entry.is_tensor:
+            if entry.argument is not None and not entry.is_tensor and entry.name in read:
                 found.append((entry.label, "it is a number that differs from call to call, and no tensor"))
         return found
 

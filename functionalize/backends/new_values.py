@@ -17,9 +17,7 @@ from functionalize.backends.shared_memory import Memory, are_alike, call_node, g
 from functionalize.runtime.metadata import InputMutation, ProgramMetadata
 
 
-def with_new_values(
-    graph: Graph, metadata: ProgramMetadata, pattern: Sequence[Any]
-) -> tuple[Graph, dict[int, int]]:
+def with_new_values(graph: Graph, metadata: ProgramMetadata, pattern: Sequence[Any]) -> tuple[Graph, dict[int, int]]:
     """The graph with the new value of each input that a call changes among its outputs.
 
     Args:
