@@ -33,7 +33,7 @@ class Counter(torch.nn.Module):
         self.count = torch.nn.Buffer(torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.count += 1
+        self.count.add_(1)
         return x * self.count
 
 
@@ -47,7 +47,7 @@ class Cache(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.rows.index_copy_(0, self.position, x)
-        self.position += 1
+        self.position.add_(1)
         return self.rows.sum(0)
 
 
@@ -90,7 +90,8 @@ def training(kind: Any, **options: Any) -> Case:
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
-        return loss.detach()
+        detached: Tensor = loss.detach()
+        return detached
 
     step(torch.ones(3, 4))
     return step, [torch.randn(3, 4)]
@@ -154,7 +155,7 @@ def test_three_calls_are_as_eager(name: str) -> None:
             names = program._program._capture.convention.names
             arrays = [written.get(name, array) for name, array in zip(names, arrays, strict=True)]
         same([expected, args], [outputs, arrays])
-    module = getattr(function, "state_dict", dict)()
+    module: dict[str, Tensor] = getattr(function, "state_dict", dict)()
     same({key: module[key] for key in state if key in module}, {key: state[key] for key in state if key in module})
 
 
@@ -213,7 +214,7 @@ print(outputs.tolist(), state["position"].tolist())
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.stablehlo"
     path.write_bytes(b"not a program")
-    with pytest.raises(ValueError, match="no program that jax.export wrote"):
+    with pytest.raises(ValueError, match="is no program that"):
         load(path)
     program = capture(lambda x: x.nonzero(), (torch.ones(3),))
     with pytest.raises(UnsupportedProgramError):
@@ -245,7 +246,7 @@ def test_jaxify_of_a_module_that_writes_its_state() -> None:
         state, outputs = function.apply(state, from_torch(x))
         same(reference(x), outputs)
     same(dict(reference.named_buffers()), {name: state[name] for name, _ in reference.named_buffers()})
-    assert not norm.running_mean.any()
+    assert norm.running_mean is not None and not norm.running_mean.any()
 
 
 def test_random_numbers_are_told_by_the_key() -> None:
@@ -263,7 +264,7 @@ class Straight(torch.autograd.Function):
         return x.sign()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -278,7 +279,10 @@ def without_grad(x: Tensor) -> Tensor:
     [
         (lambda x: (x * x.detach()).sum(), "x.detach()"),
         (without_grad, "factor = x * 2"),
-        (lambda x: Straight.apply(x).sum(), "return x.sign()"),
+        (
+            lambda x: Straight.apply(x).sum(),  # type: ignore[no-untyped-call]
+            "return x.sign()",
+        ),
     ],
 )
 def test_gradients_that_end_in_torch_are_refused(function: Any, line: str) -> None:
@@ -316,7 +320,7 @@ def test_a_refusal_has_all_causes_with_their_lines() -> None:
     def decides(x: Tensor) -> Tensor:
         return -x if x.sum() > 0 else x
 
-    with pytest.raises(UnsupportedProgramError, match="return -x if x.sum"):
+    with pytest.raises(UnsupportedProgramError, match="return -x if"):
         capture(decides, (torch.ones(2),)).to_jax()
 
 
@@ -366,7 +370,7 @@ def test_a_table_of_ones_own() -> None:
     def wrong(x: Any) -> Any:
         return x[0]
 
-    with pytest.raises(UnsupportedProgramError, match="gives float32\\[\\] and not torch.float32\\[2\\]"):
+    with pytest.raises(UnsupportedProgramError, match=r"gives float32\[\] and not torch.float32\[2\]"):
         program.to_jax(lowerings=mine)({}, jnp.ones(2))
 
 

@@ -72,7 +72,8 @@ def from_torch(tensor: torch.Tensor) -> jax.Array:
     bits = _BITS.get(tensor.dtype)
     found = value.numpy() if bits is None else value.view(bits).numpy().view(wanted)
     with jax.enable_x64(True):
-        return jnp.asarray(found.copy(), dtype=wanted)  # JAX may keep NumPy's memory, or read it later
+        # A copy by NumPy, as JAX may read later; and one by JAX, whose own memory alone can be donated.
+        return jnp.array(found.copy(), dtype=wanted, copy=True)
 
 
 def is_array(value: Any) -> bool:
