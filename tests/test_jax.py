@@ -124,6 +124,17 @@ def one_tensor() -> list[Tensor]:
     return [x, x]
 
 
+def fresh_training(kind: Any, **options: Any) -> tuple[Any, Any, Any]:
+    """A module that returns a loss, its optimizer that has made no step, and an input."""
+
+    class Loss(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).square().mean()
+
+    model = Loss(4, 2)
+    return model, kind(model.parameters(), **options), torch.randn(3, 4)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "counter": lambda: of_module(Counter(), torch.ones(3)),
     "batch norm": lambda: of_module(torch.nn.BatchNorm1d(4), torch.randn(5, 4)),
@@ -157,6 +168,30 @@ def test_three_calls_are_as_eager(name: str) -> None:
         same([expected, args], [outputs, arrays])
     module: dict[str, Tensor] = getattr(function, "state_dict", dict)()
     same({key: module[key] for key in state if key in module}, {key: state[key] for key in state if key in module})
+
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01}),
+    "adamw foreach": (torch.optim.AdamW, {"lr": 0.01, "foreach": True}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_first_step_makes_the_state_of_an_optimizer(name: str) -> None:
+    torch.manual_seed(0)
+    kind, options = OPTIMIZERS[name]
+    model, optimizer, x = fresh_training(kind, **options)
+    program = capture(model, (x,), optimizer=optimizer).to_jax()
+    assert not optimizer.state
+    step, state = program.jit(), program.initial_state
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        state, outputs = step(state, from_torch(x))
+        same([loss, model.weight, model.weight.grad], [outputs, state["weight"], state["weight.grad"]])
 
 
 def same(expected: Any, actual: Any) -> None:

@@ -11,7 +11,8 @@ Limits: arguments that share memory are given by their values; what a call chang
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from functionalize.errors import InputMismatchError, UnsupportedProgramError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.modes import GRAD_MODE
-from functionalize.runtime.objects import GraphNumber, Maker
+from functionalize.runtime.objects import GraphNumber, Maker, Seen
 from functionalize.runtime.random_state import is_random
 from functionalize.runtime.specialization import Specialization
 
@@ -67,8 +68,12 @@ class ArrayProgram:
         See ``examples/numpy_backend.py``.
     """
 
-    def __init__(self, specialization: Specialization, backend: Backend, key: Any = None) -> None:
-        """``key``: the first random key, for programs that draw."""
+    def __init__(
+        self, specialization: Specialization, backend: Backend, key: Any = None, *, settled: bool = False
+    ) -> None:
+        """``key``: the first random key, for programs that draw. ``settled``: whether others see to what it makes."""
+        self._settled = settled
+        self._without: Collection[int] = ()  # inputs that are not there yet
         self.backend, self.metadata = backend, specialization.metadata
         self._capture = specialization.capture
         self._same = _same_tensors(self._capture.guards.aliasing)
@@ -84,9 +89,8 @@ class ArrayProgram:
         self._passed = {
             one: n for n, one in self._same.items() if self.metadata.inputs[n].argument is not None
         }  # what is passed counts, also where it is a tensor of the state
-        self._keys = self._state_keys()
+        self.keys = self._state_keys()
         self._gradients = self._gradient_keys()
-        self.draws = self.interpreter.draws
         self._returned = self._result_positions()
         self._first_key = key
         follows = self._capture.guards.modes[GRAD_MODE]  # else nobody asks torch for gradients
@@ -111,15 +115,21 @@ class ArrayProgram:
             outputs = Written(outputs, self.arguments_after(prepared, written))
         return {**state, **new}, outputs
 
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether a call may draw random numbers."""
+        return self.interpreter.draws
+
     # State
 
     def initial_state(self) -> dict[str, Any]:
         """The state as the program's objects have it now, as arrays of the backend."""
         found = {}
-        for number, name in self._keys.items():
-            found[name] = self.backend.array(self._now(self.metadata.inputs[number]).detach())
+        for number, name in self.keys.items():
+            if number not in self._without:
+                found[name] = self.backend.array(self._now(self.metadata.inputs[number]).detach())
         for number, name in self._gradients.items():
-            if name not in found:
+            if name not in found and number not in self._without:
                 found[name] = self.backend.array(torch.zeros_like(self._now(self.metadata.inputs[number])).detach())
         if self.draws:
             found[RANDOM_KEY] = self._first_key
@@ -128,7 +138,7 @@ class ArrayProgram:
     @property
     def written(self) -> frozenset[str]:
         """The keys of the state that a call gives new values."""
-        found = {self._keys[number] for number in self._new_values if number in self._keys}
+        found = {self.keys[number] for number in self._new_values if number in self.keys}
         return frozenset(found | set(self._gradients.values()) | ({RANDOM_KEY} if self.draws else set()))
 
     @property
@@ -150,12 +160,14 @@ class ArrayProgram:
             entry = self.metadata.inputs[number]
             if entry.argument is None and number not in self.frozen and number not in self._passed:
                 name = entry.target or entry.name
+                if self._settled and entry.slot is None and entry.gradient_of is None:
+                    name = f"first_call.{name}"  # a constant, which another program may call so as well
                 names[number] = entry.name if name in names.values() else name
         return names
 
     def _gradient_keys(self) -> dict[int, str]:
         """What the state calls the gradients that a call leaves, by the input whose gradient it is."""
-        read = {e.gradient_of: self._keys[n] for n, e in enumerate(self.metadata.inputs) if n in self._keys}
+        read = {e.gradient_of: self.keys[n] for n, e in enumerate(self.metadata.inputs) if n in self.keys}
         found = {}
         for number in self.metadata.gradients:
             entry = self.metadata.inputs[number]
@@ -262,10 +274,10 @@ class ArrayProgram:
             state: arrays by key.
             inputs: arrays by the number of the program's input.
         """
-        values = {**inputs, **{number: state[name] for number, name in self._keys.items()}}
+        values = {**inputs, **{number: state[name] for number, name in self.keys.items()}}
         values |= {one: inputs[n] for one, n in self._passed.items() if one not in inputs}
         results, key = self.interpreter.run([values.get(n) for n in self._taken], state.get(RANDOM_KEY))
-        new = {self._keys[n]: results[at] for n, at in self._new_values.items() if n in self._keys}
+        new = {self.keys[n]: results[at] for n, at in self._new_values.items() if n in self.keys}
         for number, name in self._gradients.items():
             left = self.metadata.gradients[number]
             like = values[number]
@@ -275,14 +287,15 @@ class ArrayProgram:
         arguments = {n: results[at] for n, at in self._new_values.items() if n in inputs}
         return new, arguments, [value if at in self._returned else None for at, value in enumerate(results)]
 
-    def outputs(self, results: Sequence[Any], arguments: CallArguments) -> Any:
+    def outputs(self, results: Sequence[Any], arguments: CallArguments | None) -> Any:
         """What the program returns, of tuples, lists and dicts; objects come as dicts of what in them is an array."""
 
         def tensor(number: int) -> Any:
             return _Leaf(results[self.metadata.outputs[number].result])  # type: ignore[index]
 
         known = [_Leaf(value) for value in results]
-        maker = Maker([self._capture.state, arguments], tensor, known, self.metadata.graph.numbers)
+        states: list[Seen] = [self._capture.state, *([] if arguments is None else [arguments])]
+        maker = Maker(states, tensor, known, self.metadata.graph.numbers)
         leaves = [maker.make(made) for made in self.metadata.results]
         return plain(pytree.tree_unflatten(leaves, self.metadata.spec))
 
@@ -297,7 +310,7 @@ class ArrayProgram:
         for group in unlike_memory(self.metadata, self._capture.guards.aliasing):
             labels = " and ".join(self.metadata.inputs[number].label for number in group)
             found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))
-        for effect in self.metadata.side_effects:
+        for effect in () if self._settled else self.metadata.side_effects:
             found.append((f"`{effect.path}`", _CHANGED_OBJECT))
         if self._capture.modes_left:
             found.append((", ".join(self._capture.modes_left), "it leaves modes of torch otherwise than it found them"))

@@ -125,6 +125,10 @@ class Specialization:
         one, two = ([entry.name for entry in known.metadata.inputs] for known in (self, other))
         return one == two
 
+    def again(self, args: Any, kwargs: Any) -> Specialization:
+        """The same program captured once more, as the objects of its state are now."""
+        return Specialization(self._recapture(args, kwargs), self._partition_fn, self._recapture)
+
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
         """The inputs for a call, or why it is none of this program's."""
         try:

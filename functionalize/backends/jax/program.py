@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.array_program import ArrayProgram, Prepared
+from functionalize.backends.array_program import Prepared
 from functionalize.backends.interpreter import Backend
+from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.values import dtype_of, from_torch, is_array
 from functionalize.backends.registry import Lowerings
@@ -49,7 +50,7 @@ class JaxProgram:
 
     def __init__(self, program: CapturedProgram, lowerings: Lowerings, seed: int) -> None:
         backend = Backend(lowerings, from_torch, dtype_of, is_array, _split)
-        self._program = ArrayProgram(program.specialization, backend, jax.random.PRNGKey(seed))
+        self._program = program_of(program.specialization, backend, jax.random.PRNGKey(seed))
         self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
         self._run = _guarded(self._program.run, self._program.stopped)
         self._wide = any(dtype in _WIDE for dtype in _dtypes(self._program.interpreter.graph))
