@@ -130,7 +130,7 @@ def _models() -> Iterator[Any]:
             yield pytest.param(name, training, marks=mark, id=f"{name}-{'train' if training else 'eval'}")
 
 
-@pytest.mark.parametrize(("name", "training"), _models())
+@pytest.mark.parametrize(("name", "training"), list(_models()))
 def test_models(name: str, training: bool) -> None:
     """Three calls in a row, jitted: what the model returns, and its buffers."""
     make, inputs = TRANSFORMERS[name]
