@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from functionalize.backends.dynamo import dynamo_backend as dynamo_backend
+    from functionalize.backends.jax.jaxify import jaxify as jaxify
     from functionalize.errors import (
         DataDependentError,
         InputMismatchError,
@@ -30,12 +31,14 @@ __all__ = [
     "capture",
     "dynamo_backend",
     "functionalize",
+    "jaxify",
 ]
 
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
     "functionalize": "functionalize.transform.api",
+    "jaxify": "functionalize.backends.jax.jaxify",
 }
 
 

@@ -7,6 +7,7 @@ compiled from text counts as nobody's.
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ import torch
 _OWN = f"{Path(__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
 _LIBRARIES = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))  # torch's code that programs are written with
+
+
+_ENTRY = re.compile(r'File "(.+)", line (\d+), in (.+)((?:\n(?! *File ).*)?)')  # of a stack trace
 
 
 def user_frames() -> Iterator[FrameType]:
@@ -160,6 +164,20 @@ def location_of(position: tuple[int, int]) -> Location:
 def _line_of_trace(position: tuple[int, int]) -> str:
     line = location_of(position)
     return f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.source}\n'
+
+
+def line_of_trace(trace: str | None) -> str:
+    r"""The innermost line of the user's in the stack trace of a node, as :class:`Location` writes it.
+
+    >>> line_of_trace('  File "model.py", line 7, in forward\n    return x.sum()')
+    'model.py:7 in forward: return x.sum()'
+    """
+    found = _ENTRY.findall(trace or "")
+    users = [entry for entry in found if _is_users(entry[0])] or found
+    if not users:
+        return "unknown"
+    file, line, function, source = users[-1]
+    return f"{file}:{line} in {function}" + (f": {source.strip()}" if source.strip() else "")
 
 
 def decisive_line(error: BaseException) -> str:

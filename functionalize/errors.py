@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from functionalize.call_stack import decisive_line, user_frames, user_location
@@ -30,6 +32,14 @@ class UnsupportedProgramError(RuntimeError):
             why="a captured program is of plain tensors: what the class makes of each operator would be lost",
             hint="capture what runs on the plain tensors inside of it, or compile by torch.compile",
         )
+
+    @classmethod
+    def of_causes(cls, what: str, causes: Sequence[tuple[str, str]], hint: str) -> UnsupportedProgramError:
+        """For all that stands in the way at once. ``causes``: lines of the program, each with why."""
+        said = "".join(f"\n    at   {at}\n    why  {why}" for at, why in dict.fromkeys(causes))
+        error = cls.__new__(cls)
+        RuntimeError.__init__(error, f"{what}{said}\n    try  {hint}")
+        return error
 
 
 class UnsupportedMutationError(UnsupportedProgramError):

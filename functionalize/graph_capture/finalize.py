@@ -353,8 +353,9 @@ class GraphFinalizer:
         self._historian.detach()
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
         asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
+        detaches = tuple(self.context.notes.detaches)
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
-        return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked))
+        return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked), detaches)
 
 
 aten = torch.ops.aten

@@ -23,6 +23,8 @@ from torch.nn.modules import module as hooks
 from functionalize.call_stack import Origin, Scopes
 from functionalize.transform.context import FunctionalizationContext
 
+NO_GRAD = "no_grad"  # of a node's meta: whether the program had grad mode off
+
 _observers: list[Callable[[Node], None]] = []
 
 
@@ -66,6 +68,8 @@ class Provenance:
         """A node was added to the graph just now."""
         node.meta["nn_module_stack"] = self._running[-1]
         node.meta["stack_trace"] = self.here()  # as text in the end
+        if not torch.is_grad_enabled():
+            node.meta[NO_GRAD] = True
         for observer in self._observers:
             observer(node)
 

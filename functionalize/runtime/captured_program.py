@@ -33,6 +33,7 @@ from functionalize.errors import (
     StateMismatchError,
     in_words,
 )
+from functionalize.runtime.backend_methods import BackendMethods
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.decisions import Answers, Diverged, agree
 from functionalize.runtime.graph_forms import with_copies
@@ -64,7 +65,7 @@ class Mutation:
     location: str
 
 
-class CapturedProgram:
+class CapturedProgram(BackendMethods):
     """What :func:`functionalize.capture` returns."""
 
     def __init__(
@@ -113,6 +114,11 @@ class CapturedProgram:
     def graph_module(self) -> GraphModule:
         """The graph, as a module: of state and inputs, in the order of the signature."""
         return self._first.graph_module
+
+    @property
+    def specialization(self) -> Specialization:
+        """All that the capture for the example inputs gave: what a backend makes its program of."""
+        return self._first
 
     @property
     def guards(self) -> list[Guard]:

@@ -193,11 +193,7 @@ class Guards:
         Raises:
             InputMismatchError: the call's inputs differ from those that the program was captured for.
         """
-        if arguments.structure != self.structure:
-            raise InputMismatchError(
-                "the arguments are nested otherwise than those that the program was captured with",
-                hint="pass containers of the same types and lengths, or capture again",
-            )
+        self._check_structure(arguments)
         modes = modes_now()
         for name, before in self.modes.items():
             if name != GRAD_MODE and modes[name] != before:
@@ -216,6 +212,22 @@ class Guards:
             _refuse(f"the {GRAD_MODE}", modes[GRAD_MODE], self.modes[GRAD_MODE], GradientMismatchError)
         self._check_gradients(values)
         return values
+
+    def check_arguments(self, arguments: CallArguments) -> None:
+        """Of a call's arguments what does not depend on tensors: how they are nested, and the plain values.
+
+        Raises:
+            InputMismatchError: the program was captured with others.
+        """
+        self._check_structure(arguments)
+        self._check_constants(arguments)
+
+    def _check_structure(self, arguments: CallArguments) -> None:
+        if arguments.structure != self.structure:
+            raise InputMismatchError(
+                "the arguments are nested otherwise than those that the program was captured with",
+                hint="pass containers of the same types and lengths, or capture again",
+            )
 
     def _look(self, number: int, value: Any) -> Any:
         """What an input looks like, its sizes left out where they may differ."""

@@ -26,6 +26,7 @@ class AutogradNotes:
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
         self.beyond: dict[int, int] = {}  # storages of such of a part alone: how often written before the first
         self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
+        self.detaches: list[str] = []  # the lines that detach a tensor: its gradients end there
         self.reshapes = False  # whether metadata of a tensor that requires gradients changed
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self.constants: dict[int, tuple[torch.Tensor, int]] = {}  # that were written, with their versions before

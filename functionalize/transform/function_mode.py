@@ -33,6 +33,7 @@ from functionalize._torch import (
     symbols_in_making,
     unwrap_functorch,
 )
+from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.numbers import SPELT_OUT
 
@@ -54,9 +55,11 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
 }
 _HOOK: Any = torch.Tensor.register_hook
 _REQUIRE: Any = torch.Tensor.requires_grad_
-_UNDISPATCHED = (
-    OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | {_SET_DATA, _HOOK, _REQUIRE}
+_DETACHES = frozenset(
+    {torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 )
+_NOTED = _DETACHES | {_HOOK, _REQUIRE}
+_UNDISPATCHED = OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | _NOTED | {_SET_DATA}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -98,10 +101,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in _BACKWARD:
             self._context.notes.asked.add(HOOKS)
             return self._context.differentiate(func, args, kwargs)
-        if func is _REQUIRE:
-            self._context.notes.note_required(args[0], self._context.has_views(args[0]))
-        if func is _HOOK:
-            self._context.notes.hooked.append(args[0].grad_fn or args[0])
+        if func in _NOTED:
+            self._note(func, args[0])
         if func in SPELT_OUT:
             return SPELT_OUT[func](*args, **kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
@@ -113,6 +114,16 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
         return func(*args, **kwargs)
+
+    def _note(self, func: Any, tensor: torch.Tensor) -> None:
+        """Note what becomes of a tensor's gradients."""
+        notes = self._context.notes
+        if func in _DETACHES:
+            notes.detaches.append(str(user_location()))
+        elif func is _REQUIRE:
+            notes.note_required(tensor, self._context.has_views(tensor))
+        else:
+            notes.hooked.append(tensor.grad_fn or tensor)
 
 
 @contextlib.contextmanager
