@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from functionalize.backends.dynamo import dynamo_backend as dynamo_backend
+    from functionalize.backends.exported_program import from_exported_program as from_exported_program
     from functionalize.errors import (
         DataDependentError,
         InputMismatchError,
         NotCapturedWarning,
         NotEquivalentError,
         NotFunctionalError,
+        UnsupportedExportError,
         UnsupportedMutationError,
         UnsupportedProgramError,
     )
@@ -25,16 +27,19 @@ __all__ = [
     "NotCapturedWarning",
     "NotEquivalentError",
     "NotFunctionalError",
+    "UnsupportedExportError",
     "UnsupportedMutationError",
     "UnsupportedProgramError",
     "capture",
     "dynamo_backend",
+    "from_exported_program",
     "functionalize",
 ]
 
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
+    "from_exported_program": "functionalize.backends.exported_program",
     "functionalize": "functionalize.transform.api",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from functionalize.call_stack import decisive_line, user_frames, user_location
@@ -30,6 +32,21 @@ class UnsupportedProgramError(RuntimeError):
             why="a captured program is of plain tensors: what the class makes of each operator would be lost",
             hint="capture what runs on the plain tensors inside of it, or compile by torch.compile",
         )
+
+
+class UnsupportedExportError(RuntimeError):
+    """A program that a backend cannot represent; the message lists all causes, and nothing was written."""
+
+    def __init__(self, to: str, causes: Sequence[str]) -> None:
+        """``to``: the backend. ``causes``: each with what, and in further lines where, why and what to try."""
+        count = "one cause" if len(causes) == 1 else f"{len(causes)} causes"
+        super().__init__("\n".join([f"the program cannot be exported to {to}, for {count}:", *causes]))
+        self.causes = tuple(causes)
+
+    @staticmethod
+    def cause(what: str, *, why: str, hint: str, at: object = None) -> str:
+        """One cause, in the words of all errors."""
+        return f"{what}\n" + (f"    at   {at}\n" if at else "") + f"    why  {why}\n    try  {hint}"
 
 
 class UnsupportedMutationError(UnsupportedProgramError):

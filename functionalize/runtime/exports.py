@@ -1,0 +1,61 @@
+"""What a captured program can be turned into for other engines: the methods, and who does the work.
+
+Invariant: a backend is imported when it is first asked for; the packages that it needs are nobody else's dependencies.
+Limits: backends stand above programs, so they are known by name here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_BACKENDS = {  # by method: the module, and its function of a program
+    "to_exported_program": ("exported_program", "to_exported_program"),
+    "to_core_aten": ("exported_program", "to_core_aten"),
+    "to_onnx": ("onnx", "to_onnx"),
+}
+
+
+def _backend(method: str) -> Callable[..., Any]:
+    module, name = _BACKENDS[method]
+    found: Callable[..., Any] = getattr(importlib.import_module(f"functionalize.backends.{module}"), name)
+    return found
+
+
+class Exports:
+    """Methods of a captured program."""
+
+    def to_exported_program(self) -> ExportedProgram:
+        """The program as ``torch.export`` has programs: saved by ``torch.export.save``, taken by whatever takes one.
+
+        Its ``module()`` is called as the original is, and writes back as the original does: what is written is a whole
+        tensor there. It begins with the state that there is now. State that the program writes is copied, other
+        state is shared. Buffers are besides: what an optimizer keeps, gradients that a step leaves (`weight_grad`), the
+        tensors of an argument that is an object (a cache; it is no argument any more), tensors in attributes. Numbers
+        of Python's (hyperparameters) are constants, unless the program changes them. Decisions by data are assertions:
+        those of the last call.
+
+        Returns:
+            The program, accepted by torch's verifier.
+
+        Raises:
+            UnsupportedExportError: no exported program can do what this one does; the message has all causes.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> counter = torch.nn.BatchNorm1d(3)
+            >>> exported = capture(counter, (torch.randn(4, 3),)).to_exported_program()
+            >>> module = exported.module()
+            >>> _ = module(torch.randn(4, 3)), module(torch.randn(4, 3))
+            >>> module.num_batches_tracked
+            tensor(2)
+        """
+        found: ExportedProgram = _backend("to_exported_program")(self)
+        return found
