@@ -7,9 +7,7 @@ Limits: backends stand above programs, so they are known by name here.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from functionalize._torch.exporting import ExportFakes, viewing
 from functionalize.backends.export.effects import GraphValue, StandIns
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
+from functionalize.backends.export.numbers import Numbers
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.errors import UnsupportedExportError
@@ -42,6 +43,7 @@ class ExportGraph:
         self.inputs = ExportInputs(found, self.arguments)
         self.fakes = ExportFakes(recorded.graph.nodes)
         self.emitter = Emitter(self.fakes, copies=copies)
+        self.numbers = Numbers(self.emitter)
         self._nodes: dict[int, Node] = {}  # of the program's inputs
         self._results = self._copied()
         self.written: dict[str, Node] = {}  # the final values of inputs, by the inputs' names
@@ -73,21 +75,17 @@ class ExportGraph:
             if node.op == "output":
                 return list(pytree.tree_map_only(Node, known.__getitem__, list(node.args[0])))
             if node.op != "placeholder" and getattr(node.target, "namespace", None) not in _UNSEEN:
-                known[node] = self._number(node, known) if self._is_number(node, known) else emitter.copy(node, known)
+                known[node] = self._copy(node, known)
         raise AssertionError("a graph without an output")
 
     def _new_input(self, name: str, look: Any) -> Node:
         return self.emitter.placeholder(name, look)
 
-    @staticmethod
-    def _is_number(node: Node, known: dict[Node, Any]) -> bool:
-        """Whether it reads a number that is a constant here."""
-        read = node.target is aten._local_scalar_dense.default and isinstance(node.args[0], Node)
-        return read and isinstance(known[node.args[0]], torch.Tensor)  # type: ignore[index]
-
-    @staticmethod
-    def _number(node: Node, known: dict[Node, Any]) -> Any:
-        return known[node.args[0]].item()  # type: ignore[index]
+    def _copy(self, node: Node, known: dict[Node, Any]) -> Any:
+        read = known.get(node.args[0]) if node.target is aten._local_scalar_dense.default else None  # type: ignore[arg-type]
+        if isinstance(read, torch.Tensor):  # a number that is a constant here
+            return read.item()
+        return (self.numbers if self.numbers.takes(node, known) else self.emitter).copy(node, known)
 
     def _check(self) -> None:
         """Find all that no exported program can do."""
@@ -212,6 +210,9 @@ class ExportGraph:
                     )
                 continue
             self.emitter.at(value)
+            if value in self.numbers.tensors:
+                self.numbers.assert_equal(value, decision.answer, str(decision))
+                continue
             agrees = self.emitter.graph.call_function(operator.eq, (value, decision.answer))
             agrees.meta = dict(value.meta) | {"val": value.meta["val"] == decision.answer}
             agrees.meta.pop("unbacked_bindings", None)
