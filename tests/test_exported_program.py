@@ -25,7 +25,7 @@ def saved_and_loaded(exported: Any) -> Any:
 class Counter(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros(3))
+        self.count = torch.nn.Buffer(torch.zeros(3))
         self.linear, self.norm = torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)
 
     def forward(self, x: torch.Tensor, *, more: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -133,8 +133,9 @@ def copying(op: Any) -> Any:
 
 def viewing(op: Any) -> Any:
     """The view operator whose views an operator copies; None where it copies none."""
-    name = op._opname if isinstance(op, OpOverload) else ""
-    packet = getattr(torch.ops.aten, name.removesuffix("_copy"), None) if name.endswith("_copy") else None
+    if not isinstance(op, OpOverload) or not op._opname.endswith("_copy"):
+        return None
+    packet = getattr(torch.ops.aten, op._opname.removesuffix("_copy"), None)
     found = getattr(packet, op._overloadname, None)
     return found if getattr(found, "is_view", False) else None
 

@@ -6,10 +6,11 @@ by data, whose decisions are assertions; state of fixed sizes.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+from torch.export import Dim, ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ConstantArgument,
     ExportGraphSignature,
@@ -24,11 +25,14 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
+from functionalize._torch import pytree
 from functionalize._torch.exporting import symbols_of
 from functionalize.backends.export.first_call import check_first_call
 from functionalize.backends.export.graph import ExportGraph, symbolic_sizes
 from functionalize.backends.export.steady import exportable
+from functionalize.backends.export.views import with_views
 from functionalize.errors import UnsupportedExportError
+from functionalize.graph_capture.capture import capture
 from functionalize.runtime.captured_program import CapturedProgram
 
 _ARGUMENTS: dict[type, Any] = {
@@ -54,6 +58,76 @@ def to_exported_program(program: CapturedProgram, *, to: str = "an ExportedProgr
     if found.made:
         check_first_call(graph, made.graph_module, to)
     return made
+
+
+def to_core_aten(program: CapturedProgram) -> ExportedProgram:
+    """See :meth:`CapturedProgram.to_core_aten`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch's, about its own specs
+        return with_views(to_exported_program(program)).run_decompositions()
+
+
+def from_exported_program(exported: ExportedProgram) -> CapturedProgram:
+    """A program that ``torch.export`` exported, without mutation and with its write-backs explicit.
+
+    Args:
+        exported: as ``torch.export.export`` gives it, or as it was loaded; with its example inputs.
+
+    Returns:
+        The captured program: it takes the arguments that ``exported.module()`` takes, and its state is that of
+        ``exported``. Sizes that may differ there may differ here.
+
+    Raises:
+        ValueError: it has no example inputs.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import from_exported_program
+        >>> exported = torch.export.export(torch.nn.BatchNorm1d(3), (torch.randn(4, 3),))
+        >>> program = from_exported_program(exported)
+        >>> [write.target for write in program.mutations]
+        ['running_mean', 'running_var', 'num_batches_tracked']
+    """
+    if exported.example_inputs is None:
+        raise ValueError(
+            "the program has no example inputs\n    try  export it with example inputs, or save it with them"
+        )
+    args, kwargs = exported.example_inputs
+    module: Any = exported.module(check_guards=False)
+    module.validate_inputs = False  # a captured program has guards of its own
+    return capture(module, tuple(args), kwargs, dynamic_shapes=_dynamic_shapes(exported))
+
+
+def _dynamic_shapes(exported: ExportedProgram) -> Any:
+    """Which sizes of the arguments may differ, as ``dynamic_shapes`` says it."""
+    names = set(exported.graph_signature.user_inputs)
+    nodes = [node for node in exported.graph.find_nodes(op="placeholder") if node.name in names]
+    constants = [one for one in exported.graph_signature.input_specs if one.kind is InputKind.USER_INPUT]
+    looks = {node.name: node.meta.get("val") for node in nodes}
+    dims: dict[str, Any] = {}
+    leaves = [_dims(exported, looks.get(one.arg.name), dims) for one in constants]
+    if not any(leaves):
+        return None
+    args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)  # type: ignore[arg-type]
+    return (*args, *kwargs.values())
+
+
+def _dims(exported: ExportedProgram, look: Any, dims: dict[str, Any]) -> dict[int, Any] | None:
+    if not isinstance(look, torch.Tensor):
+        return None
+    found: dict[int, Any] = {}
+    plain = dict(symbolic_sizes(look))
+    for dim, size in enumerate(look.size()):
+        if type(size) is int:
+            continue
+        bounds = exported.range_constraints.get(plain.get(dim))
+        if bounds is None:
+            found[dim] = Dim.AUTO
+            continue
+        name = str(plain[dim])
+        upper = int(bounds.upper) if bounds.upper < 2**31 else None
+        found[dim] = dims.setdefault(name, Dim(name, min=max(int(bounds.lower), 0), max=upper))
+    return found or None
 
 
 def _assembled(graph: ExportGraph) -> ExportedProgram:

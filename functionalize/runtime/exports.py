@@ -57,3 +57,21 @@ class Exports:
         """
         found: ExportedProgram = _backend("to_exported_program")(self)
         return found
+
+    def to_core_aten(self) -> ExportedProgram:
+        """The program by the operators of the core ATen set alone, as :meth:`to_exported_program` has it.
+
+        Views are view operators there: the set has none that copy them.
+
+        Raises:
+            UnsupportedExportError: no exported program can do what this one does.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> exported = capture(torch.nn.GELU(), (torch.randn(3),)).to_core_aten()
+            >>> [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+            ['aten.gelu.default']
+        """
+        found: ExportedProgram = _backend("to_core_aten")(self)
+        return found

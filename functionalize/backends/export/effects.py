@@ -21,7 +21,7 @@ from functionalize.runtime.containers import ABSENT, MAPPINGS, NumberSlot, Slot,
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.settings import frozen, same
-from functionalize.runtime.side_effects import SideEffect
+from functionalize.runtime.side_effects import SideEffect, Walked
 from functionalize.runtime.state_walk import StateWalk, joined
 
 
@@ -47,7 +47,7 @@ class StandIns:
     def __init__(self, call: ExampleCall) -> None:
         metadata = call.program.metadata
         self.inputs = call.inputs()
-        self.states = [call.program.capture.state, call.arguments]
+        self.states: list[Walked] = [call.program.capture.state, call.arguments]
         self._metadata, self._markers = metadata, dict[int, torch.Tensor]()
         self.of_marker: dict[int, GraphValue] = {}
         results = [GraphValue(result=position) for position in range(metadata.graph.outputs)]
@@ -164,8 +164,9 @@ class EffectReader:
 def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:
     """The side effects of a program whose entries are no longer, or not yet, as it found them."""
     for effect in call.program.metadata.side_effects:
-        container = list([call.program.capture.state, call.arguments][effect.state].containers.values())
-        now = copy_of(container[effect.container][0])
+        states: list[Walked] = [call.program.capture.state, call.arguments]
+        container = list(states[effect.state].containers.values())[effect.container][0]
+        now = copy_of(container)
         for key, before in effect.before.items():
             found = now.get(key, ABSENT) if isinstance(now, dict) else (now[key] if key < len(now) else ABSENT)
             if not before.is_found(found):

@@ -7,6 +7,7 @@ caller's is an input's node only where the original returns that very input. Lim
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class ExportGraph:
 
     def _copied(self) -> list[Any]:
         """The program's nodes, after all inputs; its results."""
-        graph, emitter = self.found.program.recorded.graph, self.emitter
+        graph = self.found.program.recorded.graph
         olds = dict(zip(self._metadata.taken, graph.find_nodes(op="placeholder"), strict=True))
         known: dict[Node, Any] = {}
         for one in self.inputs.all:
@@ -138,17 +139,23 @@ class ExportGraph:
     def _write(self) -> None:
         finals: dict[str, Node] = {}
         for mutation in self._metadata.mutations:
-            one = self.inputs.by_number[mutation.input]
-            base = value = self._nodes[mutation.input]
+            one, value = self.inputs.by_number[mutation.input], self._nodes[mutation.input]
             for write in mutation.writes:
                 given = self._results[write.result]
                 self.emitter.at(given)
-                value = self.emitter.written(value, write.path, given)
-            if value is not base:
-                finals[one.name] = value
+                value = finals[one.name] = self.emitter.written(value, write.path, given)
         for rebinding in self.found.effects.rebindings:
             one = self.inputs.by_number[rebinding.input]
             finals[one.name] = self._value(rebinding.value, one.value)
+        finals |= self._gradients()
+        for one in self.inputs.all:
+            if one.name in finals:
+                self.written[one.name] = self._own(finals[one.name])
+        self.emitter.at(None)
+
+    def _gradients(self) -> dict[str, Node]:
+        """The gradients that the program leaves, by the names of the buffers that they go to."""
+        finals: dict[str, Node] = {}
         for number, gradient in self._metadata.gradients.items():
             buffer = self.inputs.gradient(number)
             if buffer is None:
@@ -157,10 +164,7 @@ class ExportGraph:
                 finals[buffer.name] = self._value(GraphValue(alias=gradient), buffer.value)
             elif buffer.number is not None:
                 finals[buffer.name] = self.emitter.call(aten.zeros_like.default, self._nodes[buffer.number])
-        for one in self.inputs.all:
-            if one.name in finals:
-                self.written[one.name] = self._own(finals[one.name])
-        self.emitter.at(None)
+        return finals
 
     def _value(self, value: GraphValue, like: torch.Tensor) -> Any:
         """A tensor that the caller would get, or a number as a tensor."""
@@ -281,5 +285,5 @@ def symbolic_sizes(look: Any) -> list[tuple[int, Any]]:
     """The dimensions of a tensor whose sizes are symbols, with these."""
     if not isinstance(look, torch.Tensor):
         return []
-    sizes = enumerate(look.size())
+    sizes: Iterable[tuple[int, Any]] = enumerate(look.size())
     return [(dim, size.node.expr) for dim, size in sizes if isinstance(size, SYMBOLS) and size.node.expr.is_symbol]

@@ -135,7 +135,7 @@ class Numbers:
 
     def copy(self, node: Node, known: dict[Node, Any]) -> Any:
         """A node, written with tensors."""
-        emitter, args = self._emitter, node.args
+        emitter, args, kwargs = self._emitter, list[Any](), dict[str, Any]()
         args, kwargs = pytree.tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
         emitter.at(node)
         if node.target is _ITEM:

@@ -51,7 +51,8 @@ def exportable(program: CapturedProgram) -> Exportable:
         effects = EffectReader(call)
         if not effects.causes:
             return Exportable(call, call.inputs(), effects)
-    with CAPTURING, contextlib.nullcontext({}) if moved else _after_first(call) as made:
+    simulated = contextlib.nullcontext(dict[int, int]()) if moved else _after_first(call)
+    with CAPTURING, simulated as made:
         later = ExampleCall(program.captured_like(call.args, call.kwargs))
         later_inputs = later.inputs()
         found = EffectReader(later)
