@@ -64,7 +64,8 @@ def to_core_aten(program: CapturedProgram) -> ExportedProgram:
     """See :meth:`CapturedProgram.to_core_aten`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's, about its own specs
-        return with_views(to_exported_program(program)).run_decompositions()
+        found: ExportedProgram = with_views(to_exported_program(program)).run_decompositions()
+        return found
 
 
 def from_exported_program(exported: ExportedProgram) -> CapturedProgram:
@@ -89,9 +90,7 @@ def from_exported_program(exported: ExportedProgram) -> CapturedProgram:
         ['running_mean', 'running_var', 'num_batches_tracked']
     """
     if exported.example_inputs is None:
-        raise ValueError(
-            "the program has no example inputs\n    try  export it with example inputs, or save it with them"
-        )
+        raise ValueError("the program has no example inputs\n    try  export it again, with example inputs")
     args, kwargs = exported.example_inputs
     module: Any = exported.module(check_guards=False)
     module.validate_inputs = False  # a captured program has guards of its own
@@ -108,7 +107,7 @@ def _dynamic_shapes(exported: ExportedProgram) -> Any:
     leaves = [_dims(exported, looks.get(one.arg.name), dims) for one in constants]
     if not any(leaves):
         return None
-    args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)  # type: ignore[arg-type]
+    args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
     return (*args, *kwargs.values())
 
 

@@ -91,10 +91,11 @@ class _Lazy:
     """A view of a node, written when it is asked for."""
 
     def __init__(self, emitter: Emitter, source: Any, op: Any, args: tuple[Any, ...], value: torch.Tensor) -> None:
-        self.meta, self._write = {"val": value}, lambda: emitter.call(op, _get(source)(), *args)
+        self.meta, self._emitter, self._source = {"val": value}, emitter, source
+        self._op, self._args = op, args
 
     def get(self) -> Node:
-        return self._write()
+        return self._emitter.call(self._op, _get(self._source)(), *self._args)
 
 
 def _get(source: Any) -> Callable[[], Node]:
