@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from functionalize.backends.dynamo import dynamo_backend as dynamo_backend
+    from functionalize.backends.exported_program import from_exported_program as from_exported_program
     from functionalize.backends.jax.jaxify import jaxify as jaxify
     from functionalize.errors import (
         DataDependentError,
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         NotCapturedWarning,
         NotEquivalentError,
         NotFunctionalError,
+        UnsupportedExportError,
         UnsupportedMutationError,
         UnsupportedProgramError,
     )
@@ -26,10 +28,12 @@ __all__ = [
     "NotCapturedWarning",
     "NotEquivalentError",
     "NotFunctionalError",
+    "UnsupportedExportError",
     "UnsupportedMutationError",
     "UnsupportedProgramError",
     "capture",
     "dynamo_backend",
+    "from_exported_program",
     "functionalize",
     "jaxify",
 ]
@@ -37,6 +41,7 @@ __all__ = [
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
+    "from_exported_program": "functionalize.backends.exported_program",
     "functionalize": "functionalize.transform.api",
     "jaxify": "functionalize.backends.jax.jaxify",
 }

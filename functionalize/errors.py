@@ -42,6 +42,21 @@ class UnsupportedProgramError(RuntimeError):
         return error
 
 
+class UnsupportedExportError(RuntimeError):
+    """A program that a backend cannot represent; the message lists all causes, and nothing was written."""
+
+    def __init__(self, to: str, causes: Sequence[str]) -> None:
+        """``to``: the backend. ``causes``: each with what, and in further lines where, why and what to try."""
+        count = "one cause" if len(causes) == 1 else f"{len(causes)} causes"
+        super().__init__("\n".join([f"the program cannot be exported to {to}, for {count}:", *causes]))
+        self.causes = tuple(causes)
+
+    @staticmethod
+    def cause(what: str, *, why: str, hint: str, at: object = None) -> str:
+        """One cause, in the words of all errors."""
+        return f"{what}\n" + (f"    at   {at}\n" if at else "") + f"    why  {why}\n    try  {hint}"
+
+
 class UnsupportedMutationError(UnsupportedProgramError):
     """A write that no functional program can express; the message says what, where, why and what to try."""
 

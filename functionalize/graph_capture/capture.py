@@ -34,6 +34,7 @@ from functionalize.graph_capture.symbol_text import text_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.graph_capture.training import serves_without_gradients, training_step
+from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Answers
@@ -380,4 +381,5 @@ class CaptureSession(RecordingSession):
             asked=found.asked,
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
         )
-        return Capture(found, Guards(metadata, assumptions), inputs.state, inputs.convention, self.modes_left)
+        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways)

@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -33,9 +33,9 @@ from functionalize.errors import (
     StateMismatchError,
     in_words,
 )
-from functionalize.runtime.backend_methods import BackendMethods
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.decisions import Answers, Diverged, agree
+from functionalize.runtime.exports import Exports
 from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
@@ -65,7 +65,7 @@ class Mutation:
     location: str
 
 
-class CapturedProgram(BackendMethods):
+class CapturedProgram(Exports):
     """What :func:`functionalize.capture` returns."""
 
     def __init__(
@@ -306,6 +306,15 @@ class CapturedProgram(BackendMethods):
             found = [chosen, *(known for known in self._specializations if known is not chosen)]
             kinds = list(dict.fromkeys(known.kind for known in found))[: self._cache_size]
             self._specializations = [known for known in found if known.kind in kinds]
+
+    @property
+    def current(self) -> Specialization:
+        """What ran the last call; before the first, what was captured first."""
+        return self._specializations[0]
+
+    def captured_like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Specialization:
+        """The program as it is for other arguments, or with the state that there is now; it is not kept."""
+        return self._captured(self._convention.arguments(args, kwargs))
 
     def flat_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.

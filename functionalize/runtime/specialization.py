@@ -22,6 +22,7 @@ from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
+from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.decided_call import compute_as_decided, decided_ahead
 from functionalize.runtime.execution import (
     Computed,
@@ -86,6 +87,7 @@ class Capture:
     state: StateWalk
     convention: CallingConvention
     modes_left: Mapping[str, Any]  # modes that the program leaves otherwise than it found them
+    tree: CallTree  # of the arguments
 
 
 def _executed(half: GraphModule) -> Callable[..., Any]:
