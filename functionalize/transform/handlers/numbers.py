@@ -73,7 +73,7 @@ def _batch_norm(input: Any, mean: Any, var: Any, *options: Any, momentum: Any = 
     result = plain(input, *seen, *options, momentum=1.0, **named)
     with torch.no_grad():
         for running, now in zip((mean, var), seen, strict=True):
-            running.copy_(weight * now + (1 - weight) * running)
+            running.data.copy_(weight * now + (1 - weight) * running)  # no version tells of it, as in eager
     return result
 
 
