@@ -494,5 +494,5 @@ def test_whether_inputs_in_one_memory_are_views_of_one_tensor_is_a_guard() -> No
 
     program = capture(run, arguments(False)[1])
     assert [gradient(run, False), gradient(run, True), gradient(program, False)] == [4, 0, 4]
-    with pytest.raises(InputMismatchError, match=r"`y` and the input `x` share memory, as views of one tensor \("):
+    with pytest.raises(InputMismatchError, match=r"`y` and the input `x` share memory \(.*, views of one tensor\)"):
         gradient(program, True)

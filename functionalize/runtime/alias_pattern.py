@@ -52,5 +52,5 @@ def relation(entry: Any) -> str:
         return "share no memory"
     if entry[4] is not None:
         return "are one tensor"
-    known = "" if entry[5] is None else ", as views of one tensor"
-    return f"share memory{known} ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])})"
+    known = "" if entry[5] is None else ", views of one tensor"
+    return f"share memory ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])}{known})"

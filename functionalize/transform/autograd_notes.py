@@ -73,12 +73,12 @@ class AutogradNotes:
         if self.hides_writes is False:
             self.hides_writes = handle.requires_grad
 
-    def note_reshape(self, handle: torch.Tensor, has_views: bool) -> None:
-        """Note that a handle is about to get other metadata."""
+    def note_reshape(self, handle: torch.Tensor, views_lose: bool) -> None:
+        """Note that a handle is about to get other metadata; whether views of it may then show what it does not."""
         if handle.requires_grad:
             self._reshaped[id(handle)], self.reshapes = handle, True
-            if has_views and torch.is_grad_enabled():
-                self.asked.add(VIEW)  # autograd looks for these in what the handle becomes, or where that begins
+            if views_lose and torch.is_grad_enabled():
+                self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
 
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`."""

@@ -201,7 +201,9 @@ class FunctionalizeMode(TorchDispatchMode):
         size = tuple(args[1].size() if isinstance(args[1], torch.Tensor) else args[1]) if func in _RESIZES else None
         if size is not None and _keeps_size(handle, size, kwargs):
             return handle
-        context.note_reshape(handle)
+        variant = tables.row(func).functional
+        op = tables.overload(variant) if variant else None
+        context.note_reshape(handle, loses_elements=op not in view_rules.WAYS_BACK)
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 context.unshare(arg)
@@ -217,8 +219,6 @@ class FunctionalizeMode(TorchDispatchMode):
         view.base.simplify()
         if Layout.of(handle).key == view.layout.key and storage_key(handle) == view.base.key:
             return handle
-        variant = tables.row(func).functional
-        op = tables.overload(variant) if variant else None
         if op in view_rules.VIEW_RULES and storage_key(handle) == view.base.key:
             context.graph.track(handle, context.graph.derive(view, op, tuple(args[1:]), Layout.of(handle)))
         elif func is aten.set_.default:  # to a storage of its own, of nothing
