@@ -346,7 +346,7 @@ class CaptureSession(RecordingSession):
     def _follow(self, context: Any) -> None:
         self._provenance.follow(context)
         context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
-        self._asked, self._constants = context.notes.asked, context.notes.constants
+        self._asked, context.notes.constants = context.notes.asked, self._constants
 
     def _program(self) -> Any:
         if self._numbers.places:

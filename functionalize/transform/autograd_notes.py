@@ -29,7 +29,8 @@ class AutogradNotes:
         self.detaches: list[str] = []  # the lines that detach a tensor: its gradients end there
         self.reshapes = False  # whether metadata of a tensor that requires gradients changed
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
-        self.constants: dict[int, tuple[torch.Tensor, int]] = {}  # that were written, with their versions before
+        # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
+        self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self._reshaped: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
         self._required: dict[int, torch.Tensor] = {}  # told to require gradients; the same
 
@@ -44,7 +45,7 @@ class AutogradNotes:
 
         It does not without grad mode, and where these are no views of one tensor.
         """
-        if type(handle) is not FakeTensor and not handle.is_inference():
+        if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
         there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
         if len(there) > 1 and any(id(other) in self._required for other in there):
