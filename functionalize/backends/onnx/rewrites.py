@@ -76,6 +76,16 @@ def diagonal_scatter(base: Any, value: Any, offset: int = 0, dim1: int = 0, dim2
     return aten.scatter.src(base.reshape(-1), 0, places, value.reshape(-1)).reshape(base.size())
 
 
+@rewrite(aten.index_copy.default)
+def index_copy(base: Any, dim: int, index: Any, source: Any) -> Any:
+    """By one scatter of the rows, which may write where they are: not by a copy with its dimensions exchanged."""
+    if not base.dim():
+        return source.reshape([])
+    dim %= base.dim()
+    shape = [1] * dim + [-1] + [1] * (base.dim() - dim - 1)
+    return aten.scatter.src(base, dim, index.reshape(shape).expand(source.size()), source)
+
+
 _LSTM = 2  # among the kinds of layers
 
 
