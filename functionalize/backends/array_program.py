@@ -27,6 +27,7 @@ from functionalize.backends.new_values import changes_metadata, unlike_memory, w
 from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
+from functionalize.runtime.alias_pattern import Shared
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.modes import GRAD_MODE
@@ -329,7 +330,7 @@ _CHANGED_OBJECT = (
 
 def _same_tensors(pattern: Sequence[Any]) -> dict[int, int]:
     """Of inputs that are one tensor with an earlier one, which that is."""
-    shared = ((number, entry[-1]) for number, entry in enumerate(pattern) if isinstance(entry, tuple))
+    shared = ((number, entry.same) for number, entry in enumerate(pattern) if isinstance(entry, Shared))
     return {number: first for number, first in shared if first is not None}
 
 

@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
+from functionalize.runtime.alias_pattern import Shared
 from functionalize.runtime.metadata import ProgramMetadata
 
 aten = torch.ops.aten
@@ -49,8 +50,8 @@ def groups_of(pattern: Sequence[Any]) -> list[list[int]]:
     """The inputs that share a storage without being one tensor, storage by storage."""
     found: dict[int, list[int]] = {}
     for number, entry in enumerate(pattern):
-        if isinstance(entry, tuple) and entry[-1] is None:
-            found.setdefault(entry[0], [entry[0]]).append(number)
+        if isinstance(entry, Shared) and entry.same is None:
+            found.setdefault(entry.first, [entry.first]).append(number)
     return list(found.values())
 
 

@@ -6,7 +6,7 @@ Invariant: patterns are equal where each pair of tensors shares memory in the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,17 @@ from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.geometry import hint
 
 Pattern = tuple[Any, ...]
+
+
+class Shared(NamedTuple):
+    """How a tensor lies to the first one that has its storage."""
+
+    first: int  # the position of that
+    distance: int  # bytes
+    strides: tuple[int, ...]
+    first_strides: tuple[int, ...]
+    same: int | None  # the position of the tensor itself, where it came before
+    base: int | None  # the first that is to autograd a view of the same tensor
 
 
 def alias_pattern(values: Sequence[Any]) -> Pattern:
@@ -40,17 +51,16 @@ def alias_pattern(values: Sequence[Any]) -> Pattern:
             start, first_start = (hint(one.storage_offset()) * one.itemsize for one in (value, before))
             strides = tuple(tuple(map(hint, one.stride())) for one in (value, before))
             of = based.setdefault(id(autograd_base(value)), position)
-            pattern.append(
-                (other, start - first_start, *strides, *(n if n != position else None for n in (itself, of)))
-            )
+            same_as, viewed = (n if n != position else None for n in (itself, of))
+            pattern.append(Shared(other, start - first_start, *strides, same_as, viewed))
     return tuple(pattern)
 
 
 def relation(entry: Any) -> str:
     """How a tensor lies to another one, in words."""
-    if not isinstance(entry, tuple):
+    if not isinstance(entry, Shared):
         return "share no memory"
-    if entry[4] is not None:
+    if entry.same is not None:
         return "are one tensor"
-    known = "" if entry[5] is None else ", views of one tensor"
-    return f"share memory ({entry[1]} bytes apart, strides {list(entry[2])} and {list(entry[3])}{known})"
+    known = "" if entry.base is None else ", views of one tensor"
+    return f"share memory ({entry.distance} bytes apart, strides {list(entry.strides)} and {list(entry.first_strides)}{known})"

@@ -16,7 +16,6 @@ import torch
 
 from functionalize._torch import pytree
 from functionalize.runtime.call_arguments import CallArguments
-from functionalize.runtime.containers import Slot
 from functionalize.runtime.state_walk import LEAF_TYPES, StateWalk
 
 
@@ -34,14 +33,6 @@ class ObjectLeaf:
     get: Any
     path: str
     numbers: tuple[int, ...]
-
-    def slots(self) -> list[Slot]:
-        """Where the object's tensors are now, in the order of ``numbers``; none if the object is gone."""
-        found, walk = self.get(), StateWalk()
-        if found is None:
-            return []
-        walk.walk([found], 0, self.path)
-        return walk.tensors
 
 
 @dataclass(frozen=True, eq=False)

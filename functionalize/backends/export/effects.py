@@ -46,7 +46,7 @@ class StandIns:
 
     def __init__(self, call: ExampleCall) -> None:
         metadata = call.program.metadata
-        self.inputs = call.inputs()
+        self.inputs = call.inputs
         self.states: list[Walked] = [call.program.capture.state, call.arguments]
         self._metadata, self._markers = metadata, dict[int, torch.Tensor]()
         self.of_marker: dict[int, GraphValue] = {}

@@ -6,6 +6,7 @@ integers are zeros, so that they are labels and indices; memory that is shared i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,8 +42,9 @@ class ExampleCall:
         self.args, self.kwargs = pytree.tree_unflatten(leaves, program.capture.tree.spec)
         self.arguments: CallArguments = program.capture.convention.arguments(self.args, self.kwargs)
 
+    @functools.cached_property
     def inputs(self) -> list[Any]:
-        """What the program takes: its state as it is now, and the arguments."""
+        """What the program takes: its state as it was when this was asked first, and the arguments."""
         return self.program.guards.sources.values(self.arguments)
 
     def _leaf(self, leaf: Any) -> Any:

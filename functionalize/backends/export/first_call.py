@@ -29,7 +29,7 @@ def check_first_call(graph: ExportGraph, function: Any, to: str) -> None:
     if first is None:
         return
     with torch.no_grad():
-        inputs = first.inputs()
+        inputs = first.inputs
         before = _run(first.program.graph_module, first.program.inputs_of_graph(list(inputs)))
         results = _run(function, _inputs_of(graph))
     finals = dict(zip(graph.written, results, strict=False))
@@ -61,7 +61,7 @@ def _run(function: Any, inputs: Sequence[Any]) -> list[Any]:
 
 def _inputs_of(graph: ExportGraph) -> list[Any]:
     """State, and the arguments of the first call for those of the later ones: they are made alike."""
-    values = graph.found.call.inputs()
+    values = graph.found.call.inputs
     return [one.value if one.target is not None or one.number is None else values[one.number]
             for one in graph.inputs.all]  # fmt: skip
 

@@ -61,6 +61,7 @@ class Arguments:
     def __init__(self, call: ExampleCall) -> None:
         tree, convention = call.program.capture.tree, call.program.capture.convention
         self._numbers = {e.argument: n for n, e in enumerate(call.program.metadata.inputs) if e.argument is not None}
+        self._call = call
         self.causes: list[str] = []
         self.bound: list[ObjectLeaf] = []
         dropped: set[tuple[int, Any]] = set()
@@ -89,8 +90,8 @@ class Arguments:
     @property
     def objects(self) -> dict[int, torch.Tensor]:
         """The tensors of arguments that are bound, by the numbers of the program's inputs."""
-        slots = ((leaf, slot) for leaf in self.bound for slot in zip(leaf.numbers, leaf.slots(), strict=False))
-        return {self._numbers[number]: slot.get() for _, (number, slot) in slots}
+        numbers = [self._numbers[number] for leaf in self.bound for number in leaf.numbers]
+        return {number: self._call.inputs[number] for number in numbers}
 
     def inputs(self, names: Callable[[str], str], entries: Sequence[Any]) -> list[ExportInput]:
         """The user's inputs, leaf by leaf."""

@@ -45,16 +45,16 @@ def exportable(program: CapturedProgram) -> Exportable:
     """What is to be exported of a program."""
     call = ExampleCall(program.current)
     if not call.program.metadata.side_effects:
-        return Exportable(call, call.inputs(), EffectReader(call))
+        return Exportable(call, call.inputs, EffectReader(call))
     moved = any(changed_entries(call))  # by a call
     if not moved:
         effects = EffectReader(call)
         if not effects.causes:
-            return Exportable(call, call.inputs(), effects)
+            return Exportable(call, call.inputs, effects)
     simulated = contextlib.nullcontext(dict[int, int]()) if moved else _after_first(call)
     with CAPTURING, simulated as made:
         later = ExampleCall(program.captured_like(call.args, call.kwargs))
-        later_inputs = later.inputs()
+        later_inputs = later.inputs
         found = EffectReader(later)
     fresh = {number: made[id(value)] for number, value in enumerate(later_inputs) if id(value) in made}
     if not moved:
@@ -64,10 +64,9 @@ def exportable(program: CapturedProgram) -> Exportable:
 
 def _numbers_as_before(call: ExampleCall, inputs: list[Any]) -> list[Any]:
     """Numbers of state as they are now that what the first call does to them is undone."""
-    now = call.inputs()
     slots = [entry.slot for entry in call.program.metadata.inputs]
-    pairs = zip(slots, now, inputs, strict=True)
-    return [new if isinstance(slot, NumberSlot) and new is not None else old for slot, new, old in pairs]
+    pairs = zip(slots, inputs, strict=True)
+    return [slot.get() if isinstance(slot, NumberSlot) else value for slot, value in pairs]
 
 
 @contextlib.contextmanager
@@ -78,7 +77,7 @@ def _after_first(call: ExampleCall) -> Iterator[dict[int, int]]:
     metadata: ProgramMetadata = call.program.metadata
     states: list[Any] = [call.program.capture.state, call.arguments]
     made: dict[int, int] = {}
-    values, looks = call.inputs(), _results(call)
+    values, looks = call.inputs, _results(call)
     results = list(map(_number, looks))
 
     def tensor(number: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Captured programs as ONNX files, and such files run by ONNX Runtime: the program's state goes in and comes out.
 
-Needs the packages of the extra `onnx`. Invariant: what a program writes is an output of the file, paired in its metadata
-with the input that has it in the next call. Limits: those of `to_exported_program`, and of ONNX's operators.
+Needs the packages of the extra `onnx`. Invariant: what a program writes is an output of the file, paired in the
+metadata with the input that has it in the next call. Limits: those of `to_exported_program`, and of ONNX's operators.
 """
 
 from __future__ import annotations

@@ -92,7 +92,10 @@ class Prepared:
                 constant = isinstance(spec.arg, ConstantArgument)
                 value = spec.arg.value if constant else None
                 convention.arguments.append(Argument(spec.arg.name, value, constant))
-        finals = dict[str, str]()
+        self._describe_outputs()
+
+    def _describe_outputs(self) -> None:
+        convention, finals = self.convention, dict[str, str]()
         for spec, result in zip(self._signature.output_specs, self._results, strict=True):
             if spec.kind in _MUTATIONS:
                 name = self._output(result, f"new.{spec.target}")
@@ -115,7 +118,7 @@ class Prepared:
 
     def _value(self, target: str) -> torch.Tensor:
         state = self._exported.state_dict
-        found: torch.Tensor = state[target] if target in state else self._exported.constants[target]  # type: ignore[assignment]
+        found: torch.Tensor = state[target] if target in state else self._exported.constants[target]
         return found
 
     def initial(self) -> dict[str, torch.Tensor]:
@@ -147,7 +150,7 @@ class Prepared:
             made.meta = {"val": value}
         elif isinstance(value, (*SYMBOLS, bool, int, float)):
             dtype = {torch.SymInt: torch.int64, int: torch.int64, torch.SymFloat: torch.float64, float: torch.float64}
-            options = {"dtype": dtype.get(type(value), torch.bool)}
+            options: dict[str, Any] = {"dtype": dtype.get(type(value), torch.bool)}
             made = self._graph.call_function(aten.scalar_tensor.default, (node,), options)
             mode = next(v.fake_mode for n in self._graph.nodes if hasattr(v := n.meta.get("val"), "fake_mode"))
             with mode:

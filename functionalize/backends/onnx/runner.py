@@ -16,7 +16,7 @@ from typing import Any
 import onnx
 import onnxruntime
 import torch
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # what reading a file of another kind raises
 
 from functionalize._torch import pytree
 from functionalize.backends.onnx.convention import KEY, Convention, Result, spec_of
@@ -97,6 +97,20 @@ class OnnxProgram:
                 leaves[name].copy_(given[output])
         made = [self._result(result, given, leaves) for result in self.convention.results]
         return pytree.tree_unflatten(made, self._specs[1])
+
+    def random_arguments(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of random numbers, of the sizes that a call takes; sizes that may differ are 2."""
+        generator, leaves = torch.Generator().manual_seed(seed), []
+        for argument in self.convention.arguments:
+            known, value = self._inputs.get(argument.name), argument.value
+            if known is not None:
+                dtype = _NAMES[known.type]
+                value = torch.zeros([size if isinstance(size, int) else 2 for size in known.shape], dtype=dtype)
+                if dtype.is_floating_point:
+                    value.copy_(torch.randn(value.size(), generator=generator))
+            leaves.append(value)
+        args, kwargs = pytree.tree_unflatten(leaves, self._specs[0])
+        return args, kwargs
 
     def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         args, kwargs = self._in_order(args, kwargs)

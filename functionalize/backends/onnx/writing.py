@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import io
+import operator
 import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import Node
 
 from functionalize._torch import pytree
-from functionalize._torch.onnx import decompositions, quiet, translate, untranslated
+from functionalize._torch.onnx import by_torch, decompositions, quiet, translate, untranslated
 from functionalize.backends.export.views import with_views
 from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import KEY
 from functionalize.backends.onnx.prepare import Prepared
-from functionalize.backends.onnx.rewrites import BY_TORCH, REWRITES
+from functionalize.backends.onnx.rewrites import BY_TORCH, FIRST_ALONE, rows_for
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.captured_program import CapturedProgram
@@ -41,8 +44,9 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
-        simple = _decomposed(prepared.program)
-        _refuse_untranslated(simple)
+        ops = {node.target for node in prepared.program.graph.nodes if node.op == "call_function"}
+        simple = prepared.program.run_decompositions(by_torch(BY_TORCH) | rows_for(ops))
+        _refuse_untranslated(simple.run_decompositions(decompositions()))
         made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
@@ -59,20 +63,10 @@ def _shared(exported: ExportedProgram) -> list[Any]:
     return shared_memory({s.arg.name: leaf for s, leaf in pairs if isinstance(leaf, torch.Tensor) and leaf.numel()})
 
 
-def _decomposed(program: ExportedProgram) -> ExportedProgram:
-    table = decompositions(REWRITES, BY_TORCH)
-    found = program.run_decompositions(table)
-    return with_views(found).run_decompositions(table) if _has_copies(found) else found
-
-
-def _has_copies(program: ExportedProgram) -> bool:
-    return any(str(node.target).split(".")[-2:-1][0].endswith("_copy") for node in program.graph.nodes
-               if node.op == "call_function" and str(node.target).startswith("aten."))  # fmt: skip
-
-
 def _refuse_untranslated(program: ExportedProgram) -> None:
-    causes = []
-    for node, message in untranslated(program):
+    causes: list[str] = []
+    unknown = [*untranslated(program), *_made_up(program)]
+    for node, message in unknown:
         line = _line(node.meta.get("stack_trace") or "")
         cause = UnsupportedExportError.cause(
             f"{node.target} has no translation",
@@ -84,6 +78,14 @@ def _refuse_untranslated(program: ExportedProgram) -> None:
             causes.append(cause)
     if causes:
         raise UnsupportedExportError(_TO, causes)
+
+
+def _made_up(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
+    """Results that the exporter does not compute, and that somebody reads."""
+    for node in program.graph.nodes:
+        users = node.users if node.op == "call_function" and node.target in FIRST_ALONE else ()
+        if any(user.target is operator.getitem and user.args[1] != 0 and user.users for user in users):
+            yield node, "the exporter computes its first result alone, and the program reads others (a backward)"
 
 
 def _line(trace: str) -> str | None:
@@ -99,10 +101,8 @@ def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
         try:
             return translate(program, input_names=prepared.input_names, output_names=prepared.output_names)
         except torch.onnx.errors.OnnxExporterError as error:
-            text = str(error.__cause__ or error).strip().splitlines()
-            cause = UnsupportedExportError.cause(
-                "torch's exporter fails", why=text[-1] if text else "", hint="compute it otherwise"
-            )
+            text = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()
+            cause = UnsupportedExportError.cause("torch's exporter fails", why=text[0], hint="compute it otherwise")
             raise UnsupportedExportError(_TO, [cause]) from error
 
 
@@ -118,10 +118,9 @@ def _finish(model: Any, prepared: Prepared) -> None:
         if not value.any():
             continue
         one.initial = f"initial.{one.target}"
-        tensor = onnx_ir.tensor(value.contiguous(), name=one.initial)
-        model.graph.initializers[one.initial] = onnx_ir.Value(
-            name=one.initial, shape=tensor.shape, type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
-        )
+        tensor: Any = onnx_ir.tensor(value.contiguous(), name=one.initial)
+        known = {"shape": tensor.shape, "type": onnx_ir.TensorType(tensor.dtype), "const_value": tensor}
+        model.graph.initializers[one.initial] = onnx_ir.Value(name=one.initial, **known)
     for one in convention.state:
         one.input = one.target
     model.metadata_props[KEY] = convention.text()
