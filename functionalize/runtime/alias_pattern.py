@@ -49,10 +49,10 @@ def alias_pattern(values: Sequence[Any]) -> Pattern:
         else:
             before = values[other]
             start, first_start = (hint(one.storage_offset()) * one.itemsize for one in (value, before))
-            strides = tuple(tuple(map(hint, one.stride())) for one in (value, before))
+            own, others = (tuple(map(hint, one.stride())) for one in (value, before))
             of = based.setdefault(id(autograd_base(value)), position)
             same_as, viewed = (n if n != position else None for n in (itself, of))
-            pattern.append(Shared(other, start - first_start, *strides, same_as, viewed))
+            pattern.append(Shared(other, start - first_start, own, others, same_as, viewed))
     return tuple(pattern)
 
 
@@ -63,4 +63,5 @@ def relation(entry: Any) -> str:
     if entry.same is not None:
         return "are one tensor"
     known = "" if entry.base is None else ", views of one tensor"
-    return f"share memory ({entry.distance} bytes apart, strides {list(entry.strides)} and {list(entry.first_strides)}{known})"
+    strides = f"{list(entry.strides)} and {list(entry.first_strides)}"
+    return f"share memory ({entry.distance} bytes apart, strides {strides}{known})"

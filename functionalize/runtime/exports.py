@@ -80,7 +80,39 @@ class Exports:
         found: ExportedProgram = _backend("to_core_aten")(self)
         return found
 
-<<<<<<< HEAD
+    def to_onnx(self, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
+        """Write the program as an ONNX file, with its state as inputs and outputs of the graph.
+
+        An input `state` has its new value in the output `new.state`; the file's metadata pairs them, and says how the
+        program is called. :func:`functionalize.backends.onnx.load` runs it as the original is called, and keeps the
+        state. It begins with the state that there is now.
+
+        Args:
+            path: the file.
+            external_data: whether weights go into a second file, `path.data`; unless given, where they are large.
+
+        Returns:
+            The path.
+
+        Raises:
+            UnsupportedExportError: the program, or operators of it, cannot be exported; the message has all causes, and
+                nothing was written.
+            ModuleNotFoundError: a package of the extra `onnx` is not installed.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from functionalize import capture
+            >>> from functionalize.backends import onnx
+            >>> count = torch.zeros(())
+            >>> program = capture(lambda x: x + count.add_(1), (torch.zeros(2),))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     counter = onnx.load(program.to_onnx(folder + "/counter.onnx"))
+            >>> counter(torch.zeros(2)), counter(torch.zeros(2))
+            (tensor([1., 1.]), tensor([2., 2.]))
+        """
+        found: Path = _backend("to_onnx")(self, path, external_data=external_data)
+        return found
+
     def to_jax(self, **options: Any) -> Any:
         """The program as a pure function of JAX arrays, ``(state, *args, **kwargs) -> (new_state, outputs)``.
 
@@ -114,31 +146,10 @@ class Exports:
 
         Raises:
             UnsupportedProgramError: JAX cannot run the program; nothing is written.
-=======
-    def to_onnx(self, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
-        """Write the program as an ONNX file, with its state as inputs and outputs of the graph.
-
-        An input `state` has its new value in the output `new.state`; the file's metadata pairs them, and says how the
-        program is called. :func:`functionalize.backends.onnx.load` runs it as the original is called, and keeps the
-        state. It begins with the state that there is now.
-
-        Args:
-            path: the file.
-            external_data: whether weights go into a second file, `path.data`; unless given, where they are large.
-
-        Returns:
-            The path.
-
-        Raises:
-            UnsupportedExportError: the program, or operators of it, cannot be exported; the message has all causes, and
-                nothing was written.
-            ModuleNotFoundError: a package of the extra `onnx` is not installed.
->>>>>>> exported
 
         Example:
             >>> import tempfile, torch
             >>> from functionalize import capture
-<<<<<<< HEAD
             >>> from functionalize.backends.jax import load
             >>> program = capture(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
             >>> with tempfile.TemporaryDirectory() as folder:
@@ -148,15 +159,3 @@ class Exports:
         """
         written: Path = _backend("to_stablehlo")(self, path, **options)
         return written
-=======
-            >>> from functionalize.backends import onnx
-            >>> count = torch.zeros(())
-            >>> program = capture(lambda x: x + count.add_(1), (torch.zeros(2),))
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     counter = onnx.load(program.to_onnx(folder + "/counter.onnx"))
-            >>> counter(torch.zeros(2)), counter(torch.zeros(2))
-            (tensor([1., 1.]), tensor([2., 2.]))
-        """
-        found: Path = _backend("to_onnx")(self, path, external_data=external_data)
-        return found
->>>>>>> exported
