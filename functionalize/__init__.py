@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from functionalize.backends.dynamo import dynamo_backend as dynamo_backend
+    from functionalize.backends.exported_program import from_exported_program as from_exported_program
+    from functionalize.backends.jax.jaxify import jaxify as jaxify
     from functionalize.deferred.api import (
         deferred_init,
         is_deferred,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         NotDeferredError,
         NotEquivalentError,
         NotFunctionalError,
+        UnsupportedExportError,
         UnsupportedMutationError,
         UnsupportedProgramError,
     )
@@ -36,15 +39,18 @@ __all__ = [
     "NotDeferredError",
     "NotEquivalentError",
     "NotFunctionalError",
+    "UnsupportedExportError",
     "UnsupportedMutationError",
     "UnsupportedProgramError",
     "capture",
     "deferred_init",
     "dynamo_backend",
     "fake_mode",
+    "from_exported_program",
     "functionalize",
     "is_deferred",
     "is_fake",
+    "jaxify",
     "materialize_module",
     "materialize_tensor",
     "meta_like",
@@ -57,7 +63,9 @@ _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     **dict.fromkeys(_FAKES, "functionalize.deferred.fakes"),
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
+    "from_exported_program": "functionalize.backends.exported_program",
     "functionalize": "functionalize.transform.api",
+    "jaxify": "functionalize.backends.jax.jaxify",
 }
 
 

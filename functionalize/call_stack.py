@@ -7,6 +7,7 @@ compiled from text counts as nobody's.
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ import torch
 _OWN = f"{Path(__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
 _LIBRARIES = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))  # torch's code that programs are written with
+
+
+_ENTRY = re.compile(r'File "(.+)", line (\d+), in (.+)((?:\n(?! *File ).*)?)')  # of a stack trace
 
 
 def user_frames() -> Iterator[FrameType]:
@@ -162,6 +166,20 @@ def _line_of_trace(position: tuple[int, int]) -> str:
     return f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.source}\n'
 
 
+def line_of_trace(trace: str | None) -> str:
+    r"""The innermost line of the user's in the stack trace of a node, as :class:`Location` writes it.
+
+    >>> line_of_trace('  File "model.py", line 7, in forward\n    return x.sum()')
+    'model.py:7 in forward: return x.sum()'
+    """
+    found = _ENTRY.findall(trace or "")
+    users = [entry for entry in found if _is_users(entry[0])] or found
+    if not users:
+        return "unknown"
+    file, line, function, source = users[-1]
+    return f"{file}:{line} in {function}" + (f": {source.strip()}" if source.strip() else "")
+
+
 def decisive_line(error: BaseException) -> str:
     """The innermost line of the user's code, or of the libraries that it is written with, in an error's traceback."""
     found = "unknown"
@@ -169,6 +187,11 @@ def decisive_line(error: BaseException) -> str:
         if _PROGRAMS[frame.f_code.co_filename]:
             found = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
     return found
+
+
+def is_of_program(code: CodeType) -> bool:
+    """Whether code is the user's, or of the libraries that programs are written with."""
+    return _PROGRAMS[code.co_filename]
 
 
 def raised_by_program(error: BaseException) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from functionalize.call_stack import decisive_line, user_frames, user_location
@@ -30,6 +32,29 @@ class UnsupportedProgramError(RuntimeError):
             why="a captured program is of plain tensors: what the class makes of each operator would be lost",
             hint="capture what runs on the plain tensors inside of it, or compile by torch.compile",
         )
+
+    @classmethod
+    def of_causes(cls, what: str, causes: Sequence[tuple[str, str]], hint: str) -> UnsupportedProgramError:
+        """For all that stands in the way at once. ``causes``: lines of the program, each with why."""
+        said = "".join(f"\n    at   {at}\n    why  {why}" for at, why in dict.fromkeys(causes))
+        error = cls.__new__(cls)
+        RuntimeError.__init__(error, f"{what}{said}\n    try  {hint}")
+        return error
+
+
+class UnsupportedExportError(RuntimeError):
+    """A program that a backend cannot represent; the message lists all causes, and nothing was written."""
+
+    def __init__(self, to: str, causes: Sequence[str]) -> None:
+        """``to``: the backend. ``causes``: each with what, and in further lines where, why and what to try."""
+        count = "one cause" if len(causes) == 1 else f"{len(causes)} causes"
+        super().__init__("\n".join([f"the program cannot be exported to {to}, for {count}:", *causes]))
+        self.causes = tuple(causes)
+
+    @staticmethod
+    def cause(what: str, *, why: str, hint: str, at: object = None) -> str:
+        """One cause, in the words of all errors."""
+        return f"{what}\n" + (f"    at   {at}\n" if at else "") + f"    why  {why}\n    try  {hint}"
 
 
 class UnsupportedMutationError(UnsupportedProgramError):
@@ -67,7 +92,7 @@ class NumberMismatchError(StateMismatchError):
 
 
 class GradientMismatchError(InputMismatchError):
-    """A captured program was called in another grad mode, or with other inputs that require gradients."""
+    """A captured program was called in another grad mode, or with other inputs that require or have gradients."""
 
 
 class DataDependentError(RuntimeError):

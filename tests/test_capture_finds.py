@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functionalize import capture
+from functionalize.errors import UnsupportedMutationError
 from functionalize.tracing import meta_cache
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import clone_inputs, differences, observe
@@ -317,3 +318,118 @@ def test_tensors_are_sizes_of_padding() -> None:
     captured = capture(run, (torch.ones(3),))
     for x in (torch.ones(3), torch.tensor([2.0, 1, 1]), torch.tensor([0.0, 1, 1])):
         torch.testing.assert_close(captured(x), run(x))
+
+
+def test_a_leaf_that_is_detached_in_place_is_no_computed_tensor() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x.detach_().requires_grad_()
+
+    captured = capture(program, (torch.ones(2, requires_grad=True),))
+    assert captured(torch.ones(2, requires_grad=True)).is_leaf
+    with pytest.raises(UnsupportedMutationError, match="detached in place and requires gradients again"):
+        captured(torch.ones(2, requires_grad=True) * 2)
+
+
+def test_unsafe_pieces_require_gradients_in_inference_mode_as_views_do() -> None:
+    with torch.inference_mode(False):
+        example, x = torch.zeros(4, requires_grad=True), torch.zeros(4, requires_grad=True)
+    with torch.inference_mode():
+        captured = capture(lambda x: x.unsafe_chunk(2)[0], (example,))
+        assert captured(x).requires_grad == x.unsafe_chunk(2)[0].requires_grad
+
+
+@pytest.mark.parametrize("size", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_margin_losses_of_one_row_are_numbers(size: tuple[int, ...], reduction: str) -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.multilabel_margin_loss(x, y, reduction=reduction)
+
+    x, y = torch.rand(size, requires_grad=True), torch.zeros(size, dtype=torch.int64)
+    given, wanted = capture(program, (x, y))(x, y), program(x, y)
+    assert given.size() == wanted.size()
+    assert torch.equal(given, wanted)
+    assert torch.equal(*(torch.autograd.grad(loss.sum(), x)[0] for loss in (given, wanted)))
+
+
+@torch.library.custom_op("functionalize_capture_finds::add_one", mutates_args=("x",))
+def add_one(x: Tensor) -> None:
+    x.add_(1)
+
+
+def test_a_custom_op_writes_to_state() -> None:
+    total = torch.zeros(3)
+
+    def program(x: Tensor) -> Tensor:
+        add_one(total)
+        return x + total
+
+    captured = capture(program, (torch.ones(3),))
+    assert captured(torch.ones(3)).tolist() == [2.0] * 3
+    assert captured(torch.ones(3)).tolist() == [3.0] * 3
+    assert total.tolist() == [2.0] * 3
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo asks for it
+def test_bodies_of_higher_order_ops_call_modules_and_close_over_state() -> None:
+    from torch._higher_order_ops.map import map as mapped
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(3, 3)
+
+        def forward(self, x: Any) -> Any:
+            y = torch.cond(x.sum() > 0, lambda x: self.inner(x), lambda x: x * 2, (x,))
+            return mapped(lambda row, scale: row * scale, y, self.inner.weight[0])  # type: ignore[arg-type]
+
+    model = Model()
+    captured = capture(model, (torch.ones(2, 3),))
+    for x in (torch.ones(2, 3), -torch.ones(2, 3)):
+        assert torch.allclose(captured(x), model(x))
+
+
+def test_a_resize_of_what_the_data_give_a_size_is_refused() -> None:
+    """What the storage gained, and what is in it, would depend on the data."""
+
+    def resized(x: Tensor) -> Tensor:
+        found = x[x > 0]
+        return found.resize_(4, 3)
+
+    def resized_by_an_out(x: Tensor) -> Any:
+        places = x.nonzero()
+        return torch.min(x, -1, out=(x.flip(1), places))
+
+    with pytest.raises(UnsupportedMutationError, match=r"of a storage that had \(u\d.*\), and was resized"):
+        capture(resized, (MEMORY,))
+    with pytest.raises(UnsupportedMutationError, match=r"of a storage that had \(u\d.*\), and was resized"):
+        capture(resized_by_an_out, (MEMORY.view(4, 6),))
+    assert capture(lambda x: x[x > 0].resize_(0), (MEMORY,))(MEMORY).shape == (0,)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("bit", [torch._neg_view, torch.conj])
+def test_lazy_bits_of_results_in_one_memory(mode: Any, bit: Any) -> None:
+    """In inference mode no tensor is a view of another: each of them could have been the one that was computed."""
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        first, second = x * 2j, x * 3j
+        return bit(first), first, bit(second), bit(second)[:1]
+
+    with mode():
+        for want, got in zip(run(MEMORY), capture(run, (MEMORY,))(MEMORY), strict=True):
+            assert torch.equal(want, got)
+            assert (want.is_conj(), want.is_neg()) == (got.is_conj(), got.is_neg())
+
+
+def test_what_ends_a_program_is_not_cast() -> None:
+    """Autocast of the CPU knows no float16: the storage that has grown is put together without it."""
+
+    def run(x: Tensor) -> None:
+        x.resize_(14)
+        x[8:].fill_(0)
+
+    x, other = (torch.arange(9, dtype=torch.float16)[1:7] for _ in range(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        capture(run, (x,))(x)
+    run(other)
+    assert torch.equal(x, other)

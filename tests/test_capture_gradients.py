@@ -624,3 +624,101 @@ def test_data_of_a_view_that_autograd_accepts_no_more() -> None:
     x = torch.arange(2.0) * torch.ones(2, requires_grad=True)
     capture(run, (x,))(x)
     torch.testing.assert_close(x.detach(), 2 * torch.arange(2.0))
+
+
+def permuted_norm(inner: Any, x: Tensor) -> Tensor:
+    return nn.functional.group_norm(inner(x).reshape(2, 1, 2, 3).permute(0, 3, 1, 2), 3)
+
+
+def permuted_pool(inner: Any, x: Tensor) -> Tensor:
+    return nn.functional.adaptive_max_pool3d(inner(x).expand(2, 3, 4, 3).permute(3, 0, 2, 1), 2)
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize(
+    "func",
+    [
+        lambda inner, x: torch.linalg.det(inner(x)[:3].t() + torch.eye(3)),
+        lambda inner, x: torch.linalg.slogdet(inner(x)[:3].t() + torch.eye(3))[1],
+        permuted_norm,
+        permuted_pool,
+    ],
+    ids=["det", "slogdet", "group_norm", "max_pool3d"],
+)
+def test_ops_whose_backward_asks_strides(func: Any, remove: str) -> None:
+    module = Applied(func, nn.Linear(3, 3))
+    x = torch.rand(4, 3, requires_grad=True)
+    wanted = torch.autograd.grad(module(x).sin().sum(), [x, *module.parameters()])
+    given = torch.autograd.grad(capture(module, (x,), remove=remove)(x).sin().sum(), [x, *module.parameters()])
+    for one, other in zip(given, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+        assert one.stride() == other.stride()
+
+
+def test_data_of_a_view_of_a_tensor_that_is_written_are_refused() -> None:
+    """Autograd would look for the gradient where the new data lie: eager does so before they are there."""
+
+    def run(x: Tensor, y: Tensor) -> None:
+        x.add_(1)
+        y.data = y * 2
+
+    with pytest.raises(UnsupportedMutationError, match="`y`, which requires gradients, gets new metadata"):
+        memory = torch.arange(4.0) * torch.ones(4, requires_grad=True)
+        capture(run, (memory[0], memory[1:]))(memory[0], memory[1:])
+
+
+def test_new_metadata_of_a_view_that_has_views_are_refused() -> None:
+    """These are to autograd views of what the tensor is a view of, and keep what the tensor loses."""
+
+    def run(x: Tensor) -> Tensor:
+        whole = x.view(-1)
+        x.as_strided_((1,), (1,), 0)
+        return whole
+
+    leaf = torch.ones(2, requires_grad=True)
+    assert torch.autograd.grad(run((leaf * 2).view(2)).sum(), leaf)[0].tolist() == [2, 2]
+    with pytest.raises(UnsupportedProgramError, match="where it has views, by `requires_grad_` or `as_strided_`"):
+        capture(run, ((leaf * 2).view(2),))
+
+    def turned(x: Tensor) -> Tensor:
+        whole = x.view(-1)
+        x.unsqueeze_(0)
+        return whole
+
+    captured = capture(turned, ((leaf * 2).view(2),))
+    assert torch.autograd.grad(captured((leaf * 2).view(2)).sum(), leaf)[0].tolist() == [2, 2]
+
+
+def test_views_stay_views_beside_copies_of_views() -> None:
+    """Memory around an input is read by a copy, its parts are views of the result, at places of a whole storage."""
+
+    def run(x: Tensor, numbers: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        y.zero_()
+        return x @ weight
+
+    def arguments() -> tuple[Tensor, ...]:
+        memory = torch.arange(8.0).untyped_storage()
+        x, y = (torch.empty(0).set_(memory, *where) for where in ((6, (1, 1), (1, 1)), (0, (2, 2), (4, 2))))
+        return x, torch.empty(0, dtype=torch.int16).set_(memory, 8, (), ()), y, torch.ones(1, 1, requires_grad=True)
+
+    captured, given = capture(run, arguments(), remove="mutations"), arguments()
+    result = captured(*given)
+    assert result.item() == given[0].item() == 0
+
+
+@pytest.mark.parametrize("write", [lambda y: y.mul_(2), lambda y: y.detach().mul_(2)], ids=["seen", "detached"])
+def test_pieces_of_a_part_are_refused_where_another_part_is_written(write: Callable[[Tensor], Any]) -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        first, _ = x.split(1)
+        write(y)
+        return first * 2  # type: ignore[no-any-return]
+
+    def parts(by: Tensor) -> tuple[Tensor, Tensor]:
+        memory = torch.arange(4.0) * by
+        return memory[:2], memory[2:]
+
+    with pytest.raises(RuntimeError, match="Output 0 of Split is a view"):
+        run(*parts(torch.ones(4, requires_grad=True)))
+    with pytest.raises(UnsupportedMutationError, match=r"`y` is written, and the program makes pieces .* of `x`"):
+        capture(run, parts(torch.ones(4, requires_grad=True)))
+    assert torch.equal(capture(run, parts(torch.ones(4)))(*parts(torch.ones(4))), torch.zeros(1))

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from torch.export.graph_signature import OutputKind
 
-from functionalize import DataDependentError, InputMismatchError, UnsupportedMutationError, capture
+from functionalize import (
+    DataDependentError,
+    InputMismatchError,
+    UnsupportedMutationError,
+    UnsupportedProgramError,
+    capture,
+)
 from functionalize.verify import assert_functional
 
 Step = Callable[..., Any]
@@ -340,3 +346,16 @@ def test_dicts_keyed_by_tensors_are_added_to() -> None:
     for count in (1, 2, 3):
         assert torch.equal(program(torch.ones(3)), torch.full((3,), 2.0 * count))
     assert counts == {parameter: 3} and list(kept) == [parameter, "more"]
+
+
+def test_what_only_a_method_in_c_holds_is_left_as_it_was() -> None:
+    kept, parameter = torch.ones(3), torch.nn.Parameter(torch.ones(3))
+    add, times = kept.add_, parameter.mul
+    program = capture(lambda x: add(1) * x, (torch.ones(3),))
+    assert kept.tolist() == [1.0] * 3 and kept._version == 0
+    assert program(torch.ones(3)).tolist() == kept.tolist() == [2.0] * 3
+    assert kept._version == 1
+
+    with pytest.raises(UnsupportedProgramError, match="leaves a gradient on a tensor of size"):
+        capture(lambda x: times(x).sum().backward(), (torch.ones(3),))
+    assert parameter.grad is None

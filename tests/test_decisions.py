@@ -532,3 +532,101 @@ def test_a_list_of_numbers_in_two_places() -> None:
     world.second = [5.0]
     with pytest.raises(AssertionError):
         program(ONES)
+
+
+def test_a_decision_by_an_input_waits_for_those_before_it() -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        size = int(x.exp().sum().log().round())  # the last of the graph
+        return x * size if y > 0 else x - size
+
+    program = capture(run, (ONES, torch.ones(())))
+    for number, y in ((2.0, 1.0), (3.0, -1.0), (4.0, 1.0), (2.0, -1.0)):
+        x = torch.full_like(ONES, number)
+        assert torch.equal(program(x, torch.tensor(y)), run(x, torch.tensor(y)))
+
+
+def test_a_scheduler_that_waits_for_a_plateau() -> None:
+    def world() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+
+        def step(x: Tensor) -> float:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            scheduler.step(loss.detach())
+            return float(optimizer.param_groups[0]["lr"])
+
+        return step, scheduler
+
+    (step, scheduler), (wanted, other) = world(), world()
+    batches = list(torch.randn(6, 4, 3, generator=torch.Generator().manual_seed(0)))
+    program = capture(step, (batches[0],))
+    for x in batches:
+        assert program(x) == wanted(x)
+        assert scheduler.state_dict() == other.state_dict()
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_checkpointed_region_runs_again_as_it_ran_where_numbers_are_inputs(p: float) -> None:
+    def world() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(p))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = checkpoint(model, x, use_reentrant=False).sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()  # type: ignore[no-any-return]
+
+        return step, model
+
+    (step, model), (wanted, other) = world(), world()
+    x = torch.rand(2, 3)
+    program = capture(step, (x,))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        loss = program(x)
+        torch.manual_seed(seed)
+        assert torch.equal(loss, wanted(x))
+        assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        str,
+        repr,
+        "{:.2f}".format,
+        lambda number: f"{number}",
+        lambda number: f"{[number]}",
+        "%.1f".__mod__,
+        "%s".__mod__,
+    ],
+)
+def test_numbers_that_the_data_tell_as_text(written: Callable[[Any], str]) -> None:
+    log: list[str] = []
+
+    def run(x: Tensor) -> Tensor:
+        log.append(written(x.sum().item()))
+        return x * 2
+
+    program = capture(run, (ONES,))
+    assert not log
+    for number in (1.0, 2.5, 1.0):
+        program(ONES * number)
+        run(ONES * number)
+    assert log[::2] == log[1::2]
+
+
+def test_whether_a_number_that_the_data_tell_is_whole() -> None:
+    def run(x: Tensor) -> Tensor:
+        total: Any = x.sum().item()
+        return x * 2 if total.is_integer() else x * 3
+
+    assert follows(run, ONES, ONES / 4, ONES / 0) == 2

@@ -471,3 +471,28 @@ def test_a_call_that_cannot_be_captured_anew_is_eagers() -> None:
     program = capture(size, (torch.ones(3),))
     with pytest.raises(InputMismatchError, match="the dtype of the input `x`"):
         program(numbers)
+
+
+def test_whether_inputs_in_one_memory_are_views_of_one_tensor_is_a_guard() -> None:
+    """A write to one of them changes the gradients of the other, else it does not."""
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        y.fill_(1)
+        return x * 2
+
+    def arguments(views: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        leaf, memory = torch.ones(2, requires_grad=True), torch.ones(2)
+        if views:
+            memory.mul_(leaf)
+            return leaf, (memory[:], memory.view(2))
+        x, y = (torch.empty(0).set_(memory.untyped_storage(), 0, (2,), (1,)).mul_(leaf) for _ in range(2))
+        return leaf, (x, y)
+
+    def gradient(function: Callable[..., Tensor], views: bool) -> float:
+        leaf, given = arguments(views)
+        return float(torch.autograd.grad(function(*given).sum(), leaf)[0].sum())
+
+    program = capture(run, arguments(False)[1])
+    assert [gradient(run, False), gradient(run, True), gradient(program, False)] == [4, 0, 4]
+    with pytest.raises(InputMismatchError, match=r"`y` and the input `x` share memory \(.*, views of one tensor\)"):
+        gradient(program, True)

@@ -425,3 +425,47 @@ def test_what_has_no_gradient_leaves_the_history_of_what_it_is_written_to() -> N
     program = capture(run, (leaf * 1, torch.ones(3, requires_grad=True)))
     torch.testing.assert_close(derivatives(program), derivatives(run))
     assert derivatives(run)[1].sum() == 9
+
+
+@pytest.mark.parametrize("write", [Tensor.logical_not_, lambda y: y.fill_(3)], ids=["logical_not_", "fill_"])
+@pytest.mark.parametrize("requires", [False, True], ids=["plain", "requires gradients"])
+def test_a_tensor_whose_memory_another_wrote_keeps_its_history(write: Callable[[Tensor], Any], requires: bool) -> None:
+    """Autograd misses a write through a tensor that is no view of this one: the value is new, the history old."""
+
+    def run(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        write(y)
+        return (x * weight).sum()
+
+    def arguments() -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        leaf, weight, memory = (
+            torch.full((3,), 2.0, requires_grad=True),
+            torch.ones(3, requires_grad=True),
+            torch.ones(3),
+        )
+        x, y = (torch.empty(0).set_(memory.untyped_storage(), 0, (3,), (1,)) for _ in range(2))
+        x.mul_(leaf)
+        return leaf, (x, y.mul_(leaf) if requires else y, weight)
+
+    def derivatives(function: Callable[..., Any]) -> list[Tensor]:
+        leaf, given = arguments()
+        (first,) = torch.autograd.grad(function(*given), given[2], create_graph=True)
+        return [first, *torch.autograd.grad(first.sum(), leaf)]
+
+    program = capture(run, arguments()[1])
+    torch.testing.assert_close(derivatives(program), derivatives(run))
+    assert derivatives(run)[1].sum() == 3
+
+
+def test_gradients_that_are_computed_from_nothing_have_derivatives() -> None:
+    def run(x: Tensor) -> None:
+        x.ne_(torch.ones(3))
+
+    def derivatives(function: Callable[..., Any]) -> list[Any]:
+        leaf, tangent = torch.full((3,), 2.0, requires_grad=True), torch.ones(3, requires_grad=True)
+        x = leaf * leaf
+        function(x)
+        (first,) = torch.autograd.grad(x, leaf, tangent, create_graph=True)
+        return [first, *torch.autograd.grad(first.sum(), [leaf, tangent], allow_unused=True, materialize_grads=True)]
+
+    program = capture(run, (torch.ones(3, requires_grad=True) * 1,))
+    torch.testing.assert_close(derivatives(program), derivatives(run))

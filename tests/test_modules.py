@@ -17,9 +17,9 @@ DECIDING = {"nn_BatchNorm1d", "nn_BatchNorm2d", "nn_BatchNorm3d", "nn_CTCLoss", 
 DECIDING |= {"nn_Transformer", "nn_TransformerEncoder"}
 
 
-def check_modules(names: list[str], make: Make, limit: int | None) -> None:
+def check_modules(names: list[str], make: Make, limit: int | None, train: bool = True) -> None:
     for name in names:
-        verdicts = [check(sample, make) for sample in samples(name, limit)]
+        verdicts = [check(sample, make) for sample in samples(name, limit, train)]
         failures = [f"{one.case}: {one.kind} {one.reason[:300]}" for one in verdicts if one.status == FAILED]
         assert not failures, "\n".join(failures)
         refused = {one.case for one in verdicts if one.kind == "refused"}
@@ -39,8 +39,15 @@ def test_training_compiled(shard: int) -> None:
     check_modules(module_names()[shard::SHARDS], compiled, 1)
 
 
+@pytest.mark.slow(seconds=20)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_calls_that_do_not_train(shard: int) -> None:
+    check_modules(module_names()[shard::SHARDS], captured, 1, train=False)
+
+
 @pytest.mark.full
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize(("make", "limit"), [(captured, 30), (compiled, 6)], ids=["captured", "compiled"])
-def test_training_with_many_samples(make: Make, limit: int, shard: int) -> None:
-    check_modules(module_names()[shard::SHARDS], make, limit)
+def test_many_samples(make: Make, limit: int, shard: int, train: bool) -> None:
+    check_modules(module_names()[shard::SHARDS], make, limit, train)

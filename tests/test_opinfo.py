@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from functionalize.transform.handlers.strides import NOT_ASKED, TRUSTING
 from tests.opinfo.cases import CI, Case, op_names
 from tests.opinfo.check import FAILED, PASSED, Verdict, check
 from tests.opinfo.runner import Job, Runner
+from tests.opinfo.strides import trusting
 
 SHARDS = 24
 pytestmark = pytest.mark.slow  # loading the database takes seconds
@@ -30,6 +32,20 @@ def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
     listed = "\n".join(f"{v.kind}: {v.reason[:300]}\n  python -m tests.opinfo --case '{v.case}'" for v in failures[:20])
     assert not failures, f"{len(failures)} of {len(verdicts)} cases failed\n{listed}"
     assert any(verdict.status == PASSED for verdict in verdicts)
+
+
+@pytest.mark.parametrize("name", ["linalg.det", "nn.functional.group_norm", "nn.functional.fractional_max_pool3d"])
+def test_operators_that_trust_strides_are_listed(name: str) -> None:
+    found = trusting([name])
+    assert found
+    assert found <= TRUSTING | NOT_ASKED
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_all_operators_that_trust_strides_are_listed(shard: int) -> None:
+    found = trusting(op_names()[shard::SHARDS])
+    assert found <= TRUSTING | NOT_ASKED, found - TRUSTING - NOT_ASKED
 
 
 @pytest.mark.parametrize(

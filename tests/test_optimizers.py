@@ -45,9 +45,9 @@ SCHEDULERS: dict[str, Schedule] = {
     "CosineAnnealingWarmRestarts": lambda one: schedulers.CosineAnnealingWarmRestarts(one, 5),
     "OneCycleLR": lambda one: schedulers.OneCycleLR(one, 0.2, total_steps=20, cycle_momentum=False),
 }
-# Inside they look numbers up in a dict of milestones, or go more than two ways in eight steps.
+SCHEDULERS["MultiStepLR"] = lambda one: schedulers.MultiStepLR(one, [2, 5, 5], 0.5)
+# Inside it goes more than two ways in eight steps.
 BETWEEN: dict[str, Schedule] = {
-    "MultiStepLR": lambda one: schedulers.MultiStepLR(one, [2, 5], 0.5),
     "SequentialLR": lambda one: schedulers.SequentialLR(
         one, [schedulers.ConstantLR(one, 0.5, 5), schedulers.ExponentialLR(one, 0.9)], milestones=[5]
     ),
@@ -213,7 +213,27 @@ def test_batch_norm_that_averages_over_all_batches() -> None:
         optimizer = torch.optim.SGD(module.parameters(), 0.1)
         return _step(module, optimizer), module, optimizer
 
-    assert captures_of_worlds(make) <= CALLS  # its forward takes `float(num_batches_tracked)`
+    assert captures_of_worlds(make) <= FEW
+
+
+def test_a_schedule_by_what_is_reached_goes_few_ways() -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        module = perceptron()
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        scheduler = schedulers.ReduceLROnPlateau(optimizer, patience=1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = module(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            scheduler.step(loss.item())
+            return loss.detach()
+
+        return step, module, optimizer, scheduler
+
+    assert captures_of_worlds(make) < CALLS  # better or not, patient or not
 
 
 def test_line_searches_decide_by_data() -> None:

@@ -23,8 +23,6 @@ SavedTensor: Any = torch._C._autograd.SavedTensor
 make_saved_tensor: Callable[[torch.Tensor, bool], Any] = torch._C._autograd._make_saved_tensor
 # Whether the backward pass that runs was asked for with `retain_graph`.
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-# Graphs of operators below autocast must not be cast again.
-without_autocast: Callable[[], Any] = torch._C._DisableAutocast
 
 
 def has_node_hooks(leaf: torch.Tensor) -> bool:

@@ -115,10 +115,10 @@ def uncached_fakes(handles: Sequence[torch.Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
-    """As inside ``__torch_dispatch__``: no autograd, no functorch level and no version counter sees the calls."""
+    """As inside ``__torch_dispatch__``: no autograd, autocast, functorch level or version counter sees the calls."""
     above = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)
     above = above.add(torch._C.DispatchKey.FuncTorchDynamicLayerBackMode)
-    with torch._C._ExcludeDispatchKeyGuard(above), torch._C._AutoDispatchBelowADInplaceOrView():
+    with torch._C._ExcludeDispatchKeyGuard(above), torch._C._AutoDispatchBelowADInplaceOrView(), without_autocast():
         yield
 
 
@@ -142,6 +142,8 @@ def direct_call(op: Any) -> Callable[..., Any]:
     return call  # type: ignore[no-any-return]
 
 
+# Graphs of operators below autocast must not be cast again.
+without_autocast: Callable[[], Any] = torch._C._DisableAutocast
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on some device
 BelowAutograd = torch._C._AutoDispatchBelowAutograd  # autograd does not see what runs, version counters do
 BelowVersions = torch._C._AutoDispatchBelowADInplaceOrView  # neither of the two does

@@ -15,7 +15,7 @@ from torch._dynamo.backends.registry import lookup_backend  # a compiler by its 
 from torch._guards import TracingContext, detect_fake_mode, tracing  # where Dynamo keeps its symbols
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from functionalize._torch.autograd import without_autocast
+from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import new_fake_mode
 from functionalize._torch.tensors import storage_key
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch._guards import detect_fake_mode  # fake tensors are made by one mode, which may be the caller's
+from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -22,9 +23,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch
+from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
 from functionalize._torch.tensors import PLAIN_TYPES, set_versions
 
+_RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
 _ELSEWHERE = (
     "this thread runs a model, or an object, that another thread is capturing\n"
@@ -103,7 +105,8 @@ class CaptureFakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._refuse_other_threads()
-        if isinstance(func, HigherOrderOperator):  # whose rules are found by the very class of a mode
+        # A higher-order operator has a rule for the very class of a mode, or one that comes back to the mode.
+        if isinstance(func, HigherOrderOperator) and func not in _RULES_OF_MODE:
             return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
         if self._ended and any(type(leaf) in _REAL for leaf in pytree.tree_leaves((args, kwargs))):
             raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended
@@ -250,7 +253,8 @@ class FakeFactory:
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor that looks like any tensor."""
         if not isinstance(tensor, FakeTensor):
-            return self.mode.from_tensor(tensor)
+            found: torch.Tensor = on_handles(self.mode.from_tensor, (tensor,), {})  # of a view it takes a view
+            return found
         with below_dispatch():
             return self.snapshot(tensor)
 

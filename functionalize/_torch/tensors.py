@@ -98,7 +98,7 @@ def share_gradient_hooks(of: torch.Tensor, to: torch.Tensor) -> None:
 
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
 OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "kinds of hooks on its gradient", "is a leaf"
-VERSION, STORAGE = "version", "storage size in bytes"
+VERSION, STORAGE, GRADIENT = "version", "storage size in bytes", "has a gradient"
 ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # how Python asks; stubs call it a number
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,

@@ -15,7 +15,9 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher  # kernels in Python, which symbols go through
+
+# Kernels in Python, which symbols go through.
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch.fx import Graph, Node, Proxy
 from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tensors by no public call
     ProxyTorchDispatchMode,

@@ -87,6 +87,7 @@ class AliasGraph:
             self.track(handle, base.root)
         for other in group:
             view = self.locate(base, Layout.of(other))
+            self.track(other, view)
             if view.value is None:
                 view.set_value(other, 0)
         return base.root if first is handle else self.locate(base, Layout.of(handle))
@@ -179,6 +180,12 @@ class AliasGraph:
             self.prepare_write(plain)
             return plain, _rule(op, plain, layout, ())
         top = base.top.layout
+        if base.capacity is not None and unbacked(top.size) and not is_empty(layout):
+            raise UnsupportedMutationError(
+                f"a tensor of size {tuple(layout.size)} of a storage that had {tuple(top.size)}, and was resized",
+                why="only the data tell how much the storage held before, and what it has gained",
+                hint="make a new tensor of the size that is wanted, and copy to it what there was",
+            )
         source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
         if source.layout.dtype != layout.dtype:
             source = _step(source, aten.view.dtype, (layout.dtype,), as_dtype(source.layout, layout.dtype))

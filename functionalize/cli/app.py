@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from functionalize.cli.shared import Job, TargetError, answer, on_target, remembered, say, say_code, wants
-from functionalize.cli.specs import SpecError
+from functionalize.cli.exporting import FORMATS, called, loaded, summary
+from functionalize.cli.shared import Job, SpecType, TargetError, answer, on_target, remembered, say, say_code, wants
+from functionalize.cli.specs import Spec, SpecError
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, as_literal
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ Examples:
   functionalize trace my_models:decode f32[4,3] f32[3] --remove mutations
   functionalize verify my_models:make_model 'i64[1,8]<1000@input_ids' --call --runs 3
   functionalize report my_models:Net f32[1,3,32,32] -o report.html
-  functionalize export my_models:Net f32[1,3,32,32] -o net
+  functionalize export my_models:Net f32[1,3,32,32] --to onnx -o net.onnx
+  functionalize run net.onnx --calls 3
   functionalize ops add_.Tensor
   functionalize tables check
 """
@@ -154,25 +156,75 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
 
 @commands.command()
 @on_target
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="The folder.")
-def export(job: Job, output: Path) -> None:
-    """Capture TARGET and write its graph, its state and its signature to a folder.
+@click.option(
+    "--to", type=click.Choice(["folder", *FORMATS]), default="folder", show_default=True, help="What to write."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file, or the folder.")
+def export(job: Job, to: str, output: Path) -> None:
+    """Capture TARGET and write it for other engines: to pt2 for torch.export.load, to onnx for ONNX Runtime.
 
     \b
-    Written are:
+    Files of programs have the program's state, and are run by `functionalize run`. A folder has
       graph_module.pt   the torch.fx.GraphModule, by torch.save; load it with weights_only=False
       state.pt          parameters, buffers and constants, by the names of the graph's inputs
       signature.json    what each input and output of the graph is, and what is written
       graph.txt         the graph's code, to read
 
     \b
-    Example:
+    Examples:
+      functionalize export my_models:Net f32[1,3,32,32] --to onnx -o net.onnx
       functionalize export my_models:Net f32[1,3,32,32] -o net
     """
-    files = _saved(job.capture(), output)
+    if to == "folder" and output.is_file():
+        raise click.UsageError(f"{output} is a file: name a folder, or say --to {' or --to '.join(FORMATS)}")
+    if to == "folder":
+        files = _saved(job.capture(), output)
+    else:
+        wanted = FORMATS[to].suffix
+        if output.suffix != wanted:
+            raise click.UsageError(f"a file of this kind ends in {wanted}: {output.with_suffix(wanted)}")
+        FORMATS[to].write(job.capture(), output)
+        files = {to: str(output)}
     for what, file in files.items():
         say(job, f"wrote {what.replace('_', ' ')}: {file}")
     answer(job, {"target": job.target, "files": files})
+
+
+@commands.command(name="run")
+@click.argument("file", type=_FILE)
+@click.argument("specs", nargs=-1, type=SpecType(), metavar="[INPUT]...")
+@click.option("--calls", type=click.IntRange(min=1), default=1, show_default=True, help="How many, on new inputs.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers in the inputs.")
+@remembered("json", "Answer with one JSON object.")
+def run_file(file: Path, specs: tuple[Spec, ...], calls: int, seed: int) -> None:
+    """Run a program that `export --to` wrote; what it keeps in its state, the next call finds.
+
+    Without INPUTs it is called with random numbers of the sizes that it was captured with.
+
+    \b
+    Example:
+      functionalize run net.onnx --calls 3
+    """
+    program = loaded(file)
+    results = [called(program, specs, seed + number) for number in range(calls)]
+    state = {name: summary(value) for name, value in program.state().items()}
+    if wants(click.get_current_context(), "json"):
+        click.echo(json.dumps({"file": str(file), "calls": results, "state": state}, indent=2))
+        return
+    for number, result in enumerate(results):
+        click.echo(f"call {number}")
+        for one in result:
+            click.echo(f"  {_line(one)}")
+    for name, one in state.items():
+        click.echo(f"state {name}: {_line(one)}")
+
+
+def _line(one: dict[str, Any]) -> str:
+    """A value in one line."""
+    if "dtype" not in one:
+        return str(one["value"])
+    shown = ", ".join(f"{item:.6g}" if isinstance(item, float) else str(item) for item in one["first"])
+    return f"{one['dtype']}{one['shape']} {shown}"
 
 
 @commands.command(name="ops")

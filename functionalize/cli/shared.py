@@ -180,7 +180,7 @@ def answer(job: Job, data: dict[str, Any]) -> None:
         click.echo(json.dumps(data, indent=2))
 
 
-class _SpecType(click.ParamType[Spec]):
+class SpecType(click.ParamType[Spec]):
     """Inputs in words, as arguments."""
 
     name = "input"
@@ -210,7 +210,7 @@ def remembered(name: str, text: str) -> Callable[[Any], Any]:
 
 _OPTIONS = [
     click.argument("target"),
-    click.argument("specs", nargs=-1, type=_SpecType(), metavar="[INPUT]..."),
+    click.argument("specs", nargs=-1, type=SpecType(), metavar="[INPUT]..."),
     click.option("--inputs", "factory", metavar="MODULE:FUNCTION", help="A function that returns the inputs."),
     click.option("--call", is_flag=True, help="The target is a function that makes the model: call it."),
     click.option("--eval", "evaluate", is_flag=True, help="Put the module into evaluation mode."),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, HOOKS, FakeTensor, has_gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, FakeTensor, has_gradient_hooks
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     below_dispatch,
@@ -25,19 +25,20 @@ from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, rela
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
-from functionalize.graph_capture.leaks import Traced
+from functionalize.graph_capture.leaks import Traced, take_back
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, refuse_drawn
 from functionalize.graph_capture.recording_session import RecordingSession
+from functionalize.graph_capture.symbol_text import text_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
-from functionalize.graph_capture.training import training_step
+from functionalize.graph_capture.training import serves_without_gradients, training_step
+from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
-from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import modes_now
 from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.side_effects import SideEffectRecorder
@@ -194,25 +195,17 @@ def _found(
     found = first.run_unless_hooked()
     hooked = found is None
     if found is None:
+        first.empty_caches()
         first = begun(hooked=True)
         found = first.run()
     if not found.metadata.gradients or first.has_all_gradients:
         return first.capture(found)
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
+    first.empty_caches()
     second = begun(hooked=hooked, suppose_gradients=True)
     assuming = second.run()
     serves = serves_without_gradients(assuming.metadata, found.metadata)
     return second.capture(assuming) if serves else first.capture(found)
-
-
-def serves_without_gradients(assuming: ProgramMetadata, found: ProgramMetadata) -> bool:
-    """Whether a program captured as if there were gradients does what one does that was captured without."""
-    read = {assuming.inputs[number].name for number in assuming.gradients_read}
-    left = {found.inputs[number].name for number in found.gradients}
-    if assuming.graph.answers != found.graph.answers:
-        return False
-    as_zeros = assuming.only_accumulates and not found.leaves_sparse_gradients
-    return not read or (read <= left and as_zeros)
 
 
 class CaptureSession(RecordingSession):
@@ -230,6 +223,7 @@ class CaptureSession(RecordingSession):
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
         self._asked: set[str] = set()  # what the program has asked tensors
+        self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
@@ -262,6 +256,13 @@ class CaptureSession(RecordingSession):
         given = (entry.value for entry in self._inputs.inputs if isinstance(entry.value, FakeTensor))
         return Traced(self.recorder.tracer.tensor_tracker, given)
 
+    def empty_caches(self) -> None:
+        """Empty caches by arguments that the run filled, if anything but the inputs outlives it."""
+        fakes = [entry.fake for entry in self._inputs.inputs if entry.fake is not None]
+        own = {id(one) for fake in fakes for one in (fake, fake.grad if fake.is_leaf else None)}
+        if any(id(tensor) not in own for tensor, _ in self.traced.alive()):
+            self.traced.empty_caches()
+
     def _example(self, placeholder: Any) -> Any:
         """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
         entry = next((one for one in self._inputs.inputs if one.name == placeholder.target), None)
@@ -279,7 +280,7 @@ class CaptureSession(RecordingSession):
     def has_all_gradients(self) -> bool:
         """Whether every leaf had a gradient."""
         given = {id(entry.gradient_of) for entry in self._inputs.inputs if entry.gradient_of is not None}
-        return given == {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
+        return given >= {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
 
     def run_unless_hooked(self) -> Recorded | None:
         """Record the program; None if it took gradients without the hooks that its state has on them."""
@@ -299,8 +300,16 @@ class CaptureSession(RecordingSession):
             found = self._recorded()
         finally:
             drawn = sources.restore()
+            take_back(self._constants.values(), self._lifted())
         refuse_drawn(drawn)
         return found
+
+    def _lifted(self) -> list[torch.Tensor]:
+        """The tensors that the program has reached in another way than through state."""
+        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
+        root, inputs = tracer.root, self._inputs.inputs
+        own = (entry.value for entry in inputs if entry.slot is None and entry.fake is entry.value)
+        return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
 
     def _recorded(self) -> Recorded:
         inputs = self._inputs
@@ -316,7 +325,8 @@ class CaptureSession(RecordingSession):
             if inputs.hooked:
                 lend(inputs.inputs)
             effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log, inputs.walk_again)
-            with self.active(), math_of_symbols(self.recorder.tracer), HooksTakenBack(inputs.state):
+            symbols = math_of_symbols(self.recorder.tracer), text_of_symbols(mode.shape_env)
+            with self.active(), symbols[0], symbols[1], HooksTakenBack(inputs.state):
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:
@@ -336,7 +346,7 @@ class CaptureSession(RecordingSession):
     def _follow(self, context: Any) -> None:
         self._provenance.follow(context)
         context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
-        self._asked = context.notes.asked
+        self._asked, context.notes.constants = context.notes.asked, self._constants
 
     def _program(self) -> Any:
         if self._numbers.places:
@@ -357,7 +367,9 @@ class CaptureSession(RecordingSession):
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
         self._check_stand_ins(found)
-        matter = bool(metadata.gradients) and not self.has_all_gradients
+        supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
+        leaves_new = bool(metadata.gradients) and not self.has_all_gradients
+        matter = not supposed and (leaves_new or GRADIENT in found.asked)
         assumptions = Assumptions(
             self._modes,
             inputs.settings,
@@ -365,8 +377,9 @@ class CaptureSession(RecordingSession):
             inputs.call,
             [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
             sizes=size_guards(self.fake_mode.shape_env, metadata),
-            gradients_matter=not metadata.only_accumulates if metadata.gradients_read else matter,
+            gradients_matter=matter or (bool(metadata.gradients_read) and not metadata.only_accumulates),
             asked=found.asked,
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
         )
-        return Capture(found, Guards(metadata, assumptions), inputs.state, inputs.convention, self.modes_left)
+        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways)

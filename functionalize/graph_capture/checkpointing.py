@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.fx import Node
@@ -27,6 +28,7 @@ class CheckpointRegions:
     """Notes, node by node, which region a program is in."""
 
     def __init__(self) -> None:
+        self.again: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # around each second run
         self._frames: dict[int, tuple[Any, int]] = {}  # of torch's, held: their identities are keys
         self._first: dict[Node, int] = {}  # nodes of the first runs, each with the number of its region
         self._second: dict[Node, int] = {}
@@ -51,7 +53,19 @@ class CheckpointRegions:
         (self._second if again else self._first)[node] = number
 
     def _number(self, frame: Any) -> int:
-        return self._frames.setdefault(id(frame), (frame, len(self._frames)))[1]
+        if id(frame) not in self._frames:
+            self._frames[id(frame)] = frame, len(self._frames)
+            frame.recompute_fn = self._within_again(frame.recompute_fn)
+        return self._frames[id(frame)][1]
+
+    def _within_again(self, run: Callable[..., None]) -> Callable[..., None]:
+        again = self.again
+
+        def second_run(*args: Any) -> None:
+            with again():
+                run(*args)
+
+        return second_run
 
     def running(self) -> tuple[int, tuple[Any] | None] | None:
         """The region that runs, by its number, and if it runs again, for which backward; None outside of all."""

@@ -6,7 +6,7 @@ Invariant: what a captured backward could not give rightly is refused with the r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,12 @@ from torch.fx import Node
 
 from functionalize._torch import is_symbolic, storage_key
 from functionalize._torch.tensors import autograd_base
-from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.metadata import InputMutation
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.epilogue import Input
 
 
 class OverlappingInputsError(UnsupportedMutationError):
@@ -96,10 +96,32 @@ def drawn_in_backward(node: Node) -> UnsupportedMutationError:
     )
 
 
-def refused_write(
+def refuse_written_pieces(
     context: FunctionalizationContext, inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]
+) -> None:
+    """Raise where autograd accepts pieces of an input no more, since another part of the same tensor was written."""
+    cut = [entry for entry in inputs if id(entry.fake) in context.notes.pieces]
+    for mutation in mutations if cut else ():
+        entry = inputs[mutation.input]
+        for other in cut:
+            if other.fake is not entry.fake and _of_one_tensor(entry, other):
+                raise UnsupportedMutationError(
+                    f"`{entry.target or entry.name}` is written, and the program makes pieces (`split`, `unbind`) of "
+                    f"`{other.target or other.name}`, which is a part of the same tensor",
+                    why="autograd accepts the pieces no more, once their memory is written through another tensor",
+                    hint="take the pieces one by one (`narrow`, `select`), or pass copies (`.clone()`)",
+                )
+
+
+def refused_write(
+    context: FunctionalizationContext,
+    inputs: Sequence[TracedInput],
+    begun: Mapping[int, Input],
+    mutations: Sequence[InputMutation],
 ) -> Exception | None:
     """Why autograd cannot be told of some write from outside of the graph; None where it can of all.
+
+    ``begun``: the inputs as they lay before the program ran, by the identities of their fakes.
 
     A write-back to one of several inputs of a storage is seen by autograd as in eager, and so are later uses of the
     others. In the program it is not, but where the others were made as views of one of the inputs.
@@ -117,24 +139,42 @@ def refused_write(
         entry = inputs[mutation.input]
         if _has_other_size(entry):
             raise _new_metadata(entry)
-        if entry.fake is None or not mutation.differentiable:
-            continue
-        if any(_meet(entry, other) for other in inputs):
-            return OverlappingInputsError(
-                f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with another input",
-                why="the gradient of the one input would have to flow through the other",
-                hint="pass the tensor once and take the views of it inside of the function",
-            )
-        if storage_key(entry.fake) in context.notes.readdressed:
-            return UnsupportedMutationError(
-                f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and does not "
-                "begin its storage",
-                why="autograd would look for the place in a gradient, which has a storage of its own",
-                hint="write through select, narrow or diagonal, or pass a copy (`.clone()`)",
-            )
-        if not mutation.writes or mutation.metadata or mutation.after:
-            return _new_metadata(entry)
+        if entry.fake is not None and mutation.differentiable:
+            changed = [inputs[other.input] for other in mutations if other.metadata or other.after]
+            why = _refused_part(context, inputs, begun, entry) or _refused_look(mutation, entry, changed)
+            if why is not None:
+                return why
     return None
+
+
+def _refused_part(
+    context: FunctionalizationContext, inputs: Sequence[TracedInput], begun: Mapping[int, Input], entry: TracedInput
+) -> Exception | None:
+    """Why autograd cannot be told which part of a tensor was written."""
+    if any(_meet(entry, other, begun) for other in inputs):
+        return OverlappingInputsError(
+            f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with another input",
+            why="the gradient of the one input would have to flow through the other",
+            hint="pass the tensor once and take the views of it inside of the function",
+        )
+    if storage_key(entry.fake) in context.notes.readdressed:  # type: ignore[arg-type]
+        return UnsupportedMutationError(
+            f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and does not "
+            "begin its storage",
+            why="autograd would look for the place in a gradient, which has a storage of its own",
+            hint="write through select, narrow or diagonal, or pass a copy (`.clone()`)",
+        )
+    return None
+
+
+def _refused_look(mutation: InputMutation, entry: TracedInput, changed: Sequence[TracedInput]) -> Exception | None:
+    """Why autograd cannot be told how a written tensor lies, and what it knows for parts of the same.
+
+    ``changed``: the inputs that get other metadata. Autograd looks for the gradient of a part where it lies then.
+    """
+    if not mutation.writes or mutation.metadata or mutation.after:
+        return _new_metadata(entry)
+    return next((_new_metadata(other) for other in changed if _of_one_tensor(entry, other)), None)
 
 
 def _written_beyond(context: FunctionalizationContext) -> bool:
@@ -161,11 +201,22 @@ def _has_other_size(entry: TracedInput) -> bool:
     return fake is not None and fake.requires_grad and isinstance(value, torch.Tensor) and _other_size(fake, value)
 
 
-def _meet(one: TracedInput, other: TracedInput) -> bool:
-    """Whether two inputs share elements, and are for autograd parts of one tensor, of which the program knows not."""
-    if other.fake is None or other.fake is one.fake or storage_key(other.fake) != storage_key(one.fake):  # type: ignore[arg-type]
+def _meet(one: TracedInput, other: TracedInput, begun: Mapping[int, Input]) -> bool:
+    """Whether two inputs shared elements, and are for autograd parts of one tensor, of which the program knows not."""
+    if one.fake is None or other.fake is None or other.fake is one.fake:
         return False
-    if (one.root or one) is (other.root or other) or disjoint(Layout.of(one.fake), Layout.of(other.fake)):  # type: ignore[arg-type]
+    place, elsewhere = (begun.get(id(fake)) or Input.of(fake) for fake in (one.fake, other.fake))
+    if (one.root or one) is (other.root or other) or place.storage != elsewhere.storage:
         return False
-    bases = [autograd_base(entry.value) if entry.base is None else entry.base for entry in (one, other)]
-    return bases[0] is bases[1]
+    if disjoint(place.layout, elsewhere.layout):
+        return False
+    return _of_one_tensor(one, other)
+
+
+def _of_one_tensor(one: TracedInput, other: TracedInput) -> bool:
+    """Whether two inputs are to autograd parts of one tensor."""
+    bases = [
+        autograd_base(entry.value) if entry.base is None and isinstance(entry.value, torch.Tensor) else entry.base
+        for entry in (one, other)
+    ]
+    return bases[0] is bases[1] is not None

@@ -21,8 +21,9 @@ from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.differentiability import refuse_gradients_of_made, refused_write
+from functionalize.graph_capture.gradients_of_state import drop_unread, left_by
 from functionalize.graph_capture.graph_symbols import symbol_sources
-from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused, is_leaf
+from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
 from functionalize.graph_capture.object_graph import LEAF, ObjectGraph
 from functionalize.graph_capture.output_analysis import (
@@ -33,7 +34,6 @@ from functionalize.graph_capture.output_analysis import (
     OutputAnalysis,
     signature_of,
 )
-from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Decision
 from functionalize.runtime.joint import JointGraph
 from functionalize.runtime.metadata import (
@@ -89,16 +89,6 @@ class GraphFinalizer:
         node = None if base.root.value is None else tracked_node(self.tracer, base.root.value)
         return "storage" if node is None else str(node.name)
 
-    def new_gradients(self) -> dict[int, int | None]:
-        """By input: the number of the gradient that the program left there, if it is another than before."""
-        given = {id(entry.gradient_of): entry.fake for entry in self.inputs if entry.gradient_of is not None}
-        found: dict[int, int | None] = {}
-        for entry in self.inputs:
-            leaf = entry.gradient_of is None and (is_leaf(entry.value) or is_leaf(entry.fake))
-            if leaf and entry.fake is not None and entry.fake.grad is not given.get(id(entry)):
-                found[id(entry)] = None if entry.fake.grad is None else self.objects.number(entry.fake.grad)
-        return found
-
     def finalize(
         self, entries: list[Input], returned: list[Any], side_effects: Sequence[SideEffect], joint: JointTracer
     ) -> Recorded:
@@ -106,8 +96,8 @@ class GraphFinalizer:
 
         ``entries``: the program's inputs as they lay before it ran; ``returned``: a list of what it gave back.
         """
-        gradients, writes = self.new_gradients(), {id(entry): entry.writes for entry in self.inputs}
-        whole = bool(gradients)  # the backward is a part of the program
+        gradients, writes = left_by(self.inputs, self.objects), {id(entry): entry.writes for entry in self.inputs}
+        whole = any(number is not None for number in gradients.values())  # the backward is a part of the program
         left = len(self.handles)  # in objects, and as gradients
         leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))
@@ -135,7 +125,7 @@ class GraphFinalizer:
         decisions = self._decisions()
         further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions)]
         wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
-        traced = None if whole else self._traced(joint, analysis, aliases, mutations, wanted)
+        traced = None if whole else self._traced(joint, analysis, aliases, begun, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         self._count_writes(writes, {mutation.input for mutation in mutations})
         given = (results, spec) if recipe is None else ((recipe,), LEAF)
@@ -149,6 +139,7 @@ class GraphFinalizer:
         joint: JointTracer,
         analysis: OutputAnalysis,
         aliases: Sequence[OutputAlias],
+        begun: dict[int, Input],
         mutations: Sequence[InputMutation],
         results: Sequence[Any],
     ) -> EndJoint | Exception | None:
@@ -157,7 +148,7 @@ class GraphFinalizer:
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
             return None
-        refused = refused_write(self.context, self.inputs, mutations)
+        refused = refused_write(self.context, self.inputs, begun, mutations)
         if refused is not None:
             return refused
         with tracing_disabled():
@@ -295,7 +286,7 @@ class GraphFinalizer:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
         self._drop_dead()
-        unused, read, accumulates = self._drop_gradients({mutation.input for mutation in mutations})
+        unused, read, accumulates = drop_unread(self.inputs, self.tracer.graph, {m.input for m in mutations})
         numbers = {id(entry): number for number, entry in enumerate(self.inputs)}
         before, after = (
             {number: frozen_layout(layout) for number, layout in some.items()}
@@ -352,27 +343,6 @@ class GraphFinalizer:
             if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
                 graph.erase_node(node)
 
-    def _drop_gradients(self, written: set[int]) -> tuple[frozenset[int], set[int], bool]:
-        """Gradients that the program neither reads nor writes are no inputs, nor are numbers that it does not read.
-
-        Returns the inputs that go; the identities of those whose gradients are read; whether these are added to only.
-        """
-        unused, read, accumulates = set(), set(), True
-        placeholders = self.tracer.graph.find_nodes(op="placeholder")
-        for number, (entry, node) in enumerate(zip(self.inputs, placeholders, strict=True)):
-            if entry.gradient_of is None:
-                if isinstance(entry.slot, NumberSlot) and not node.users:
-                    unused.add(number)
-                    self.tracer.graph.erase_node(node)
-                continue
-            if not node.users and number not in written:
-                unused.add(number)
-                self.tracer.graph.erase_node(node)
-            else:
-                read.add(id(entry.gradient_of))
-                accumulates &= all(user.target is torch.ops.aten.add.Tensor for user in node.users)
-        return frozenset(unused), read, accumulates
-
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
         groups: dict[int, list[str]] = {}
         for entry in self.inputs:
@@ -383,8 +353,9 @@ class GraphFinalizer:
         self._historian.detach()
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
         asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
+        detaches = tuple(self.context.notes.detaches)
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
-        return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked))
+        return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked), detaches)
 
 
 aten = torch.ops.aten

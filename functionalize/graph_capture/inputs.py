@@ -167,17 +167,20 @@ class ProgramInputs:
                 name = fresh_name(f"{_PREFIX[kind]}_{slot.path}", taken)
                 made = TracedInput(kind, name, slot.path, tensor, slot, persistent=persistent)
                 found[id(tensor)] = made
+            elif (first := found[id(tensor)].slot) is not None and first is not slot:
+                first.held = True  # an input in any case: whether both places hold one tensor may matter
         yield from sorted(found.values(), key=lambda entry: list(_PREFIX).index(entry.kind))
 
     def _gradients(self, inputs: list[TracedInput], taken: set[str], suppose: bool) -> Iterator[TracedInput]:
         """The gradients that inputs have, or could have."""
         seen: set[int] = set()
         for entry in inputs:
-            if not is_leaf(entry.value) or id(entry.value) in seen:
+            leaf = is_leaf(entry.value)
+            if not (leaf or has_gradient(entry.value)) or id(entry.value) in seen:
                 continue
             seen.add(id(entry.value))
             gradient = entry.value.grad
-            if gradient is None and suppose:
+            if gradient is None and suppose and leaf:
                 gradient = MissingGradient(entry.value)
             if gradient is not None:
                 target = f"{entry.target or entry.name}.grad"
@@ -293,6 +296,11 @@ def is_substituted(tensor: torch.Tensor) -> bool:
 def is_leaf(value: Any) -> bool:
     """Whether a value is a tensor that autograd leaves gradients at."""
     return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+def has_gradient(value: Any) -> bool:
+    """Whether there is a gradient at a value that requires none: it was frozen since, or somebody put it there."""
+    return isinstance(value, torch.Tensor) and not value.requires_grad and value.grad is not None
 
 
 def gradient_edge(tensor: torch.Tensor) -> Any:

@@ -19,7 +19,8 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from functionalize._torch import is_symbolic, on_handles, storage_key
-from functionalize._torch.autograd import module_without_code, without_autocast
+from functionalize._torch.autograd import module_without_code
+from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
@@ -30,6 +31,7 @@ from functionalize.graph_capture.differentiability import (
     check_differentiable,
     check_has_gradients,
     drawn_in_backward,
+    refuse_written_pieces,
     requiring,
 )
 from functionalize.graph_capture.gradient_hooks import Contents, apart
@@ -133,7 +135,12 @@ class JointTracer:
         mutations: Sequence[InputMutation],
         reconstructions: Sequence[Any],
     ) -> Differentiable:
-        """What the joint graph is to give; ``reconstructions``: of what the program returns."""
+        """What the joint graph is to give; ``reconstructions``: of what the program returns.
+
+        Raises:
+            UnsupportedMutationError: autograd would not accept what the program makes.
+        """
+        refuse_written_pieces(self._mode.context, inputs, mutations)
         results = needed_results(mutations, aliases, analysis.bases, reconstructions, further_bases=True)
         layouts: dict[int, Layout | None] = dict.fromkeys(results)
         targets: dict[int, torch.Tensor] = {}

@@ -1,5 +1,7 @@
 """Traced tensors that outlive their capture: found by looking which are still alive, and refused by who holds them.
 
+Tensors that no state holds, and that a program wrote all the same, get their versions back here as well.
+
 Invariant: after a capture nobody but the program knows of its fake tensors, or an error says who does. Caches by
 arguments (``functools.lru_cache``) that were filled are emptied: their next caller fills them with tensors of its own.
 Limits: what code in C++ alone holds is not seen.
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from functionalize._torch import FakeTensor
+from functionalize._torch import FakeTensor, set_versions
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedProgramError
 
@@ -68,6 +70,27 @@ class Traced:
             "not reach so",
             hint="return the tensor, or keep it in a list, a dict or an attribute that the program names",
             at=_line_of(self._nodes[tensor]),
+        )
+
+
+def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[torch.Tensor]) -> None:
+    """Have tensors that no state holds be as they were.
+
+    ``written``: such tensors, with their versions before; ``constants``: all of them.
+
+    Raises:
+        UnsupportedProgramError: the program left a gradient on one.
+    """
+    for tensor, version in written:
+        set_versions([tensor], [version])
+    left = [tensor for tensor in constants if tensor.is_leaf and isinstance(tensor.grad, FakeTensor)]
+    for tensor in left:
+        tensor.grad = None
+    if left:
+        raise UnsupportedProgramError(
+            f"the program leaves a gradient on a tensor of size {tuple(left[0].size())} that it reaches by no name",
+            why="what only code in C++ holds, or a module that the program calls, is a constant of the graph",
+            hint="reach it by a variable, an attribute or an argument of what is captured",
         )
 
 

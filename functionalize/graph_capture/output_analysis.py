@@ -169,7 +169,7 @@ class OutputAnalysis:
 
     def _in_group(self, handle: torch.Tensor, alias: OutputAlias, base: int | None, group: int) -> OutputAlias:
         if base is None:
-            kind, own = AliasKind.SHARED, self._differentiable and handle.requires_grad
+            kind, own = AliasKind.SHARED, handle.requires_grad
         else:
             kind, own = AliasKind.VIEW_OF_BASE, self._has_own_gradient(handle, self.base_handles[base])
         capacity = frozen_number(handle.untyped_storage().nbytes())
@@ -180,8 +180,11 @@ class OutputAnalysis:
         members = [handles[number] for number in group]
         known = [handle for handle in members if handle.requires_grad and self._differentiable]
         roots = {id(root): root for root in map(autograd_base, known or members)}
-        root = max(roots.values(), key=lambda tensor: size_hint(tensor.numel()))
-        if known and len(roots) > 1:
+        root = max(
+            roots.values(),
+            key=lambda tensor: (not _has_lazy_bits(tensor), size_hint(tensor.numel()), tensor.requires_grad),
+        )
+        if (known and len(roots) > 1) or _has_lazy_bits(root):
             return None
         itself = next((number for number in group if handles[number] is root), None)
         if itself is None and not known:
@@ -243,6 +246,11 @@ def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:
         return view is root or (base.contiguous and _is_whole(root))
     (first, last), (start, end) = base.span, layout.span
     return base.dense and (start == end or (first <= start and end <= last))
+
+
+def _has_lazy_bits(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor holds other numbers than the tensor: a result of a graph has none such."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -23,6 +23,8 @@ from torch.nn.modules import module as hooks
 from functionalize.call_stack import Origin, Scopes
 from functionalize.transform.context import FunctionalizationContext
 
+NO_GRAD = "no_grad"  # of a node's meta: whether the program had grad mode off
+
 _observers: list[Callable[[Node], None]] = []
 
 
@@ -66,6 +68,8 @@ class Provenance:
         """A node was added to the graph just now."""
         node.meta["nn_module_stack"] = self._running[-1]
         node.meta["stack_trace"] = self.here()  # as text in the end
+        if not torch.is_grad_enabled():
+            node.meta[NO_GRAD] = True
         for observer in self._observers:
             observer(node)
 
@@ -79,16 +83,16 @@ class Provenance:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Follow which modules run, in this thread."""
+        """Follow which modules run, in this thread: not in bodies of higher-order ops while Dynamo looks at them."""
         thread = threading.get_ident()
 
         def enter(module: torch.nn.Module, args: Any) -> None:
-            if threading.get_ident() == thread:
+            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
                 self._running.append(self._with(module))
                 self._scopes.enter(sys._getframe(1))  # of the call of the module
 
         def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
+            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
                 self._running.pop()
                 self._scopes.leave()
 

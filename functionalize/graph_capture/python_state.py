@@ -20,12 +20,13 @@ from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
 from functionalize.errors import UnsupportedProgramError
-from functionalize.runtime.containers import ABSENT, Variable, per_class, place_of, read
+from functionalize.runtime.containers import ABSENT, BoundBy, SlotsOf, Variable, per_class, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
 from functionalize.runtime.state_walk import StateWalk, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
 _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 _STORE_GLOBAL = opmap["STORE_GLOBAL"]
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
@@ -65,7 +66,7 @@ class Follower:
 
     def is_log(self, container: Any) -> bool:
         """Whether a list is one that the program adds to, and does nothing else with: it is known by one name."""
-        slots = [slot for slot in self._state.entered if slot.get() is container]
+        slots = [slot for slot in self._state.entered if slot.found() is container]
         if type(container) is not list or len(slots) != 1 or not self._whole:
             return False
         slot = slots[0]
@@ -195,8 +196,7 @@ def is_installed(kind: type) -> bool:
 def variables(func: Any) -> Iterator[Named]:
     """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
     while isinstance(func, functools.partial):
-        arguments = dict(enumerate(func.args))
-        yield from ((f"arg{index}", arguments, index) for index in arguments)
+        yield "args", BoundBy(func), "args"
         yield from ((name, func.keywords, name) for name in func.keywords)
         func = func.func
     if inspect.ismethod(func):
@@ -223,11 +223,11 @@ def variables(func: Any) -> Iterator[Named]:
 
 def _defaults(func: Any) -> Iterator[Named]:
     """Defaults of arguments that hold something: the same object at each call."""
-    given = {**dict(enumerate(func.__defaults__ or ())), **(func.__kwdefaults__ or {})}
-    code = func.__code__
-    first = code.co_argcount - len(func.__defaults__ or ())
-    for key in given:
-        yield code.co_varnames[first + key] if isinstance(key, int) else key, given, key
+    if not _PLAIN.issuperset(map(type, func.__defaults__ or ())):
+        yield "defaults", SlotsOf(func, ("__defaults__",)), "__defaults__"
+    for name, value in (func.__kwdefaults__ or {}).items():
+        if type(value) not in _PLAIN:
+            yield name, func.__kwdefaults__, name
 
 
 def _global_names(code: types.CodeType) -> tuple[list[str], list[str]]:

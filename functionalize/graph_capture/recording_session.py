@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from functionalize.runtime.specialization import Recorded
 from functionalize.runtime.state_walk import StateWalk
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
+from functionalize.transform.function_mode import as_program
 
 Effects = Callable[[ObjectGraph, list[Any]], Sequence[SideEffect]]  # of the objects that a program leaves, and gives
 
@@ -96,6 +98,7 @@ class RecordingSession:
         """
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
         mode.context.takes_subclasses = False
+        self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order, self.states)
         joint.begin(inputs)

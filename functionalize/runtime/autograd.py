@@ -126,7 +126,16 @@ def differentiable_call(orders: Orders, inputs: Sequence[Any]) -> tuple[Any, ...
         copies = {n: copy(inputs[n]) for n in call.copied if isinstance(inputs[n], torch.Tensor)}
         random = RandomState.now(call.joint.draws, dict(zip(call.joint.names, inputs, strict=True)))
         derivation = Derivation(orders, 1, call, random, copies)
-        return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
+        told = list(inputs)
+        for number in call.without_gradient:
+            told[number] = _Untold(inputs[number])
+        return CapturedFunction.apply(derivation, *told)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Untold(NamedTuple):
+    """An input of which autograd is not told: it would run the hooks on a gradient that there is none of."""
+
+    value: Any
 
 
 def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -143,8 +152,9 @@ class CapturedFunction(torch.autograd.Function):
     """A call of the forward, whose derivative is the backward."""
 
     @staticmethod
-    def forward(ctx: Any, derivation: Derivation, *inputs: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, derivation: Derivation, *told: Any) -> tuple[Any, ...]:
         call = derivation.call
+        inputs = [one.value if type(one) is _Untold else one for one in told]
         with derivation.random.again() if derivation.order > 1 else contextlib.nullcontext():
             results = call.run(inputs)
         values = [*(derivation.copies.get(number, value) for number, value in enumerate(inputs)), *results]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from functionalize._torch import pytree
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.state_walk import LEAF_TYPES, TENSOR_TYPES, StateWalk, is_module
@@ -91,6 +92,30 @@ class CallArguments:
             raise RuntimeError(f"the arguments of the call cannot be copied: {error}") from error
 
 
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """Arguments of plain containers, without their tensors."""
+
+    leaves: tuple[Any, ...]  # None for tensors
+    tensors: frozenset[int]  # which of them are some
+    spec: pytree.TreeSpec
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> Nest | None:
+        """That of some arguments; None where objects are among them that are no such containers."""
+        leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
+        if not all(type(leaf) in LEAF_TYPES or isinstance(leaf, torch.Tensor) for leaf in leaves):
+            return None
+        tensors = frozenset(place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+        return cls(tuple(None if place in tensors else leaf for place, leaf in enumerate(leaves)), tensors, spec)
+
+    def filled(self, tensor: Callable[[], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional arguments and arguments by name, with a value for each tensor."""
+        leaves = [tensor() if place in self.tensors else leaf for place, leaf in enumerate(self.leaves)]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+
 @dataclass(frozen=True)
 class CallingConvention:
     """How a program was called when it was captured."""
@@ -98,12 +123,13 @@ class CallingConvention:
     names: tuple[str, ...]  # of the positional arguments
     keywords: tuple[str, ...]
     parameters: tuple[str, ...]  # what the function itself calls its positional arguments
+    nest: Nest | None = None  # how the arguments were nested; None where they were not of plain containers
 
     @classmethod
     def of(cls, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> CallingConvention:
         """The convention of one call of a function."""
         names = tuple(_names_of(func, len(args)))
-        return cls(names[: len(args)], tuple(kwargs), names)
+        return cls(names[: len(args)], tuple(kwargs), names, Nest.of(args, kwargs))
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CallArguments:
         """A call's arguments in this order.

@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -35,6 +35,7 @@ from functionalize.errors import (
 )
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.decisions import Answers, Diverged, agree
+from functionalize.runtime.exports import Exports
 from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
@@ -64,7 +65,7 @@ class Mutation:
     location: str
 
 
-class CapturedProgram:
+class CapturedProgram(Exports):
     """What :func:`functionalize.capture` returns."""
 
     def __init__(
@@ -113,6 +114,11 @@ class CapturedProgram:
     def graph_module(self) -> GraphModule:
         """The graph, as a module: of state and inputs, in the order of the signature."""
         return self._first.graph_module
+
+    @property
+    def specialization(self) -> Specialization:
+        """All that the capture for the example inputs gave: what a backend makes its program of."""
+        return self._first
 
     @property
     def guards(self) -> list[Guard]:
@@ -214,14 +220,14 @@ class CapturedProgram:
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
         """What a call comes to whose data decide otherwise than those that a program was captured for."""
-        tried, kind = [chosen], chosen.kind
+        tried, known_answers = [chosen], {chosen.kind: answers}  # those of one kind say nothing of another one's
         while True:
             with CAPTURING:
                 others = [known for known in self._specializations if known not in tried]
-                found = agreeing(others, answers, arguments)
+                found = agreeing(others, known_answers, arguments)
                 if found is None:
                     try:
-                        found = self._new_variant(kind, answers, arguments)
+                        found = self._new_variant(chosen.kind, known_answers[chosen.kind], arguments)
                     except Exception as error:
                         if not raised_by_program(error):
                             raise
@@ -232,7 +238,7 @@ class CapturedProgram:
             try:
                 return chosen.run(inputs, arguments)
             except Diverged as error:
-                answers = error.answers
+                known_answers[chosen.kind] = error.answers
             tried.append(chosen)
 
     def _new_variant(
@@ -300,6 +306,15 @@ class CapturedProgram:
             found = [chosen, *(known for known in self._specializations if known is not chosen)]
             kinds = list(dict.fromkeys(known.kind for known in found))[: self._cache_size]
             self._specializations = [known for known in found if known.kind in kinds]
+
+    @property
+    def current(self) -> Specialization:
+        """What ran the last call; before the first, what was captured first."""
+        return self._specializations[0]
+
+    def captured_like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Specialization:
+        """The program as it is for other arguments, or with the state that there is now; it is not kept."""
+        return self._captured(self._convention.arguments(args, kwargs))
 
     def flat_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.

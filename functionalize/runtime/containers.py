@@ -8,6 +8,7 @@ Invariant: a container is written past the methods that its class overrides. Lim
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -121,6 +122,10 @@ class SetItems(_Items):
         set.clear(self._set)
         set.update(self._set, items)
 
+    def holds(self, item: Any) -> bool:
+        """Whether a tensor is among them: this very one."""
+        return set.__contains__(self._set, item)
+
 
 class SlotsOf(MutableMapping[str, Any]):
     """The ``__slots__`` of an object that hold something, by name."""
@@ -147,6 +152,19 @@ class SlotsOf(MutableMapping[str, Any]):
 
     def __delitem__(self, key: str) -> None:
         object.__delattr__(self._owner, key)
+
+
+class BoundBy(SlotsOf):
+    """The arguments that a ``functools.partial`` gives by position: one tuple, called ``args``."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: functools.partial[Any]) -> None:
+        super().__init__(owner, ("args",))
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        owner = self._owner
+        owner.__setstate__((owner.func, value, owner.keywords, owner.__dict__))
 
 
 MAPPINGS = (dict, SlotsOf)  # containers whose entries have keys; those of others have positions
@@ -280,6 +298,13 @@ class Slot:
         for step in self.steps:
             value = value[step]
         return value
+
+    def found(self) -> Any:
+        """The same, ``ABSENT`` where there is nothing by now."""
+        try:
+            return self.get()
+        except (LookupError, TypeError):
+            return ABSENT
 
     def set(self, value: Any) -> None:
         write(self.container, self.key, _with(entry(self.container, self.key), self.steps, value))

@@ -91,12 +91,20 @@ def with_assertions(graph: Graph, decisions: Sequence[Decision]) -> None:
 
 
 def with_checks(graph: Graph, decisions: Sequence[Decision]) -> None:
-    """Have a graph compare each decision as soon as it is computed: what follows may fail for data of another way."""
+    """Have a graph compare each decision as soon as it is computed: what follows may fail for data of another way.
+
+    In the order in which they are taken: one that comes out otherwise says that those before it did not.
+    """
     results: Any = graph.output_node().args[0]
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    last: Node | None = None  # after which the next is compared
     for number, decision in enumerate(decisions):
         node = results[decision.output]
         if isinstance(node, Node):
             check_one: Any = functools.partial(compare, decisions=decisions, number=number)
             check_one.__name__, check_one.__module__ = f"decision_{number}", "functionalize"
-            with graph.inserting_after(node):
-                graph.call_function(check_one, (node,))
+            if last is None or places[last] < places[node]:
+                last = node
+            with graph.inserting_after(last):
+                check_node = graph.call_function(check_one, (node,))
+            places[check_node], last = places[last], check_node

@@ -71,7 +71,7 @@ def compute(
         positions = range(metadata.graph.outputs)
     given = dict(zip(positions, results, strict=True))
     if torch.is_grad_enabled():
-        reason = RuntimeError(_BACKWARD_INSIDE) if metadata.gradients else None
+        reason = RuntimeError(_BACKWARD_INSIDE) if metadata.leaves_gradients else None
         given = _known_to_autograd(metadata, given, reason, inputs)
     return _computed(metadata, inputs, given, {})
 
@@ -90,6 +90,14 @@ def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None
     for number, requires in metadata.requiring:
         if requires:
             inputs[number].requires_grad_()
+
+
+def _require_none(tensor: torch.Tensor) -> None:
+    """Have a tensor require gradients no more; a leaf may be a view, which nobody may detach in its place."""
+    if tensor.is_leaf:
+        tensor.requires_grad_(False)
+    else:
+        tensor.detach_()
 
 
 def compute_differentiably(metadata: ProgramMetadata, orders: Orders, inputs: Sequence[Any]) -> Computed:
@@ -213,7 +221,7 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
         inputs[number].grad = None if gradient is None else ending.tensor(gradient)
     for number, requires in metadata.requiring:
         if not requires:
-            inputs[number].detach_()
+            _require_none(inputs[number])
     maker = Maker(states, ending.tensor, computed[0], metadata.graph.numbers)
     for effect in metadata.side_effects:
         effect.apply(states, maker)

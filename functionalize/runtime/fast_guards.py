@@ -149,6 +149,9 @@ class FastGuards:
             else:
                 taken.append(source.name("constant", entry.constant))
         shared = [f"{_place(source, slot)} is not inputs[{n}]" for slot, n in self._guards.shared_places.places]
+        shared += [
+            f"not {source.name('holds', one.holds)}(inputs[{n}])" for one, n in self._guards.shared_places.members
+        ]
         source.lines += [
             "try:",
             f"    inputs = [{', '.join(taken)}]",

@@ -127,7 +127,8 @@ class Guards:
         self.had_gradient = {
             number: value.grad is not None
             for number, value in enumerate(values)
-            if found.gradients_matter and isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+            if found.gradients_matter and isinstance(value, torch.Tensor) and value.is_leaf
+            if value.requires_grad or value.grad is not None
         }
         written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
         written |= found.written | {entry.gradient_of for entry in self.inputs if entry.gradient_of is not None}
@@ -192,11 +193,7 @@ class Guards:
         Raises:
             InputMismatchError: the call's inputs differ from those that the program was captured for.
         """
-        if arguments.structure != self.structure:
-            raise InputMismatchError(
-                "the arguments are nested otherwise than those that the program was captured with",
-                hint="pass containers of the same types and lengths, or capture again",
-            )
+        self._check_structure(arguments)
         modes = modes_now()
         for name, before in self.modes.items():
             if name != GRAD_MODE and modes[name] != before:
@@ -215,6 +212,22 @@ class Guards:
             _refuse(f"the {GRAD_MODE}", modes[GRAD_MODE], self.modes[GRAD_MODE], GradientMismatchError)
         self._check_gradients(values)
         return values
+
+    def check_arguments(self, arguments: CallArguments) -> None:
+        """Of a call's arguments what does not depend on tensors: how they are nested, and the plain values.
+
+        Raises:
+            InputMismatchError: the program was captured with others.
+        """
+        self._check_structure(arguments)
+        self._check_constants(arguments)
+
+    def _check_structure(self, arguments: CallArguments) -> None:
+        if arguments.structure != self.structure:
+            raise InputMismatchError(
+                "the arguments are nested otherwise than those that the program was captured with",
+                hint="pass containers of the same types and lengths, or capture again",
+            )
 
     def _look(self, number: int, value: Any) -> Any:
         """What an input looks like, its sizes left out where they may differ."""
@@ -268,7 +281,7 @@ class Guards:
     def _check_presence(self, values: Sequence[Any]) -> None:
         for number, had in self.had_gradient.items():
             if (values[number].grad is not None) != had:
-                raise InputMismatchError(
+                raise GradientMismatchError(
                     f"the gradient of {self.inputs[number].label} is {'not ' if had else ''}there, and was "
                     f"{'' if had else 'not '}when the program was captured",
                     hint="set gradients to None first, as optimizer.zero_grad() does, or capture again",

@@ -17,8 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from functionalize._torch import storage_key
-from functionalize._torch.autograd import without_autocast
-from functionalize._torch.dispatch import BelowVersions, any_autocast
+from functionalize._torch.dispatch import BelowVersions, any_autocast, without_autocast
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import with_layout
 from functionalize.errors import DataDependentError
@@ -81,6 +80,11 @@ class ForwardCall:
     def differentiated(self) -> list[int]:
         """The inputs that get a gradient."""
         return [number for number, position in enumerate(self.gradients) if position is not None]
+
+    @functools.cached_property
+    def without_gradient(self) -> list[int]:
+        """The other inputs."""
+        return [number for number, position in enumerate(self.gradients) if position is None]
 
     @functools.cached_property
     def sources(self) -> frozenset[int]:

@@ -332,6 +332,11 @@ class ProgramMetadata:
         return [(number, requires) for number, requires in found if requires is not None]
 
     @property
+    def leaves_gradients(self) -> bool:
+        """Whether inputs have new gradients after a call, and not only none."""
+        return any(number is not None for number in self.gradients.values())
+
+    @property
     def leaves_sparse_gradients(self) -> bool:
         """Whether it leaves gradients that are not strided: added to zeros, they would be."""
         outputs = [self.outputs[number] for number in self.gradients.values() if number is not None]

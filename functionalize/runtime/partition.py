@@ -25,6 +25,8 @@ Compile = Callable[[GraphModule], Callable[..., Any]]  # a graph as a function o
 def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: Compile) -> ForwardCall:
     """The two halves of a joint graph, each as ``compile_fn`` makes it. The joint graph is used up."""
     own = len(joint.layouts)  # the others of the forward's outputs are saved
+    if not joint.names:
+        return _without_inputs(joint, compile_fn)
     copies = _views_for_copies(joint.module.graph)
     drawn = _keep_draws(joint.module.graph, own)
     with partitioning(joint.module):
@@ -48,6 +50,18 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
         [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
     )
+
+
+def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
+    """A joint graph that takes nothing: there are no gradients, and partition functions look for an input."""
+    graph = joint.module.graph
+    results = _outputs_of(graph)[: len(joint.layouts)]
+    graph.output_node().args = (tuple(results),)
+    graph.eliminate_dead_code(Node.is_impure)
+    for tangent in _placeholders(joint.module):
+        graph.erase_node(tangent)
+    doubles = [n for n, node in enumerate(results) if node in results[:n]]
+    return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], doubles)
 
 
 def _keep_draws(graph: Graph, own: int) -> int:
@@ -149,12 +163,13 @@ def _rebuilt(
 def _views_for_copies(graph: Graph) -> dict[Any, Any]:
     """Have view ops stand for their copying twins, which partition functions take for work; returns the twins.
 
-    A graph that has such copies has no views of its own.
+    Where a graph has both, they could not be told apart afterwards: the copies stay.
     """
     twins: dict[Any, Any] = {}
+    views = {node.target for node in graph.nodes}
     for node in graph.nodes:
         view = _view_of(node.target) if node.op == "call_function" else None
-        if view is not None:
+        if view is not None and view not in views:
             twins[view] = node.target
             node.target = view
     return twins

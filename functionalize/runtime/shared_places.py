@@ -3,7 +3,7 @@
 A program takes a tensor from the first place where it was found. Where another place holds another tensor by now, it
 would be read as that one.
 
-Invariant: nothing is compared but who is who. Limits: places of state; sets have no places.
+Invariant: nothing is compared but who is who. Limits: places of state; sets have no places, only members.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class SharedPlaces:
         self._inputs = inputs
         self.places = [(slot, numbers[id(value)]) for slot, value in _held(slots) if id(value) in numbers]
         self.places = [(slot, number) for slot, number in self.places if slot is not inputs[number].slot]
+        self.members = [(slot.container, numbers[id(value)]) for slot, value in _in_sets(slots) if id(value) in numbers]
 
     def check(self, values: Sequence[Any], changed: Callable[[], Set[int]]) -> None:
         """Compare the places with a call's inputs; ``changed``: the identities of containers that the program changes.
@@ -32,6 +33,13 @@ class SharedPlaces:
         Raises:
             StateMismatchError: one holds something else.
         """
+        for items, number in self.members:
+            if not items.holds(values[number]):
+                raise StateMismatchError(
+                    f"{self._inputs[number].label} is not in a set in which it was when the program was captured",
+                    hint="put it there, or capture again",
+                    container=items,
+                )
         for slot, number in self.places:
             try:
                 same = slot.get() is values[number]
@@ -50,3 +58,8 @@ class SharedPlaces:
 def _held(slots: Sequence[Slot]) -> Iterator[tuple[Slot, Any]]:
     """The places that have names or numbers, and what is there."""
     yield from ((slot, slot.get()) for slot in slots if not isinstance(slot.container, SetItems))
+
+
+def _in_sets(slots: Sequence[Slot]) -> Iterator[tuple[Slot, Any]]:
+    """The items of sets."""
+    yield from ((slot, slot.get()) for slot in slots if isinstance(slot.container, SetItems))

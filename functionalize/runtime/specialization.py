@@ -22,6 +22,7 @@ from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
+from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.decided_call import compute_as_decided, decided_ahead
 from functionalize.runtime.execution import (
     Computed,
@@ -74,6 +75,7 @@ class Recorded:
     written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
     shared: list[list[str]]  # names of graph inputs that share a storage
     asked: frozenset[str]  # what the program asked tensors, in the words of `Guards`
+    detaches: tuple[str, ...] = ()  # the lines that detach a tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,7 @@ class Capture:
     state: StateWalk
     convention: CallingConvention
     modes_left: Mapping[str, Any]  # modes that the program leaves otherwise than it found them
+    tree: CallTree  # of the arguments
 
 
 def _executed(half: GraphModule) -> Callable[..., Any]:
@@ -123,6 +126,10 @@ class Specialization:
         """Whether both have the same inputs."""
         one, two = ([entry.name for entry in known.metadata.inputs] for known in (self, other))
         return one == two
+
+    def again(self, args: Any, kwargs: Any) -> Specialization:
+        """The same program captured once more, as the objects of its state are now."""
+        return Specialization(self._recapture(args, kwargs), self._partition_fn, self._recapture)
 
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
         """The inputs for a call, or why it is none of this program's."""

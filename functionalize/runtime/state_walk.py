@@ -49,6 +49,7 @@ OPAQUE = (
 # By type, what isinstance would say: most values are one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
+_VALUES = _PLAIN - {types.FunctionType}  # which may reach tensors
 LEAF_TYPES = TENSOR_TYPES | _PLAIN
 _STRINGS = frozenset({str})
 _CONTAINERS = (dict, list, set, deque)
@@ -245,7 +246,7 @@ def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
         yield modules, [name for name, module in modules.items() if module is not None]
         content = value.__dict__
         yield from ((hooks, list(hooks)) for name in HOOKS_OF_MODULES if (hooks := content[name]))
-        yield content, [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _PLAIN]
+        yield content, [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _VALUES]
         return
     if isinstance(value, _CONTAINERS):
         items = SetItems(value) if isinstance(value, set) else value

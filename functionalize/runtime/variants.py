@@ -6,7 +6,7 @@ otherwise when it runs again on the same data is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.export.graph_signature import ExportGraphSignature
@@ -59,11 +59,14 @@ class Variant:
 
 
 def agreeing(
-    programs: Iterable[Specialization], answers: Answers, arguments: CallArguments
+    programs: Iterable[Specialization], answers: Mapping[object, Answers], arguments: CallArguments
 ) -> tuple[Specialization, list[Any]] | None:
-    """A program whose decisions begin with some answers, and its inputs for a call that its guards let pass."""
+    """A program whose decisions begin with some answers, and its inputs for a call that its guards let pass.
+
+    ``answers``: those that are known, by kind of program.
+    """
     for program in programs:
-        if agree(answers, program.answers):
+        if agree(answers.get(program.kind, ()), program.answers):
             inputs = program.checked(arguments)
             if isinstance(inputs, list):
                 return program, inputs

@@ -1,4 +1,4 @@
-"""What ops give on fake tensors, where torch's own meta kernel refuses what eager's kernel takes.
+"""What ops give on fake tensors, where torch's own meta kernel refuses what eager's kernel takes, or gives other sizes.
 
 Invariant: sizes, strides, dtypes and refusals are those of eager's kernel. Limits: torch's builds for ROCm lay results
 of `_grouped_mm` out densely; theirs keep torch's meta kernel.
@@ -70,7 +70,19 @@ def _pack_padded_sequence(input: Any, lengths: Any, batch_first: bool) -> Any:
     )
 
 
+def _multilabel_margin_loss_forward(input: Any, target: Any, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """After ``aten/src/ATen/native/LossMultiLabelMargin.cpp``; of one row torch's meta kernel gives a vector."""
+    size, dims = list(input.size()), input.dim()
+    whole = dims == 0 or (dims <= 2 and size[-1] != 0)
+    _check(whole, f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {size}")
+    alike = target.numel() == input.numel() if dims < 2 and target.dim() < 2 else list(target.size()) == size
+    _check(alike, f"inconsistent target size: {list(target.size())} for input of size: {size}")
+    by_row = dims == 2 and reduction == 0  # `Reduction::None`
+    return input.new_empty(size[:1] if by_row else []), input.new_empty(target.size())
+
+
 METAS: Mapping[Any, Callable[..., Any]] = {
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
     aten._pack_padded_sequence.default: _pack_padded_sequence,
+    aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
 }

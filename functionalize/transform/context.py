@@ -249,10 +249,10 @@ class FunctionalizationContext:
         if self.executor.observed:
             self._protected[storage_key(handle)] = reason, handle  # held, so that its storage is not another's
 
-    def note_reshape(self, handle: torch.Tensor) -> None:
-        """Note that an op is about to change a handle's metadata."""
+    def note_reshape(self, handle: torch.Tensor, *, loses_elements: bool) -> None:
+        """Note that an op is about to change a handle's metadata; whether it may show other elements then."""
         self.refuse_constant(handle)
-        self.notes.note_reshape(handle)
+        self.notes.note_reshape(handle, loses_elements and self.has_views(handle))
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
         """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""

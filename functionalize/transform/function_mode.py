@@ -5,6 +5,8 @@ Invariant: a program does here what it would do without modes. Limits: calls by 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import (
     ASK_VERSION,
+    GRADIENT,
     HOOKS,
     LEAF,
     OF_ELEMENTS,
@@ -25,14 +28,17 @@ from functionalize._torch import (
     has_symbol,
     is_view,
     mode_stack,
+    no_python_dispatcher,
     pytree,
     symbols_in_making,
     unwrap_functorch,
 )
+from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.numbers import SPELT_OUT
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
+_GRAD: Any = torch.Tensor.grad  # stubs call it a tensor
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = {torch.dropout, torch.nn.functional.dropout}
 _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
@@ -41,15 +47,19 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
     **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), (OFFSET,)),
     **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), (OFFSET,)),
     **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), (LEAF,)),
-    **dict.fromkeys((is_view, torch.Tensor.detach_, torch.detach_), (VIEW,)),
+    is_view: (VIEW,),
+    **dict.fromkeys((torch.Tensor.detach_, torch.detach_), (VIEW, LEAF)),
     torch.Tensor.untyped_storage: (OFFSET, STORAGE),
+    **dict.fromkeys((_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__), (GRADIENT,)),
     ASK_VERSION: (VERSION,),
 }
 _HOOK: Any = torch.Tensor.register_hook
 _REQUIRE: Any = torch.Tensor.requires_grad_
-_UNDISPATCHED = (
-    OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | {_SET_DATA, _HOOK, _REQUIRE}
+_DETACHES = frozenset(
+    {torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 )
+_NOTED = _DETACHES | {_HOOK, _REQUIRE}
+_UNDISPATCHED = OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | _NOTED | {_SET_DATA}
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -91,10 +101,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in _BACKWARD:
             self._context.notes.asked.add(HOOKS)
             return self._context.differentiate(func, args, kwargs)
-        if func is _REQUIRE:
-            self._context.notes.note_required(args[0], self._context.has_views(args[0]))
-        if func is _HOOK:
-            self._context.notes.hooked.append(args[0].grad_fn or args[0])
+        if func in _NOTED:
+            self._note(func, args[0])
         if func in SPELT_OUT:
             return SPELT_OUT[func](*args, **kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
@@ -106,6 +114,27 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
         return func(*args, **kwargs)
+
+    def _note(self, func: Any, tensor: torch.Tensor) -> None:
+        """Note what becomes of a tensor's gradients."""
+        notes = self._context.notes
+        if func in _DETACHES:
+            notes.detaches.append(str(user_location()))
+        elif func is _REQUIRE:
+            notes.note_required(tensor, self._context.has_views(tensor))
+        else:
+            notes.hooked.append(tensor.grad_fn or tensor)
+
+
+@contextlib.contextmanager
+def as_program(context: FunctionalizationContext, *, symbolic: bool) -> Iterator[None]:
+    """Around code of a program that autograd's engine runs: as if the program ran it.
+
+    The mode is left while the engine runs, and where there are symbols torch's kernels in Python are enabled, some of
+    which run other ops. ``symbolic``: whether they are for all of the program.
+    """
+    with FunctionalizeFunctionMode(context), contextlib.nullcontext() if symbolic else no_python_dispatcher():
+        yield
 
 
 def _has_number(args: Any, kwargs: Any) -> bool:

@@ -36,6 +36,7 @@ from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers import custom_ops, higher_order, random_ops
+from functionalize.transform.handlers.strides import TRUSTING, all_laid_out
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
 
@@ -99,6 +100,8 @@ class FunctionalizeMode(TorchDispatchMode):
         call_args, call_kwargs, strides_differ = context.values_of(args, kwargs)
         if not strides_differ:
             return self._run(func, call_args, call_kwargs)
+        if func in TRUSTING:
+            call_args, call_kwargs = all_laid_out(context, args, kwargs)
         ordered = random_ops.compute(context, func, args, kwargs, writes=False)
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
         return context.rehandle(func, args, kwargs, out)
@@ -119,7 +122,7 @@ class FunctionalizeMode(TorchDispatchMode):
         if torch.is_inference_mode_enabled():
             with self, as_before_modes(func):  # the safe one has a kernel for views
                 pieces = _SAFE_SPLITS[func](*args, **kwargs)
-                return [piece if piece.is_inference() else piece.data for piece in pieces]  # with versions of their own
+                return [piece if piece.is_inference() else _with_own_version(piece) for piece in pieces]
         return self._view(func, args, kwargs)
 
     def _addressing(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -155,6 +158,7 @@ class FunctionalizeMode(TorchDispatchMode):
             layout = Layout.of(out) if layouts is None else layouts[0]
             self.context.view_made(out, graph.derive(parent, func, tuple(args[1:]), layout))
         else:
+            self.context.notes.note_pieces(source)
             layouts = layouts or [Layout.of(piece) for piece in out]
             steps = view_rules.lower(func, layouts, tuple(args[1:]))
             for piece, layout, (op, op_args) in zip(out, layouts, steps, strict=True):
@@ -197,7 +201,9 @@ class FunctionalizeMode(TorchDispatchMode):
         size = tuple(args[1].size() if isinstance(args[1], torch.Tensor) else args[1]) if func in _RESIZES else None
         if size is not None and _keeps_size(handle, size, kwargs):
             return handle
-        context.note_reshape(handle)
+        variant = tables.row(func).functional
+        op = tables.overload(variant) if variant else None
+        context.note_reshape(handle, loses_elements=op not in view_rules.WAYS_BACK)
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 context.unshare(arg)
@@ -213,8 +219,6 @@ class FunctionalizeMode(TorchDispatchMode):
         view.base.simplify()
         if Layout.of(handle).key == view.layout.key and storage_key(handle) == view.base.key:
             return handle
-        variant = tables.row(func).functional
-        op = tables.overload(variant) if variant else None
         if op in view_rules.VIEW_RULES and storage_key(handle) == view.base.key:
             context.graph.track(handle, context.graph.derive(view, op, tuple(args[1:]), Layout.of(handle)))
         elif func is aten.set_.default:  # to a storage of its own, of nothing
@@ -255,6 +259,12 @@ def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> 
 
 _DEVICE = torch.ops.prim.device.default
 _SPLITS = [aten.split.Tensor, aten.split_with_sizes.default]
+
+
+def _with_own_version(view: torch.Tensor) -> torch.Tensor:
+    return view.data.requires_grad_(view.requires_grad)
+
+
 _SAFE_SPLITS = dict(zip([aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default], _SPLITS, strict=True))
 
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]

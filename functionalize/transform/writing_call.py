@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import counting_versions, counts_versions, pytree, storage_key
+from functionalize._torch import counting_versions, counts_versions, pytree, storage_key, unbacked
 from functionalize.aliasing.geometry import Layout, differ, hinted_span
 from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
@@ -99,6 +99,12 @@ class WritingCall:
 
     _twins = cached_property(on_twins)
 
+    @cached_property
+    def _resizes_by_data(self) -> bool:
+        """Whether an `out=` has a size that only the data tell: kernels that would resize it ask for numbers."""
+        sizes = [size for target in tensor_leaves(self.targets, {}) for size in target.size()]
+        return self.row.kind is Kind.OUT and unbacked(sizes)
+
     def commit(self, results: Sequence[Any], variant: Call) -> None:
         """Commit to each written argument its value among the results of ``variant``, or raise what eager raises."""
         pairs: list[tuple[torch.Tensor | None, Value]] = []
@@ -111,7 +117,9 @@ class WritingCall:
 
     def _legalized(self, handle: torch.Tensor, value: Value, results: Sequence[Any], variant: Call) -> Value:
         if differ(value.size(), handle.size()) or value.dtype != handle.dtype:
-            twin = value if torch.Tag.dynamic_output_shape in self.func.tags else self._twins[id(handle)]
+            cannot = torch.Tag.dynamic_output_shape in self.func.tags
+            cannot |= self._resizes_by_data and value.dtype == handle.dtype
+            twin = value if cannot else self._twins[id(handle)]
             if self.row.kind is Kind.OUT and differ(twin.size(), value.size()):
                 twin = value  # fake tensors that run the kernel for real do not see that it resized its `out=`
             if differ(twin.size(), handle.size()):

@@ -2,8 +2,8 @@
 
 Samples are those of the database, and beside each the same with as many rows as its result has features: where sizes
 are equal, what is transposed looks like what is not. Invariant: results, the gradients of inputs and parameters, and
-buffers are eager's, in the first step and in the second. Limits: samples count where eager can be differentiated, and
-repeats itself.
+buffers are eager's, in each of three steps, where the module trains and where it does not. Limits: samples count where
+eager can be differentiated, and repeats itself.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.opinfo.check import FAILED, NOT_COUNTED, PASSED, Verdict
 from tests.opinfo.gradients import difference, differentiable
 
 SEED = 42
+STEPS = 3
 LARGEST = 40  # rows of a sample that is resized
 # Makes what is called of a module and of example inputs.
 Make = Callable[[nn.Module, Sequence[Any], dict[str, Any]], Callable[..., Any]]
@@ -55,13 +56,13 @@ def module_names() -> list[str]:
     return list(_table())
 
 
-def samples(name: str, limit: int | None) -> Iterator[Sample]:
+def samples(name: str, limit: int | None, train: bool = True) -> Iterator[Sample]:
     """The samples of a module, spread over all of them where there are more than a limit; each with its square ones."""
     info = _table()[name]
     torch.manual_seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=True, training=True)
+        given = info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=True, training=train)
     step = 1 if limit is None else max(1, len(given) // limit)
     for number, one in islice(enumerate(given), 0, None if limit is None else step * limit, step):
         if one.forward_input is None:
@@ -69,7 +70,7 @@ def samples(name: str, limit: int | None) -> Iterator[Sample]:
         torch.manual_seed(SEED)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            built = info.module_cls(*one.constructor_input.args, **one.constructor_input.kwargs).double().train()
+            built = info.module_cls(*one.constructor_input.args, **one.constructor_input.kwargs).double().train(train)
         first = Sample(f"{name}/{number}", built, tuple(one.forward_input.args), dict(one.forward_input.kwargs))
         if _result(first) is not None:  # a lazy module has its parameters now
             yield first
@@ -98,9 +99,9 @@ def _resized(tree: Any, dim: int, count: int) -> Any:
     rows = [t.size(dim) for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor) and t.dim() > dim]
 
     def resized(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() <= dim or tensor.size(dim) != rows[0]:
+        if tensor.dim() <= dim or tensor.size(dim) != rows[0] or not rows[0]:
             return tensor
-        made = tensor.detach().index_select(dim, torch.arange(count) % max(1, rows[0]))
+        made = tensor.detach().index_select(dim, torch.arange(count) % rows[0])
         return made.requires_grad_(tensor.requires_grad)
 
     return pytree.tree_map_only(torch.Tensor, resized, tree)
@@ -123,11 +124,11 @@ def _is_ready(module: nn.Module) -> bool:
 
 
 def training(sample: Sample, make: Make) -> list[Any]:
-    """What two steps of training show: results, gradients of inputs, then of parameters, and buffers."""
+    """What three steps of training show: results, gradients of inputs, then of parameters, and buffers."""
     module = copy.deepcopy(sample.module)
     called = make(module, *_fresh(sample))
     found: list[Any] = []
-    for step in range(2):
+    for step in range(STEPS):
         args, kwargs = _fresh(sample)
         torch.manual_seed(SEED + step)
         results = differentiable(called(*args, **kwargs))

@@ -27,7 +27,7 @@ from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.tables import OpRow
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.handlers.random_ops import laid_out
+from functionalize.transform.handlers.strides import laid_out
 from functionalize.transform.writing_call import Kwargs, WritingCall
 
 aten = torch.ops.aten

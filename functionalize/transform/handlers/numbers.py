@@ -63,9 +63,24 @@ def _of_tensor(step: Callable[..., Any]) -> Callable[..., Any]:
     return stepped
 
 
+def _batch_norm(input: Any, mean: Any, var: Any, *options: Any, momentum: Any = 0.1, **named: Any) -> Any:
+    """Batch norm that weighs what it has seen by a number of the trace's, as an average over all batches does."""
+    plain: Any = torch.nn.functional.batch_norm
+    weight: Any = momentum  # stubs know no symbol that takes part in arithmetic with tensors
+    if not (isinstance(momentum, torch.SymFloat) and named.get("training") and mean is not None):
+        return plain(input, mean, var, *options, **({} if len(options) > 3 else {"momentum": momentum}), **named)
+    seen = [torch.zeros_like(one) for one in (mean, var)]
+    result = plain(input, *seen, *options, momentum=1.0, **named)
+    with torch.no_grad():
+        for running, now in zip((mean, var), seen, strict=True):
+            running.data.copy_(weight * now + (1 - weight) * running)  # no version tells of it, as in eager
+    return result
+
+
 SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
     torch.tensor: _tensor_of(torch.tensor),
     torch.as_tensor: _tensor_of(torch.as_tensor),
+    torch.nn.functional.batch_norm: _batch_norm,
     **{step: _of_tensor(step) for step in FUSED_STEPS},
 }

@@ -10,7 +10,6 @@ Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as o
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,11 +17,12 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.aliasing.geometry import Layout, hint
-from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides, tensor_leaves
+from functionalize.aliasing.geometry import hint
+from functionalize.aliasing.tensor_queries import is_contiguous, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.ops.calls import draws
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.handlers.strides import all_laid_out, contiguous, empty_in_order, order_of
 from functionalize.transform.writing_call import Kwargs
 
 aten = torch.ops.aten
@@ -50,7 +50,7 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     handles, call = list(tensor_leaves(args, kwargs)), context.executor.call
     if op not in _READING | _FILLING or len(handles) != 1:
         return _laid_out(context, op, args, kwargs)
-    handle, order = handles[0], _order(context, handles[0])
+    handle, order = handles[0], order_of(context, handles[0])
     in_order = order == sorted(order)
     if op is aten.normal_functional.default and in_order and _is_large_with_gaps(handle):
         drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
@@ -60,9 +60,9 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
         return None
     back = sorted(range(len(order)), key=order.__getitem__)
     if op in _READING:  # the elements in the order of the handle's storage
-        stand_in = _contiguous(context, call(aten.permute.default, value, order))
+        stand_in = contiguous(context, call(aten.permute.default, value, order))
     else:
-        stand_in = _empty_in_order(context, handle, order)
+        stand_in = empty_in_order(context, handle, order)
     call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: stand_in, (tuple(args), kwargs))
     out = call(op, *call_args, **call_kwargs)
     if op in _FILLING:
@@ -70,47 +70,12 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     return pytree.tree_map_only(torch.Tensor, lambda leaf: call(aten.permute.default, leaf, back), out)
 
 
-def _order(context: FunctionalizationContext, handle: torch.Tensor) -> list[int]:
-    """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first."""
-    layout = Layout.of(handle)
-    if layout.contiguous or not is_plain_strided(handle):
-        return list(range(handle.dim()))
-    return Layout.of(context.executor.on_handles(aten.empty_like.default, (handle,), {})).outermost_first
-
-
 def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """Results of the op on values with the handles' strides; None where all values have them."""
     if not context.executor.observed or not context.values_of(args, kwargs)[2]:
         return None
-    lay_out = functools.partial(laid_out, context)
-    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lay_out, (tuple(args), kwargs))
+    call_args, call_kwargs = all_laid_out(context, args, kwargs)
     return context.executor.call(op, *call_args, **call_kwargs)
-
-
-def laid_out(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
-    """A handle's value with the handle's strides; of one with gaps, in the same order without them."""
-    value = context.value(handle)
-    if value is handle or not is_plain_strided(handle) or same_strides(value, handle):
-        return value
-    order = _order(context, handle)
-    if order == sorted(order):
-        return _contiguous(context, value)
-    return context.executor.call(aten.copy.default, _empty_in_order(context, handle, order), value)
-
-
-def _contiguous(context: FunctionalizationContext, value: Value) -> Value:
-    if is_contiguous(value):
-        return value
-    return context.executor.call(aten.clone.default, value, memory_format=torch.contiguous_format)
-
-
-def _empty_in_order(context: FunctionalizationContext, handle: torch.Tensor, order: Sequence[int]) -> Value:
-    """An uninitialized dense tensor whose dimensions have the handle's order in storage."""
-    strides: list[Any] = [1] * handle.dim()
-    for outer, inner in zip(reversed(order[:-1]), reversed(order), strict=False):
-        strides[outer] = strides[inner] * handle.size(inner)
-    options = {"dtype": handle.dtype, "device": handle.device}
-    return context.executor.call(aten.empty_strided.default, list(handle.size()), strides, **options)
 
 
 _FAST = 16  # elements from which the kernel of `normal_` takes a way of its own, if they are contiguous

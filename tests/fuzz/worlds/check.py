@@ -42,10 +42,12 @@ def _calls(world: World, eager: Running, actual: Running, captured: Callable[...
     for number in range(world.calls):
         with actual.active():
             actual.change(number)
-            before = actual.snapshot()
+            before, given = actual.snapshot(), len(actual.results)
             try:
                 actual.call(number, captured)
             except REFUSALS as error:
+                if len(actual.results) > given:
+                    return _refused(number, error)  # a backward that the caller asked for, once the call had ended
                 return _unchanged(before, actual, "call refused") or _refused(number, error)
             except Exception as error:
                 if "\n    why  " in str(error):

@@ -2,8 +2,8 @@
 
 Invariant: worlds that are alike have equal snapshots, whatever the identities of their objects are; `Snapshot.exact`
 holds these, the bytes and the versions as well, for a world that nobody may have changed.
-Limits: objects of the standard library and of torch other than modules, optimizers and schedulers are told by their
-type; the order of sets is nobody's.
+Limits: hooks on results, of which docs/limits.md speaks, are not compared; objects of the standard library and of torch
+other than modules, optimizers and schedulers are told by their type; the order of sets is nobody's.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Snapshot:
         if grown is not None:
             self._add(f"{path}: versions", grown)
         hooks = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
-        for name, registered in zip(("hooks", "post-accumulate hooks"), hooks, strict=True):
+        for name, registered in zip(("hooks", "post-accumulate hooks"), hooks if tensor.is_leaf else (), strict=False):
             self._enter_all(enumerate((registered or {}).values()), f"{path}: {name}")
         if tensor.is_leaf and tensor.grad is not None:
             self._enter(tensor.grad, f"{path}.grad")

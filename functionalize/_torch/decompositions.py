@@ -1,0 +1,49 @@
+"""Torch's own decompositions of operators, and how one call of an operator is spelt out by them.
+
+Invariant: what is traced here are the operators of a decomposition, on fake tensors, with symbols for sizes as before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+# The table that `torch.export.default_decompositions()` leaves most of out, as other rows of it cover them.
+from torch._decomp import decomposition_table
+
+# The one way to run a FakeTensorMode's ops: the mode of given fake tensors.
+from torch._guards import detect_fake_mode
+
+# Isinstance: an operator with its overloads.
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from functionalize._torch.dispatch import decomposes
+
+__all__ = ["HigherOrderOperator", "OpOverloadPacket", "decomposition_of", "traced_call"]
+
+
+@functools.cache
+def _core() -> Mapping[Any, Callable[..., Any]]:
+    return torch.export.default_decompositions()
+
+
+def decomposition_of(op: Any) -> Callable[..., Any] | None:
+    """A function of an operator's arguments that computes the same by other operators; None where torch has none."""
+    for table in (_core(), decomposition_table):
+        if op in table:
+            return table[op]
+    return op.decompose if isinstance(op, OpOverload) and decomposes(op) else None
+
+
+def traced_call(function: Callable[..., Any], leaves: list[Any]) -> torch.fx.GraphModule:
+    """The operators that a function of fake tensors, symbols and plain values runs, as a graph of those leaves."""
+    mode = detect_fake_mode([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    with torch.no_grad():
+        if mode is None:
+            return make_fx(function, tracing_mode="fake")(*leaves)
+        with mode:
+            return make_fx(function)(*leaves)

@@ -1,0 +1,143 @@
+"""What exported programs are made of besides their graphs: fake tensors of a mode of their own, symbols with sources.
+
+Loads sympy. Invariant: a value that is translated has the sizes, strides and symbols that it had; the mode and the
+environment of the symbols that made it are not held. Limits: strided tensors; others are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.source import (  # guards of an exported program are code that names where a size comes from
+    AttrSource,
+    ConstantSource,
+    GetItemSource,
+    LocalSource,
+    TensorProperty,
+    TensorPropertySource,
+)
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from functionalize._torch.dispatch import OpOverload
+from functionalize._torch.fakes import FakeTensor, FakeTensorMode
+from functionalize._torch.tensors import SYMBOLS
+
+
+class ExportFakes:
+    """Translates what nodes of one graph say of their values."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._old = _environment_of(nodes)
+        self.environment = ShapeEnv()
+        self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=True, export=True)
+        if self._old is not None:
+            self._take_over(self._old)
+
+    def _take_over(self, old: ShapeEnv) -> None:
+        new = self.environment
+        for symbol, bounds in old.var_to_range.items():
+            new.var_to_range[symbol] = bounds
+            new.var_to_range_sloc[symbol] = old.var_to_range_sloc[symbol]
+            if symbol in old.var_to_stack:
+                new.var_to_stack[symbol] = old.var_to_stack[symbol]
+        for symbol, hint in old.backed_var_to_val.items():
+            new.backed_var_to_val[symbol] = hint
+            new.var_to_sources[symbol] = [ConstantSource(str(symbol))]
+            new.symbol_guard_counter[symbol] = 0
+        new.size_like |= old.size_like
+        new.replacements.update(old.replacements)
+        new.unbacked_symint_counter = old.unbacked_symint_counter
+        new.unbacked_symfloat_counter = old.unbacked_symfloat_counter
+        new.guards.extend(old.guards)
+        for symbol, several in old.deferred_runtime_asserts.items():
+            new.deferred_runtime_asserts[symbol] = list(several)
+            new.num_deferred_runtime_asserts += len(several)
+
+    def locate(self, symbol: Any, path: Sequence[Any], dim: int) -> None:
+        """Say that a symbol is the size of an argument: ``path`` begins with its name, and goes on with keys."""
+        source: Any = LocalSource(path[0])
+        for key in path[1:]:
+            if isinstance(key, pytree.GetAttrKey):
+                source = AttrSource(source, key.name)
+            else:
+                source = GetItemSource(source, key.key if isinstance(key, pytree.MappingKey) else key.idx)
+        found = TensorPropertySource(source, TensorProperty.SIZE, dim)
+        known = [one for one in self.environment.var_to_sources[symbol] if not isinstance(one, ConstantSource)]
+        self.environment.var_to_sources[symbol] = [*known, found]
+
+    def ranges(self, symbols: set[Any]) -> dict[Any, Any]:
+        """The ranges of some symbols."""
+        return {symbol: bounds for symbol, bounds in self.environment.var_to_range.items() if symbol in symbols}
+
+    def value(self, value: Any) -> Any:
+        """What a node's value looks like, in this mode."""
+        return pytree.tree_map_only((torch.Tensor, *SYMBOLS), self._one, value)
+
+    def _one(self, value: Any) -> Any:
+        if isinstance(value, SYMBOLS):
+            return self._symbol(value)
+        if not isinstance(value, FakeTensor) or value.layout is not torch.strided or value.is_nested:
+            return value
+        size, stride = map(self._one_or_int, value.size()), map(self._one_or_int, value.stride())
+        made = self.empty(list(size), list(stride), value.dtype, value.fake_device)
+        return made.requires_grad_() if value.requires_grad else made
+
+    def _one_or_int(self, number: Any) -> Any:
+        return self._symbol(number) if isinstance(number, SYMBOLS) else number
+
+    def _symbol(self, value: Any) -> Any:
+        node = value.node
+        hint = node.hint if node.has_hint() else None
+        return type(value)(SymNode(node.expr, self.environment, node.pytype, hint))
+
+    def empty(self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: Any) -> torch.Tensor:
+        """A fake tensor."""
+        with self.mode:
+            return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    def bindings(self, node: Node) -> Mapping[Any, Any] | None:
+        """The symbols that a node introduces, and where in its value they are."""
+        found: Mapping[Any, Any] | None = node.meta.get("unbacked_bindings")
+        return found
+
+
+def _environment_of(nodes: Iterable[Node]) -> ShapeEnv | None:
+    for value in pytree.tree_leaves([node.meta.get("val") for node in nodes]):
+        if isinstance(value, FakeTensor) and value.fake_mode.shape_env is not None:
+            return value.fake_mode.shape_env
+        if isinstance(value, SYMBOLS):
+            return value.node.shape_env  # type: ignore[no-any-return]
+    return None
+
+
+def symbols_of(value: Any) -> Iterator[Any]:
+    """The symbols of which a value's sizes consist."""
+    for leaf in pytree.tree_leaves(value):
+        numbers = (*leaf.size(), *leaf.stride()) if isinstance(leaf, torch.Tensor) else (leaf,)
+        for number in numbers:
+            if isinstance(number, SYMBOLS):
+                yield from number.node.expr.free_symbols
+
+
+def copying(op: Any) -> Any:
+    """The operator that copies what a view operator views; another operator itself."""
+    packet = getattr(torch.ops.aten, f"{op._opname}_copy", None) if isinstance(op, OpOverload) and op.is_view else None
+    return op if packet is None else getattr(packet, op._overloadname, op)
+
+
+def viewing(op: Any) -> Any:
+    """The view operator whose views an operator copies; None where it copies none."""
+    if not isinstance(op, OpOverload) or not op._opname.endswith("_copy"):
+        return None
+    packet = getattr(torch.ops.aten, op._opname.removesuffix("_copy"), None)
+    found = getattr(packet, op._overloadname, None)
+    return found if getattr(found, "is_view", False) else None
+
+
+STATE_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)  # in the order of the inputs

@@ -1,0 +1,66 @@
+"""What torch's ONNX exporter knows of operators. Loads onnxscript.
+
+Invariant: an operator that is known here is one that the exporter translates. Limits: written against torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table  # also what torch.export leaves as it is
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.onnx._internal.exporter._decomp import (  # what the exporter takes apart before it translates
+    create_onnx_friendly_decomposition_table,
+    get_onnx_implemented_overloads,
+)
+from torch.onnx._internal.exporter._dispatching import dispatch
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from functionalize._torch.dispatch import HigherOrderOperator, OpOverload
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """While the exporter says nothing of other packages that are not there."""
+    logger = logging.getLogger(ONNXRegistry.__module__)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@functools.cache
+def _registry() -> ONNXRegistry:
+    with quiet():
+        return ONNXRegistry.from_torchlib()
+
+
+def by_torch(ops: Iterable[Any]) -> dict[Any, Any]:
+    """How torch takes some operators apart."""
+    return {op: decomposition_table[op] for op in ops}
+
+
+def decompositions() -> dict[Any, Any]:
+    """How the exporter takes operators apart that ONNX has not."""
+    return create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(_registry())))
+
+
+def untranslated(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
+    """The nodes of a program that the exporter cannot translate, each with the reason."""
+    for node in program.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, (OpOverload, HigherOrderOperator)):
+            continue
+        found, message = dispatch(node, _registry())
+        if found is None and "_assert_" not in str(node.target):  # the exporter drops these
+            yield node, message
+
+
+translate: Any = functools.partial(torch.onnx.export, dynamo=True, verbose=False)

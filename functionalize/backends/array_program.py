@@ -1,0 +1,358 @@
+"""A captured program as a pure function of a backend's arrays: ``(state, *args, **kwargs) -> (new_state, outputs)``.
+
+State is a dict of arrays: parameters, buffers and other tensors of the program under their paths, the random key, and
+gradients that the program leaves, as ``<parameter>.grad``. The new state has the same keys. Where the program writes to
+its arguments, ``outputs`` is :class:`Written`: what it returned, and those arguments with the new values.
+
+Invariant: nothing that the program writes is dropped: it comes back as a value, or is refused before anything runs.
+Limits: arguments that share memory are given by their values; what a call changes in Python objects is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph
+
+from functionalize._torch import pytree
+from functionalize.backends.frozen_numbers import freeze_numbers
+from functionalize.backends.interpreter import Backend, Interpreter, refusal
+from functionalize.backends.leaves import Leaf as _Leaf
+from functionalize.backends.leaves import plain
+from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
+from functionalize.backends.shared_memory import with_shared_memory
+from functionalize.backends.stopped_gradients import stopped_gradients
+from functionalize.errors import InputMismatchError, UnsupportedProgramError
+from functionalize.runtime.alias_pattern import Shared
+from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.metadata import GraphInput
+from functionalize.runtime.modes import GRAD_MODE
+from functionalize.runtime.objects import GraphNumber, Maker, Seen
+from functionalize.runtime.random_state import is_random
+from functionalize.runtime.specialization import Specialization
+
+RANDOM_KEY = "random_key"
+
+
+class Written(NamedTuple):
+    """What a call of a program gives that writes to its arguments.
+
+    ``returned``: what the program returns. ``arguments``: by parameter name each argument that has a written tensor,
+    built as it was passed, with the new values in place of the old ones.
+    """
+
+    returned: Any
+    arguments: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """The arrays of one call, and how its arguments are built."""
+
+    inputs: dict[int, Any]  # by the number of the program's input
+    arguments: CallArguments  # with tensors that stand for the arrays
+    arrays: dict[int, Any]  # by the identity of these tensors
+    positions: dict[int, int]  # of the same: the number of the program's input
+
+
+class ArrayProgram:
+    """A captured program over the arrays of a backend.
+
+    Raises:
+        UnsupportedProgramError: the backend cannot run it; the error has all causes, each with the user's line.
+
+    Example:
+        See ``examples/numpy_backend.py``.
+    """
+
+    def __init__(
+        self, specialization: Specialization, backend: Backend, key: Any = None, *, settled: bool = False
+    ) -> None:
+        """``key``: the first random key, for programs that draw. ``settled``: whether others see to what it makes."""
+        self._settled = settled
+        self._without: Collection[int] = ()  # inputs that are not there yet
+        self.backend, self.metadata = backend, specialization.metadata
+        self._capture = specialization.capture
+        self._same = _same_tensors(self._capture.guards.aliasing)
+        recorded = specialization.recorded
+        graph, self.frozen, undecided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
+        graph = with_shared_memory(graph, self.metadata, self._capture.guards.aliasing)
+        graph, self._new_values = with_new_values(graph, self.metadata, self._capture.guards.aliasing)
+        self.interpreter = Interpreter(backend, _without_dead(graph), recorded.root)
+        causes = [*undecided, *self._causes(), *self.interpreter.causes()]
+        if causes:
+            raise refusal(backend, causes)
+        self._new_values |= {n: at for n, one in self._same.items() if (at := self._new_values.get(one)) is not None}
+        self._passed = {
+            one: n for n, one in self._same.items() if self.metadata.inputs[n].argument is not None
+        }  # what is passed counts, also where it is a tensor of the state
+        self.keys = self._state_keys()
+        self._gradients = self._gradient_keys()
+        self._returned = self._result_positions()
+        self._first_key = key
+        follows = self._capture.guards.modes[GRAD_MODE]  # else nobody asks torch for gradients
+        self.stopped = stopped_gradients(recorded, self._returned) if follows else []
+
+    def __call__(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
+        """The new state and what the program returns, from a state and arguments as the original's.
+
+        Raises:
+            InputMismatchError: arguments are nested otherwise than those of the capture, or of other sizes.
+        """
+        prepared = self.prepare(args, kwargs)
+        return self.finished(state, prepared, self.run(state, prepared.inputs))
+
+    def finished(
+        self, state: Mapping[str, Any], prepared: Prepared, found: tuple[dict[str, Any], dict[int, Any], Sequence[Any]]
+    ) -> tuple[dict[str, Any], Any]:
+        """The new state and the outputs, of what :meth:`run` gave."""
+        new, written, results = found
+        outputs = self.outputs(results, prepared.arguments)
+        if self.written_inputs:
+            outputs = Written(outputs, self.arguments_after(prepared, written))
+        return {**state, **new}, outputs
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether a call may draw random numbers."""
+        return self.interpreter.draws
+
+    # State
+
+    def initial_state(self) -> dict[str, Any]:
+        """The state as the program's objects have it now, as arrays of the backend."""
+        found = {}
+        for number, name in self.keys.items():
+            if number not in self._without:
+                found[name] = self.backend.array(self._now(self.metadata.inputs[number]).detach())
+        for number, name in self._gradients.items():
+            if name not in found and number not in self._without:
+                found[name] = self.backend.array(torch.zeros_like(self._now(self.metadata.inputs[number])).detach())
+        if self.draws:
+            found[RANDOM_KEY] = self._first_key
+        return found
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The keys of the state that a call gives new values."""
+        found = {self.keys[number] for number in self._new_values if number in self.keys}
+        return frozenset(found | set(self._gradients.values()) | ({RANDOM_KEY} if self.draws else set()))
+
+    @property
+    def written_inputs(self) -> frozenset[int]:
+        """The numbers of the arguments' tensors that a call gives new values."""
+        return frozenset(n for n in self._new_values if self.metadata.inputs[n].argument is not None)
+
+    def _now(self, entry: GraphInput) -> torch.Tensor:
+        if entry.gradient_of is not None:
+            of = self._now(self.metadata.inputs[entry.gradient_of])
+            return torch.zeros_like(of) if of.grad is None else of.grad
+        value: torch.Tensor = entry.constant if entry.slot is None else entry.slot.get()
+        return value
+
+    def _state_keys(self) -> dict[int, str]:
+        """What the state calls the inputs of the graph that are no arguments."""
+        names: dict[int, str] = {}
+        for number in self._taken:
+            entry = self.metadata.inputs[number]
+            if entry.argument is None and number not in self.frozen and number not in self._passed:
+                name = entry.target or entry.name
+                if self._settled and entry.slot is None and entry.gradient_of is None:
+                    name = f"first_call.{name}"  # a constant, which another program may call so as well
+                names[number] = entry.name if name in names.values() else name
+        return names
+
+    def _gradient_keys(self) -> dict[int, str]:
+        """What the state calls the gradients that a call leaves, by the input whose gradient it is."""
+        read = {e.gradient_of: self.keys[n] for n, e in enumerate(self.metadata.inputs) if n in self.keys}
+        found = {}
+        for number in self.metadata.gradients:
+            entry = self.metadata.inputs[number]
+            found[number] = read.get(number) or f"{entry.target or entry.name}.grad"
+        return found
+
+    # Calls
+
+    def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        """The arrays of a call, checked against what the program was captured for.
+
+        Raises:
+            InputMismatchError: they are nested otherwise, or of other sizes.
+        """
+        arrays: list[tuple[torch.Tensor, Any]] = []  # each with a tensor that stands for it in the arguments
+
+        def marked(leaf: Any) -> Any:
+            if not self.backend.is_array(leaf):
+                return leaf
+            arrays.append((torch.empty(0), leaf))
+            return arrays[-1][0]
+
+        given = pytree.tree_map(marked, (list(args), dict(kwargs)))
+        arguments = self._capture.convention.arguments(*given)
+        self._capture.guards.check_arguments(arguments)
+        known = {id(marker): array for marker, array in arrays}
+        positions, inputs, leaves = {}, {}, arguments.leaves
+        for number, entry in enumerate(self.metadata.inputs):
+            if entry.argument is not None and entry.is_tensor:
+                marker = leaves[entry.argument]
+                inputs[number], positions[id(marker)] = known[id(marker)], number
+        self._check_sizes(inputs)
+        return Prepared(inputs, arguments, known, positions)
+
+    def _check_sizes(self, inputs: Mapping[int, Any]) -> None:
+        for number, node in zip(self.metadata.taken, self.interpreter.placeholders, strict=True):
+            if number in inputs:
+                check_array(self.metadata.inputs[number], node.meta["val"], inputs[number].shape)
+        sizes = self._capture.guards.sizes
+        if sizes is not None:
+            shown = (torch.empty(array.shape, device="meta") for array in inputs.values())
+            found = dict(zip(inputs, shown, strict=True))
+            sizes.check([found.get(number) for number in range(len(self.metadata.inputs))])
+
+    def example(self, make: Callable[[torch.Tensor], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments as those of the capture, with what ``make`` gives for the fake tensor of each.
+
+        Raises:
+            UnsupportedProgramError: there are objects among them.
+        """
+        nest = self._capture.convention.nest
+        if nest is None:
+            raise UnsupportedProgramError(
+                "the arguments that the program was captured with are objects",
+                why="what calls the exported program passes lists, tuples and dicts of arrays",
+                hint="capture a function that takes the tensors inside",
+                at="the capture",
+            )
+        args, kwargs = nest.filled(lambda: torch.empty(0))
+        leaves = self._capture.convention.arguments(args, kwargs).leaves
+        numbered = zip(self.metadata.taken, self.interpreter.placeholders, strict=True)
+        fakes = {self.metadata.inputs[number].argument: node.meta["val"] for number, node in numbered}
+        known = {id(leaves[at]): make(fake) for at, fake in fakes.items() if at is not None}
+        args, kwargs = pytree.tree_map(lambda leaf: known.get(id(leaf), leaf), (args, kwargs))
+        return args, kwargs
+
+    def arguments_after(self, prepared: Prepared, new: Mapping[int, Any]) -> dict[str, Any]:
+        """The arguments that a call writes to, by parameter name, built as they were passed."""
+        convention, arguments = self._capture.convention, prepared.arguments
+        positions = prepared.positions
+
+        def after(leaf: Any) -> Any:
+            if id(leaf) not in prepared.arrays:
+                return leaf
+            return new.get(positions.get(id(leaf), -1), prepared.arrays[id(leaf)])
+
+        found = {}
+        names = zip((*convention.names, *arguments.kwargs), arguments.values, strict=True)
+        for name, value in names:
+            if any(positions.get(id(leaf)) in new for leaf in pytree.tree_leaves(value)):
+                found[name] = pytree.tree_map(after, value)
+        return found
+
+    def _result_positions(self) -> frozenset[int]:
+        """The graph's outputs that the caller gets."""
+        found: set[Any] = set()
+        left = set(self.metadata.gradients.values())
+        for number, alias in enumerate(self.metadata.outputs):
+            found |= set() if number in left else {alias.result}
+        found |= {made.position for made in self.metadata.results if isinstance(made, GraphNumber)}
+        found |= set(self.metadata.graph.numbers)
+        return frozenset(found - {None})
+
+    @property
+    def _taken(self) -> list[int]:
+        return self.metadata.taken
+
+    def run(
+        self, state: Mapping[str, Any], inputs: Mapping[int, Any]
+    ) -> tuple[dict[str, Any], dict[int, Any], list[Any]]:
+        """The written state, the written arguments and the graph's results.
+
+        Args:
+            state: arrays by key.
+            inputs: arrays by the number of the program's input.
+        """
+        values = {**inputs, **{number: state[name] for number, name in self.keys.items()}}
+        values |= {one: inputs[n] for one, n in self._passed.items() if one not in inputs}
+        results, key = self.interpreter.run([values.get(n) for n in self._taken], state.get(RANDOM_KEY))
+        new = {self.keys[n]: results[at] for n, at in self._new_values.items() if n in self.keys}
+        for number, name in self._gradients.items():
+            left = self.metadata.gradients[number]
+            like = values[number]
+            new[name] = like * 0 if left is None else results[self.metadata.outputs[left].result]  # type: ignore[index]
+        if self.draws:
+            new[RANDOM_KEY] = key
+        arguments = {n: results[at] for n, at in self._new_values.items() if n in inputs}
+        return new, arguments, [value if at in self._returned else None for at, value in enumerate(results)]
+
+    def outputs(self, results: Sequence[Any], arguments: CallArguments | None) -> Any:
+        """What the program returns, of tuples, lists and dicts; objects come as dicts of what in them is an array."""
+
+        def tensor(number: int) -> Any:
+            return _Leaf(results[self.metadata.outputs[number].result])  # type: ignore[index]
+
+        known = [_Leaf(value) for value in results]
+        states: list[Seen] = [self._capture.state, *([] if arguments is None else [arguments])]
+        maker = Maker(states, tensor, known, self.metadata.graph.numbers)
+        leaves = [maker.make(made) for made in self.metadata.results]
+        return plain(pytree.tree_unflatten(leaves, self.metadata.spec))
+
+    # What stands in the way
+
+    def _causes(self) -> list[tuple[str, str]]:
+        found = []
+        for mutation in self.metadata.mutations:
+            why = changes_metadata(mutation)
+            if why is not None:
+                found.append((self.metadata.inputs[mutation.input].label, why))
+        for group in unlike_memory(self.metadata, self._capture.guards.aliasing):
+            labels = " and ".join(self.metadata.inputs[number].label for number in group)
+            found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))
+        for effect in () if self._settled else self.metadata.side_effects:
+            found.append((f"`{effect.path}`", _CHANGED_OBJECT))
+        if self._capture.modes_left:
+            found.append((", ".join(self._capture.modes_left), "it leaves modes of torch otherwise than it found them"))
+        read = {node.name for node in self.interpreter.placeholders if node.users}
+        for entry in self.metadata.inputs:
+            if entry.argument is not None and not entry.is_tensor and entry.name in read:
+                found.append((entry.label, "it is a number that differs from call to call, and no tensor"))
+        return found
+
+
+_CHANGED_OBJECT = (
+    "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's "
+    "state, is there if the original has been called once before it is captured"
+)
+
+
+def _same_tensors(pattern: Sequence[Any]) -> dict[int, int]:
+    """Of inputs that are one tensor with an earlier one, which that is."""
+    shared = ((number, entry.same) for number, entry in enumerate(pattern) if isinstance(entry, Shared))
+    return {number: first for number, first in shared if first is not None}
+
+
+def _without_dead(graph: Graph) -> Graph:
+    """A graph without what nobody reads, but for draws of random numbers, which move the key on."""
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and not is_random(node):
+            graph.erase_node(node)
+    return graph
+
+
+def check_array(entry: GraphInput, expected: Any, shape: Sequence[int]) -> None:
+    """Hold the shape of an array to the size that an input had, where that is no symbol.
+
+    Raises:
+        InputMismatchError: it has another.
+    """
+    agrees = len(shape) == expected.dim() and all(
+        type(size) is not int or size == actual for size, actual in zip(expected.size(), shape, strict=True)
+    )
+    if not agrees:
+        raise InputMismatchError(
+            f"{entry.label} has the shape {tuple(shape)}, and was captured with {tuple(expected.size())}",
+            hint="pass an array of that shape, or capture with dynamic_shapes",
+        )

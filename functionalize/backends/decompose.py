@@ -1,0 +1,128 @@
+"""A graph spelt out in the operators that a backend has rows for, by torch's own decompositions.
+
+The table: an operator with a row stays; any other is replaced by what ``torch.export.default_decompositions()`` gives,
+else torch's further decompositions, else what the operator is composed of; and so on with what these run.
+
+Invariant: the graph computes the same, and has neither mutation nor views that write. Limits: an operator without row
+and without decomposition stays, for its refusal (:func:`without_row`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from functionalize._torch import OpOverload, pytree
+from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
+from functionalize.backends import optimizer_steps
+from functionalize.backends.primitives import PRIMITIVES
+from functionalize.ops.tables import row
+from functionalize.transform.api import functionalize
+
+KEPT = ("stack_trace", "nn_module_stack")  # of a node's meta: those that stand for it have the same
+
+
+def decomposed(
+    graph: Graph, root: torch.nn.Module, rows: Mapping[Any, Any], within: frozenset[Any] = frozenset()
+) -> tuple[Graph, torch.nn.Module]:
+    """A graph whose operators have rows where torch's decompositions lead to such.
+
+    Args:
+        graph: a mutation-free graph whose nodes have fake values in ``meta["val"]``.
+        root: what its attributes are found on.
+        rows: by operator, those that stay.
+        within: the operators that the graph spells out, which are not spelt out again: torch's tables go in circles.
+
+    Returns:
+        The new graph, and what its attributes are found on.
+    """
+    if all(node.op != "call_function" or stays(node.target, rows) for node in graph.nodes):
+        return graph, root
+    made, copies, attributes = Graph(), dict[Node, Any](), torch.nn.Module()
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            setattr(attributes, str(node.target), getattr(root, str(node.target)))
+        body = None if node.op != "call_function" or stays(node.target, rows) else _spelt_out(node, rows, within)
+        whole = copies.get(node.args[0]) if node.target is operator.getitem else None
+        if isinstance(whole, (list, tuple)):
+            copies[node] = whole[node.args[1]]
+        elif body is None:
+            copies[node] = made.node_copy(node, copies.__getitem__)
+        else:
+            copies[node] = _inlined(made, node, body, copies, attributes)
+    return made, attributes
+
+
+def stays(target: Any, rows: Mapping[Any, Any]) -> bool:
+    """Whether a node is computed as it is: by its row, or as a function of Python on numbers."""
+    return target in rows or not isinstance(target, OpOverload)
+
+
+def without_row(graph: Graph, rows: Mapping[Any, Any]) -> Iterator[Node]:
+    """The calls of operators, also of higher-order ones, that have no row."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target not in rows and is_operator(node.target):
+            yield node
+
+
+def is_operator(target: Any) -> bool:
+    """Whether a target is one of torch's operators, and no function of Python."""
+    return isinstance(target, (OpOverload, HigherOrderOperator))
+
+
+def _spelt_out(node: Node, rows: Mapping[Any, Any], within: frozenset[Any]) -> GraphModule | None:
+    """What a call runs, as a graph of its arguments that are nodes."""
+    function = (
+        PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
+    )
+    if function is None or node.target in within:
+        return None
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Node)]
+
+    def call(*values: Any) -> Any:
+        given = dict(zip(places, values, strict=True))
+        args, kwargs = pytree.tree_unflatten([given.get(n, leaf) for n, leaf in enumerate(leaves)], spec)
+        return function(*_plain(args), **_plain(kwargs))
+
+    values = [leaves[place].meta["val"] for place in places]
+    try:
+        body = traced_call(call, values)
+        if any(isinstance(one.target, OpOverload) and row(one.target).written for one in body.graph.nodes):
+            body = traced_call(functionalize(call), values)
+    except (NotImplementedError, RuntimeError):  # a decomposition that is not for these arguments
+        return None
+    graph, attributes = decomposed(body.graph, body, rows, within | {node.target})
+    return GraphModule(attributes, graph)
+
+
+def _plain(arguments: Any) -> Any:
+    """Arguments in lists that can be changed: those of a node cannot, and some decompositions do."""
+    if isinstance(arguments, dict):
+        return {name: _plain(value) for name, value in arguments.items()}
+    if isinstance(arguments, (list, tuple)):
+        return (list if isinstance(arguments, list) else tuple)(map(_plain, arguments))
+    return arguments
+
+
+def _inlined(
+    graph: Graph, node: Node, body: GraphModule, copies: Mapping[Node, Any], attributes: torch.nn.Module
+) -> Any:
+    """Put the nodes of a body in a graph for a node; what stands for it."""
+    leaves = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
+    known: dict[Node, Any] = dict(
+        zip(body.graph.find_nodes(op="placeholder"), map(copies.__getitem__, leaves), strict=True)
+    )
+    begun = len(graph.nodes)
+    for one in body.graph.find_nodes(op="get_attr"):
+        name = f"of_{node.name}_{one.target}"
+        setattr(attributes, name, getattr(body, str(one.target)))
+        known[one] = graph.get_attr(name)
+    result = graph.graph_copy(body.graph, known)
+    for one in list(graph.nodes)[begun:]:
+        one.meta |= {key: node.meta[key] for key in KEPT if key in node.meta}
+    return result

@@ -1,0 +1,174 @@
+"""What a program leaves in objects, as new values of the tensors and numbers that were there.
+
+A call of a program gives an attribute another tensor (`self.h = h`); an exported one has no attributes, and writes the
+new value over the old one. Both are the same to whoever reads the attribute.
+
+Invariant: each entry that a program changes is a tensor or a number that the graph takes, or a cause. Limits: places
+where a tensor of the same size and dtype was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from functionalize.backends.export.example_call import ExampleCall
+from functionalize.errors import UnsupportedExportError
+from functionalize.runtime.containers import ABSENT, MAPPINGS, NumberSlot, Slot, copy_of
+from functionalize.runtime.metadata import AliasKind, ProgramMetadata
+from functionalize.runtime.objects import Maker
+from functionalize.runtime.settings import frozen, same
+from functionalize.runtime.side_effects import SideEffect, Walked
+from functionalize.runtime.state_walk import StateWalk, joined
+
+
+@dataclass(frozen=True)
+class GraphValue:
+    """Stands for what a call makes: a tensor that the caller gets, or a number that the graph gives; by its number."""
+
+    alias: int | None = None
+    result: int | None = None
+
+
+@dataclass(frozen=True)
+class Rebinding:
+    """An input of a program that is another tensor, or another number, after a call."""
+
+    input: int
+    value: GraphValue
+
+
+class StandIns:
+    """A maker of what a call leaves and returns, with stand-ins for tensors and numbers."""
+
+    def __init__(self, call: ExampleCall) -> None:
+        metadata = call.program.metadata
+        self.inputs = call.inputs
+        self.states: list[Walked] = [call.program.capture.state, call.arguments]
+        self._metadata, self._markers = metadata, dict[int, torch.Tensor]()
+        self.of_marker: dict[int, GraphValue] = {}
+        results = [GraphValue(result=position) for position in range(metadata.graph.outputs)]
+        self.maker = Maker(self.states, self._tensor, results, metadata.graph.numbers)
+
+    def _tensor(self, number: int) -> torch.Tensor:
+        alias = self._metadata.outputs[number]
+        if alias.kind is AliasKind.INPUT and alias.input is not None:
+            found: torch.Tensor = self.inputs[alias.input]
+            return found
+        if number not in self._markers:
+            made = self._markers[number] = torch.empty(0)
+            self.of_marker[id(made)] = GraphValue(alias=number)
+        return self._markers[number]
+
+    def made(self, part: Any) -> Any:
+        """What a part of a result, or of what is left, is made to."""
+        return self.maker.make(part)
+
+
+class EffectReader:
+    """Reads the side effects of one program."""
+
+    def __init__(self, call: ExampleCall) -> None:
+        self._metadata: ProgramMetadata = call.program.metadata
+        self._stand_ins = StandIns(call)
+        inputs = self._stand_ins.inputs
+        self._numbers = {id(value): number for number, value in reversed(list(enumerate(inputs)))}
+        self._slots = [(n, e.slot) for n, e in enumerate(self._metadata.inputs) if isinstance(e.slot, NumberSlot)]
+        self.rebindings: list[Rebinding] = []
+        self.causes: list[str] = []
+        for effect in self._metadata.side_effects:
+            self._read(effect)
+
+    def _read(self, effect: SideEffect) -> None:
+        states = self._stand_ins.states
+        container = list(states[effect.state].containers.values())[effect.container][0]
+        if effect.adds:
+            self._refuse(effect.path, "a list that gets longer with each call")
+            return
+        for key in effect.removed:
+            self._refuse(joined(effect.path, key), "what is taken out of a container")
+        now = copy_of(container)
+        if not isinstance(container, MAPPINGS):
+            items = [self._stand_ins.made(item) for item in effect.entries.values()]
+            if len(items) != len(now):
+                self._refuse(effect.path, "a container of another length after each call")
+                return
+            changes = list(zip(range(len(now)), now, items, strict=True))
+        else:
+            made = [(self._stand_ins.made(key), self._stand_ins.made(part)) for key, part in effect.entries.items()]
+            changes = [(key, now.get(key, ABSENT), item) for key, item in made]
+        for key, before, after in changes:
+            self._compare(container, key, before, after, joined(effect.path, key))
+
+    def _compare(self, container: Any, key: Any, before: Any, after: Any, path: str) -> None:
+        walks = StateWalk(), StateWalk()
+        for walk, value in zip(walks, (before, after), strict=True):
+            walk.walk([value], 0, path)
+        old, new = walks
+        if before is ABSENT or len(old.tensors) != len(new.tensors) or len(old.constants) != len(new.constants):
+            self._refuse(path, "an object that is built otherwise before a call and after it")
+            return
+        for one, other in zip(old.tensors, new.tensors, strict=True):
+            self._pair_tensors(one.get(), other.get(), other.path)
+        for one, other in zip(old.constants, new.constants, strict=True):
+            place = (container, key) if type(one.container) is list and one.container == [before] else None
+            self._pair_constants(one, other.get(), place)
+
+    def _pair_tensors(self, before: torch.Tensor, after: torch.Tensor, path: str) -> None:
+        number = self._numbers.get(id(before))
+        if before is after:
+            return
+        value = self._stand_ins.of_marker.get(id(after))
+        if value is None:
+            other = self._numbers.get(id(after))
+            aliases = enumerate(self._metadata.outputs)
+            kind = AliasKind.INPUT
+            value = next((GraphValue(alias=n) for n, a in aliases if a.kind is kind and a.input == other), None)
+        if number is None or value is None or value.alias is None:
+            self._refuse(path, "a tensor that the graph does not know before the call")
+            return
+        layout = self._metadata.outputs[value.alias].layout
+        known = self._metadata.layouts_before.get(number)
+        size = tuple(before.size()) if known is None else tuple(known.size)
+        if tuple(layout.size) != size or layout.dtype != before.dtype:
+            was, now = f"{list(size)} of {before.dtype}", f"{list(layout.size)} of {layout.dtype}"
+            self._refuse(path, f"a tensor that grows, or changes its dtype: from {was} to {now}")
+            return
+        self.rebindings.append(Rebinding(number, value))
+
+    def _pair_constants(self, before: Slot, after: Any, place: tuple[Any, Any] | None) -> None:
+        value = before.get()
+        if isinstance(after, GraphValue):
+            container, key = place or (before.container, before.key)
+            for number, slot in self._slots:
+                if slot.container is container and slot.key == key and slot.steps == before.steps:
+                    self.rebindings.append(Rebinding(number, after))
+                    return
+        elif same(frozen(after, {}), frozen(value, {})):
+            return
+        self._refuse(before.path, f"a Python value that the program changes (from {value!r})")
+
+    def _refuse(self, path: str, what: str) -> None:
+        self.causes.append(
+            UnsupportedExportError.cause(
+                f"`{path}` is {what}",
+                why="an exported program has tensors of fixed sizes for its state, and no Python objects",
+                hint="keep it in a tensor of a fixed size (register_buffer), or return it",
+            )
+        )
+
+
+def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:
+    """The side effects of a program whose entries are no longer, or not yet, as it found them."""
+    for effect in call.program.metadata.side_effects:
+        states: list[Walked] = [call.program.capture.state, call.arguments]
+        container = list(states[effect.state].containers.values())[effect.container][0]
+        now = copy_of(container)
+        for key, before in effect.before.items():
+            found = now.get(key, ABSENT) if isinstance(now, dict) else (now[key] if key < len(now) else ABSENT)
+            if not before.is_found(found):
+                yield effect
+                break

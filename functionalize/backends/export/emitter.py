@@ -1,0 +1,110 @@
+"""Writes nodes of an exported graph: each with what its value looks like.
+
+Invariant: every node has a value in its meta, of one fake mode; what depends on numbers alone that are known is no node
+but the number. Limits: operators that have a meta kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize._torch import OpOverload, pytree
+from functionalize._torch.exporting import ExportFakes, copying
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.view_rules import VIEW_RULES, OpCall
+
+aten = torch.ops.aten
+_KEPT = ("nn_module_stack", "stack_trace", "unbacked_bindings", "source_fn_stack", "torch_fn")
+
+
+class Emitter:
+    """One graph that is being written, at its end."""
+
+    def __init__(self, fakes: ExportFakes, *, copies: bool) -> None:
+        """``copies``: whether views are to be copied."""
+        self.graph, self.fakes, self._copies = Graph(), fakes, copies
+        self._origin: dict[str, Any] = {}
+
+    def placeholder(self, name: str, value: Any) -> Node:
+        """An input; ``value``: what it looks like."""
+        node = self.graph.placeholder(name)
+        node.name = name
+        node.meta["val"] = value
+        return node
+
+    def copy(self, node: Node, known: dict[Node, Any]) -> Any:
+        """A node of another graph, written here; or the number that it comes to."""
+        args, kwargs = pytree.tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
+        if node.op == "call_function" and not isinstance(node.target, OpOverload) and _of_numbers(node, args, kwargs):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+        made.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+        made.meta["stack_trace"] = str(node.meta.get("stack_trace") or "")
+        made.meta["nn_module_stack"] = dict(node.meta.get("nn_module_stack") or {})
+        if "val" in node.meta:
+            made.meta["val"] = self.fakes.value(node.meta["val"])
+        return made
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+        """A new node, after what is written so far."""
+        if self._copies:
+            op = copying(op)
+        values = pytree.tree_map_only(Node, lambda node: node.meta["val"], (args, kwargs))
+        with self.fakes.mode:
+            value = op(*values[0], **values[1])
+        node = self.graph.call_function(op, args, kwargs)
+        node.meta = {"val": value, "stack_trace": "", "nn_module_stack": {}} | self._origin
+        return node
+
+    def at(self, node: Node | None) -> None:
+        """What is written from now on comes from where another node does."""
+        given = {} if node is None else node.meta
+        self._origin = {key: given[key] for key in ("stack_trace", "nn_module_stack") if key in given}
+
+    def written(self, base: Node, path: Sequence[OpCall], value: Node) -> Node:
+        """A tensor of which a part, that a path of views leads to, is another one."""
+        sources = [base]
+        steps = []
+        for op, args in path:
+            part = self._view(sources[-1].meta["val"], op, args)
+            steps.append((op, args, Layout.of(sources[-1].meta["val"]), Layout.of(part)))
+            sources.append(_Lazy(self, sources[-1], op, args, part))  # type: ignore[arg-type]
+        if value.meta["val"].dtype != sources[-1].meta["val"].dtype:
+            value = self.call(aten._to_copy.default, value, dtype=sources[-1].meta["val"].dtype)
+        for source, (op, args, before, after) in zip(reversed(sources[:-1]), reversed(steps), strict=True):
+            rule = VIEW_RULES[op](before, after, *args)
+            value = rule.inverse(self.call, _get(source), value)
+        return value
+
+    def _view(self, value: torch.Tensor, op: Any, args: tuple[Any, ...]) -> torch.Tensor:
+        with self.fakes.mode:
+            made: torch.Tensor = op(value, *args)
+        return made
+
+
+class _Lazy:
+    """A view of a node, written when it is asked for."""
+
+    def __init__(self, emitter: Emitter, source: Any, op: Any, args: tuple[Any, ...], value: torch.Tensor) -> None:
+        self.meta, self._emitter, self._source = {"val": value}, emitter, source
+        self._op, self._args = op, args
+
+    def get(self) -> Node:
+        return self._emitter.call(self._op, _get(self._source)(), *self._args)
+
+
+def _get(source: Any) -> Callable[[], Node]:
+    return source.get if isinstance(source, _Lazy) else lambda: source
+
+
+def _of_numbers(node: Node, args: Any, kwargs: Any) -> bool:
+    """Whether a node computes with numbers that are known."""
+    if node.target is operator.getitem:
+        return False
+    leaves = pytree.tree_leaves((args, kwargs))
+    return bool(leaves) and all(isinstance(leaf, (int, float, bool)) for leaf in leaves)

@@ -1,0 +1,98 @@
+"""Arguments like those that a program was captured with: of random numbers, since a program holds no example inputs.
+
+Invariant: a capture with them is one of the same kind of call: sizes, strides, shared memory, requires_grad. Limits:
+integers are zeros, so that they are labels and indices; memory that is shared is that of state, or has one dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import SYMBOLS, pytree
+from functionalize.aliasing.strided_layout import tensor_at
+from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
+from functionalize.runtime.guards import REQUIRES_GRAD
+from functionalize.runtime.specialization import Specialization
+
+
+def concrete(number: Any) -> int:
+    """A size, or what it was when the program was captured."""
+    return int(number.node.hint) if isinstance(number, SYMBOLS) else int(number)
+
+
+class ExampleCall:
+    """One call of a program with such arguments."""
+
+    def __init__(self, program: Specialization) -> None:
+        self.program, self._made = program, dict[int, torch.Tensor]()
+        self._generator = torch.Generator().manual_seed(0)
+        guards = (guard for guard in program.guards.listed() if guard.property == REQUIRES_GRAD and guard.expected)
+        self._requiring = {guard.subject for guard in guards}
+        metadata = program.metadata
+        values = zip(metadata.taken, program.recorded.graph.find_nodes(op="placeholder"), strict=True)
+        self._looks = {number: node.meta.get("val") for number, node in values}
+        self._numbers = {e.argument: number for number, e in enumerate(metadata.inputs) if e.argument is not None}
+        leaves = [self._leaf(leaf) for leaf in program.capture.tree.leaves]
+        self.leaves: Sequence[Any] = leaves
+        self.args, self.kwargs = pytree.tree_unflatten(leaves, program.capture.tree.spec)
+        self.arguments: CallArguments = program.capture.convention.arguments(self.args, self.kwargs)
+
+    @functools.cached_property
+    def inputs(self) -> list[Any]:
+        """What the program takes: its state as it was when this was asked first, and the arguments."""
+        return self.program.guards.sources.values(self.arguments)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, ArgumentRef):
+            return self._tensor(self._numbers[leaf.number])
+        return leaf.get() if isinstance(leaf, ObjectLeaf) else leaf
+
+    def _tensor(self, number: int) -> torch.Tensor:
+        if number not in self._made:
+            self._share(number)
+        if number not in self._made:
+            look = self._looks[number]
+            where = [list(map(concrete, look.size())), list(map(concrete, look.stride())), 0]
+            made = tensor_at(self._storage(look, _elements(where)), where, look.dtype)  # type: ignore[arg-type]
+            self._made[number] = self._like(number, made)
+        return self._made[number]
+
+    def _like(self, number: int, made: torch.Tensor) -> torch.Tensor:
+        label = self.program.metadata.inputs[number].label
+        return made.requires_grad_() if label in self._requiring else made
+
+    def _share(self, number: int) -> None:
+        """Make the tensors of all arguments that share memory with one."""
+        inputs, layouts = self.program.metadata.inputs, self.program.metadata.layouts_before
+        group = next((g for g in self.program.recorded.shared if inputs[number].name in g), None)
+        members = [n for n, entry in enumerate(inputs) if group is not None and entry.name in group]
+        if number not in layouts or not all(layouts[n].static for n in members if n in layouts) or not members:
+            return
+        state = next((inputs[n].slot for n in members if inputs[n].slot is not None), None)
+        if state is not None:
+            storage = state.get().untyped_storage()
+        else:
+            ends = [layouts[n].span[1] for n in members]
+            storage = self._storage(self._looks[number], max(ends) // self._looks[number].dtype.itemsize)
+        same: dict[Any, torch.Tensor] = {}
+        for n in members:
+            layout = layouts[n]
+            made = tensor_at(storage, (layout.size, layout.stride, layout.offset), layout.dtype)
+            self._made[n] = same.setdefault(layout.key, self._like(n, made))
+
+    def _storage(self, look: torch.Tensor, elements: int) -> torch.UntypedStorage:
+        made = torch.zeros(elements, dtype=look.dtype, device=look.device)
+        if look.dtype.is_floating_point and look.dtype.itemsize > 1:
+            made.copy_(torch.randn(elements, generator=self._generator))
+        return made.untyped_storage()
+
+
+def _elements(where: Sequence[Any]) -> int:
+    """How many elements a layout reaches over."""
+    size, stride, offset = where
+    return 0 if 0 in size else offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))

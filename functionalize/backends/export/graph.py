@@ -1,0 +1,289 @@
+"""The graph of an exported program: state and arguments in, whole new tensors and what the caller gets out.
+
+Invariant: an output that is a mutation is a node of its own, neither an input nor a view of one; an output of the
+caller's is an input's node only where the original returns that very input. Limits: tensors whose sizes stay.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from functionalize._torch import SYMBOLS, pytree
+from functionalize._torch.exporting import ExportFakes, viewing
+from functionalize.backends.export.effects import GraphValue, StandIns
+from functionalize.backends.export.emitter import Emitter
+from functionalize.backends.export.inputs import ExportInputs
+from functionalize.backends.export.numbers import Numbers
+from functionalize.backends.export.state import CONSTANTS, Arguments
+from functionalize.backends.export.steady import Exportable
+from functionalize.errors import UnsupportedExportError
+from functionalize.runtime.decisions import same_answer
+from functionalize.runtime.metadata import AliasKind, InputMutation
+
+aten = torch.ops.aten
+_UNSEEN = ("profiler",)  # operators that only measure
+_SIZES_STAY = (
+    "its tensors are written as they are: no backend's inputs change their size, strides or memory",
+    "copy into a tensor of the final size, or return the new tensor",
+)
+
+
+class ExportGraph:
+    """One graph that is being exported: what goes in, what is written, what the caller gets."""
+
+    def __init__(self, found: Exportable, *, copies: bool) -> None:
+        """``copies``: whether views are to be copied."""
+        self.found, self._metadata, recorded = found, found.program.metadata, found.program.recorded
+        self.arguments = Arguments(found.call)
+        self.causes = [*self.arguments.causes, *found.effects.causes]
+        self.inputs = ExportInputs(found, self.arguments)
+        self.fakes = ExportFakes(recorded.graph.nodes)
+        self.emitter = Emitter(self.fakes, copies=copies)
+        self.numbers = Numbers(self.emitter)
+        self._nodes: dict[int, Node] = {}  # of the program's inputs
+        self._results = self._copied()
+        self.written: dict[str, Node] = {}  # the final values of inputs, by the inputs' names
+        self.outputs: list[Any] = []  # nodes and constants
+        self.spec: pytree.TreeSpec = found.program.metadata.spec
+        self._check()
+        if not self.causes:
+            self._write()
+            self._decide()
+            self._return()
+
+    def _copied(self) -> list[Any]:
+        """The program's nodes, after all inputs; its results."""
+        graph = self.found.program.recorded.graph
+        olds = dict(zip(self._metadata.taken, graph.find_nodes(op="placeholder"), strict=True))
+        known: dict[Node, Any] = {}
+        for one in self.inputs.all:
+            if one.number is None:
+                value = one.value
+                look = self.fakes.mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                self._new_input(one.name, look)
+                continue
+            old = olds[one.number]
+            look = self.fakes.value(old.meta["val"])
+            known[old] = self._nodes[one.number] = self._new_input(one.name, look)
+        for number, value in self.inputs.numbers.items():
+            known[olds[number]] = value
+        for node in graph.nodes:
+            if node.op == "output":
+                return list(pytree.tree_map_only(Node, known.__getitem__, list(node.args[0])))
+            if node.op != "placeholder" and getattr(node.target, "namespace", None) not in _UNSEEN:
+                known[node] = self._copy(node, known)
+        raise AssertionError("a graph without an output")
+
+    def _new_input(self, name: str, look: Any) -> Node:
+        return self.emitter.placeholder(name, look)
+
+    def _copy(self, node: Node, known: dict[Node, Any]) -> Any:
+        read = known.get(node.args[0]) if node.target is aten._local_scalar_dense.default else None  # type: ignore[arg-type]
+        if isinstance(read, torch.Tensor):  # a number that is a constant here
+            return read.item()
+        return (self.numbers if self.numbers.takes(node, known) else self.emitter).copy(node, known)
+
+    def _check(self) -> None:
+        """Find all that no exported program can do."""
+        inputs = self._metadata.inputs
+        for mutation in self._metadata.mutations:
+            what = self._refused(mutation)
+            if what:
+                why, hint = _SIZES_STAY
+                self._refuse(f"the program {what} {inputs[mutation.input].label}", why, hint)
+        for number, gradient in self._metadata.gradients.items():
+            if inputs[number].argument is not None and gradient is not None:
+                self._refuse(
+                    f"the program leaves a gradient at {inputs[number].label}",
+                    "the arguments of an exported program have none: it would get lost",
+                    "return the gradient (torch.autograd.grad)",
+                )
+        for number, _ in self._metadata.requiring:
+            self._refuse(
+                f"the program changes whether {inputs[number].label} requires gradients",
+                "tensors of an exported program have no such switch",
+                "set it before the program is captured",
+            )
+        for name, mode in self.found.program.capture.modes_left.items():
+            self._refuse(
+                f"the program leaves the {name} at {mode}",
+                "an exported program changes no modes of torch",
+                "put it back before the program ends",
+            )
+
+    def _refused(self, mutation: InputMutation) -> str | None:
+        """What a mutation does that is no new value of the same tensor."""
+        before = self._metadata.layouts_before.get(mutation.input)
+        after = self._metadata.layouts_after.get(mutation.input)
+        if mutation.layout is not None:
+            return "writes memory beyond"
+        if mutation.overlaps or mutation.after:
+            return "writes positions that share one element of"
+        stays = before is not None and after is not None and before.size == after.size and before.dtype == after.dtype
+        name = self._metadata.inputs[mutation.input].name
+        shared = any(name in group for group in self.found.program.recorded.shared)
+        if mutation.metadata and not (stays and mutation.writes and not shared):
+            return "changes the size, the strides or the memory of"
+        return None
+
+    def _refuse(self, what: str, why: str, hint: str, at: object = None) -> None:
+        self.causes.append(UnsupportedExportError.cause(what, why=why, hint=hint, at=at))
+
+    # What is written
+
+    def _write(self) -> None:
+        finals: dict[str, Node] = {}
+        for mutation in self._metadata.mutations:
+            one, value = self.inputs.by_number[mutation.input], self._nodes[mutation.input]
+            for write in mutation.writes:
+                given = self._results[write.result]
+                self.emitter.at(given)
+                value = finals[one.name] = self.emitter.written(value, write.path, given)
+        for rebinding in self.found.effects.rebindings:
+            one = self.inputs.by_number[rebinding.input]
+            finals[one.name] = self._value(rebinding.value, one.value)
+        finals |= self._gradients()
+        for one in self.inputs.all:
+            if one.name in finals:
+                self.written[one.name] = self._own(finals[one.name])
+        self.emitter.at(None)
+
+    def _gradients(self) -> dict[str, Node]:
+        """The gradients that the program leaves, by the names of the buffers that they go to."""
+        finals: dict[str, Node] = {}
+        for number, gradient in self._metadata.gradients.items():
+            buffer = self.inputs.gradient(number)
+            if buffer is None:
+                continue
+            if gradient is not None:
+                finals[buffer.name] = self._value(GraphValue(alias=gradient), buffer.value)
+            elif buffer.number is not None:
+                finals[buffer.name] = self.emitter.call(aten.zeros_like.default, self._nodes[buffer.number])
+        return finals
+
+    def _value(self, value: GraphValue, like: torch.Tensor) -> Any:
+        """A tensor that the caller would get, or a number as a tensor."""
+        if value.alias is not None:
+            alias = self._metadata.outputs[value.alias]
+            if alias.result is not None:
+                return self._results[alias.result]
+            return self._final(alias.input)  # type: ignore[arg-type]
+        number = self._results[value.result]  # type: ignore[index]
+        return self.emitter.call(aten.scalar_tensor.default, number, dtype=like.dtype)
+
+    def _own(self, value: Any) -> Node:
+        """A node that no other mutation has, and that is no input: its memory is written by nobody."""
+        root = value
+        while root.op == "call_function" and getattr(root.target, "is_view", False):
+            root = root.args[0]
+        self.emitter.at(value)
+        if root.op == "placeholder" or value in self.written.values():
+            return self.emitter.call(aten.clone.default, value)
+        needs = any(isinstance(one.value, torch.nn.Parameter) and one.value.requires_grad for one in self.inputs.all)
+        if needs and not self.trains and value.meta["val"].is_floating_point():
+            node = self.emitter.graph.call_function(aten.detach.default, (value,))
+            node.meta = dict(value.meta)
+            return node
+        return value  # type: ignore[no-any-return]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the program takes gradients itself."""
+        return bool(self._metadata.gradients) or any(
+            self._metadata.inputs[m.input].kind.name == "PARAMETER" for m in self._metadata.mutations
+        )
+
+    # What the data decide
+
+    def _decide(self) -> None:
+        """Assert what the program decided by its data."""
+        for decision in self._metadata.graph.decisions:
+            value = self._results[decision.output]
+            if not isinstance(value, Node):
+                if not same_answer(value, decision.answer):
+                    self._refuse(
+                        f"the program decides otherwise now than when it was captured ({decision.answer!r})",
+                        "a number of its state has changed since",
+                        "call the program once, or capture it again",
+                        decision.location,
+                    )
+                continue
+            self.emitter.at(value)
+            if value in self.numbers.tensors:
+                self.numbers.assert_equal(value, decision.answer, str(decision))
+                continue
+            agrees = self.emitter.graph.call_function(operator.eq, (value, decision.answer))
+            agrees.meta = dict(value.meta) | {"val": value.meta["val"] == decision.answer}
+            agrees.meta.pop("unbacked_bindings", None)
+            self.emitter.graph.call_function(aten._assert_scalar.default, (agrees, str(decision))).meta["val"] = None
+
+    # What the caller gets
+
+    def _final(self, number: int) -> Node:
+        """An input as it is after the call."""
+        name = self.inputs.by_number[number].name
+        return self.written.get(name, self._nodes[number])
+
+    def _return(self) -> None:
+        stand_ins = StandIns(self.found.call)
+        inputs = {id(value): n for n, value in reversed(list(enumerate(stand_ins.inputs)))}
+        made = [stand_ins.made(part) for part in self._metadata.results]
+        leaves, self.spec = pytree.tree_flatten(pytree.tree_unflatten(made, self._metadata.spec))
+        for leaf in leaves:
+            value = stand_ins.of_marker.get(id(leaf), leaf)
+            if isinstance(leaf, torch.Tensor) and not isinstance(value, GraphValue):
+                self.outputs.append(self._final(inputs[id(leaf)]))
+            elif isinstance(value, GraphValue):
+                self.outputs.append(self._output(value))
+            elif isinstance(value, CONSTANTS):
+                self.outputs.append(value)
+            else:
+                self._refuse(
+                    f"the program returns an object of class {type(value).__name__}",
+                    "the results of an exported program are tensors, numbers, and containers that pytrees know",
+                    "return its tensors, or register its class by torch.export.register_dataclass or "
+                    "torch.utils.pytree",
+                )
+
+    def _output(self, value: GraphValue) -> Any:
+        if value.alias is None:
+            return self._results[value.result]  # type: ignore[index]
+        alias = self._metadata.outputs[value.alias]
+        if alias.kind is AliasKind.INPUT:
+            return self._final(alias.input)  # type: ignore[arg-type]
+        node = self._results[alias.result]  # type: ignore[index]
+        changed = alias.input is not None and self.inputs.by_number[alias.input].name in self.written
+        if alias.kind is AliasKind.VIEW_OF_INPUT and not changed and alias.layout.static:
+            return self._view(alias, node)
+        if node.op == "placeholder" or node in self.written.values():
+            return self.emitter.call(aten.clone.default, node)
+        return node
+
+    def _view(self, alias: Any, node: Node) -> Node:
+        """An output that is a view of an input which stays as it is: by views where the graph copies them."""
+        steps: list[Node] = []
+        while node.op == "call_function" and viewing(node.target) is not None:
+            steps.insert(0, node)
+            node = node.args[0]  # type: ignore[assignment]
+        if not steps:
+            return node
+        base, result = self._nodes[alias.input], steps[-1]
+        if node is not base:
+            return result
+        for step in steps:
+            base = self.emitter.graph.call_function(viewing(step.target), (base, *step.args[1:]), step.kwargs)
+            base.meta = dict(step.meta)
+        return base
+
+
+def symbolic_sizes(look: Any) -> list[tuple[int, Any]]:
+    """The dimensions of a tensor whose sizes are symbols, with these."""
+    if not isinstance(look, torch.Tensor):
+        return []
+    sizes: Iterable[tuple[int, Any]] = enumerate(look.size())
+    return [(dim, size.node.expr) for dim, size in sizes if isinstance(size, SYMBOLS) and size.node.expr.is_symbol]

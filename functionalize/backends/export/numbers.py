@@ -1,0 +1,187 @@
+"""Numbers that the data tell, computed with as tensors without dimensions: no backend has symbols that are no sizes.
+
+An optimizer asks its step (`1 - beta ** step.item()`), and goes on with a Python number. Here that is a float64 tensor,
+as precise; an operator that takes the number takes the tensor.
+
+Invariant: results have the dtypes that they had. Limits: integers stay symbols, for they may be sizes; where no row
+says how an operator takes a tensor, it gets the number again.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from functionalize._torch import pytree
+from functionalize.backends.export.emitter import Emitter
+
+aten = torch.ops.aten
+_ITEM = aten._local_scalar_dense.default
+# What Python computes with numbers, on tensors.
+_PYTHON: dict[Any, Any] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.truediv: aten.div.Tensor,
+    operator.mod: aten.remainder.Tensor,
+    operator.pow: aten.pow.Tensor_Tensor,
+    operator.neg: aten.neg.default,
+    operator.abs: aten.abs.default,
+    operator.eq: aten.eq.Tensor,
+    operator.ne: aten.ne.Tensor,
+    operator.lt: aten.lt.Tensor,
+    operator.le: aten.le.Tensor,
+    operator.gt: aten.gt.Tensor,
+    operator.ge: aten.ge.Tensor,
+    operator.and_: aten.logical_and.default,
+    operator.or_: aten.logical_or.default,
+    torch.sym_not: aten.logical_not.default,
+    torch.sym_max: aten.maximum.default,
+    torch.sym_min: aten.minimum.default,
+    torch.sym_float: aten.clone.default,
+    math.floor: aten.floor.default,
+    math.ceil: aten.ceil.default,
+} | {
+    getattr(torch, f"_sym_{name}"): getattr(aten, name).default
+    for name in ("sqrt", "cos", "sin", "tan", "cosh", "sinh", "tanh", "acos", "asin", "atan", "log2")
+    if hasattr(torch, f"_sym_{name}")
+}
+# Operators that take a number where another overload takes a tensor.
+_OVERLOADS: dict[Any, Any] = {
+    getattr(getattr(aten, name), one): getattr(getattr(aten, name), other)
+    for one, other, names in (
+        ("Scalar", "Tensor", "add sub mul div eq ne lt le gt ge remainder fmod fill bitwise_and lerp"),
+        ("Tensor_Scalar", "Tensor_Tensor", "pow"),
+        ("Scalar", "Tensor_Tensor", "pow"),
+    )
+    for name in names.split()
+    if hasattr(getattr(aten, name), one) and hasattr(getattr(aten, name), other)
+} | {op: op for op in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)}
+Rule = Callable[..., Node]
+
+
+def _scaled(emitter: Emitter, *factors: Any) -> Any:
+    result, *others = [factor for factor in factors if factor != 1]
+    for factor in others:
+        result = emitter.call(aten.mul.Tensor, result, factor)
+    return result
+
+
+def _sum(op: Any) -> Rule:
+    def rule(emitter: Emitter, one: Any, other: Any, alpha: Any = 1) -> Node:
+        return emitter.call(op, one, _scaled(emitter, alpha, other))
+
+    return rule
+
+
+def _addcdiv(emitter: Emitter, base: Any, above: Any, below: Any, value: Any = 1) -> Node:
+    return emitter.call(aten.add.Tensor, base, emitter.call(aten.div.Tensor, _scaled(emitter, value, above), below))
+
+
+def _addcmul(emitter: Emitter, base: Any, one: Any, other: Any, value: Any = 1) -> Node:
+    return emitter.call(aten.add.Tensor, base, _scaled(emitter, value, one, other))
+
+
+def _lerp(emitter: Emitter, start: Any, end: Any, weight: Any) -> Node:
+    return emitter.call(aten.lerp.Tensor, start, end, emitter.call(aten._to_copy.default, weight, dtype=_dtype(start)))
+
+
+def _full(emitter: Emitter, size: Any, value: Any, **options: Any) -> Node:
+    return emitter.call(aten.clone.default, emitter.call(aten.expand.default, value, size))
+
+
+def _full_like(emitter: Emitter, like: Any, value: Any, **options: Any) -> Node:
+    ones = emitter.call(aten.ones_like.default, like, **options)
+    return emitter.call(aten.mul.Tensor, ones, value)
+
+
+def _scalar_tensor(emitter: Emitter, value: Any, **options: Any) -> Node:
+    return emitter.call(aten.clone.default, value)
+
+
+_RULES: dict[Any, Rule] = {
+    aten.add.Tensor: _sum(aten.add.Tensor),
+    aten.sub.Tensor: _sum(aten.sub.Tensor),
+    aten.addcdiv.default: _addcdiv,
+    aten.addcmul.default: _addcmul,
+    aten.lerp.Scalar: _lerp,
+    aten.full.default: _full,
+    aten.full_like.default: _full_like,
+    aten.scalar_tensor.default: _scalar_tensor,
+}
+
+
+def _dtype(node: Any) -> torch.dtype:
+    found: torch.dtype = node.meta["val"].dtype
+    return found
+
+
+class Numbers:
+    """The numbers of one graph that are tensors."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter, self.tensors = emitter, set[Node]()
+
+    def takes(self, node: Node, known: dict[Node, Any]) -> bool:
+        """Whether a node gives such a number, or takes one."""
+        if node.target is _ITEM:
+            return isinstance(node.meta.get("val"), torch.SymFloat)
+        return any(known.get(arg) in self.tensors for arg in node.all_input_nodes)
+
+    def copy(self, node: Node, known: dict[Node, Any]) -> Any:
+        """A node, written with tensors."""
+        emitter, args, kwargs = self._emitter, list[Any](), dict[str, Any]()
+        args, kwargs = pytree.tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
+        emitter.at(node)
+        if node.target is _ITEM:
+            return self._number(emitter.call(aten._to_copy.default, args[0], dtype=torch.float64))
+        if node.target in _PYTHON:
+            if isinstance(args[0], (bool, int, float)) or any(isinstance(arg, (int, float)) for arg in args):
+                args = [self._tensor(arg) for arg in args]
+            return self._number(emitter.call(_PYTHON[node.target], *args))
+        wanted = node.meta.get("val")
+        if node.target in _RULES:
+            made = _RULES[node.target](emitter, *args, **kwargs)
+        elif node.target in _OVERLOADS:
+            made = emitter.call(_OVERLOADS[node.target], *args, **kwargs)
+        else:
+            return self._as_numbers(node, known)
+        if made.meta["val"].dtype != wanted.dtype:  # type: ignore[union-attr]
+            made = emitter.call(aten._to_copy.default, made, dtype=wanted.dtype)  # type: ignore[union-attr]
+        return made
+
+    def _number(self, node: Node) -> Node:
+        self.tensors.add(node)
+        return node
+
+    def _tensor(self, value: Any) -> Any:
+        if isinstance(value, Node) and value in self.tensors:
+            return value
+        dtype = torch.bool if isinstance(value, bool) else torch.float64
+        return self._emitter.call(aten.scalar_tensor.default, value, dtype=dtype)
+
+    def _as_numbers(self, node: Node, known: dict[Node, Any]) -> Any:
+        """A node that takes numbers alone."""
+        mine = {arg: known[arg] for arg in node.all_input_nodes}
+        for arg, value in mine.items():
+            if value in self.tensors:
+                item = self._emitter.graph.call_function(_ITEM, (value,))
+                item.meta = {"val": self._emitter.fakes.value(arg.meta["val"]), "nn_module_stack": {}}
+                mine[arg] = item
+        return self._emitter.copy(node, mine)
+
+    def assert_equal(self, node: Node, answer: Any, message: str) -> None:
+        """Assert what a number is."""
+        call = self._emitter.call
+        agrees = node
+        if isinstance(answer, bool):
+            agrees = node if answer else call(aten.logical_not.default, node)
+        else:
+            agrees = call(aten.eq.Scalar, node, answer)
+        asserted = self._emitter.graph.call_function(aten._assert_async.msg, (agrees, message))
+        asserted.meta = {"val": None, "nn_module_stack": {}, "stack_trace": ""}

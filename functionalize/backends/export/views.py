@@ -1,0 +1,62 @@
+"""An exported program with views for copies of views: what torch's own passes and most exporters know.
+
+In a graph without writes both compute the same. Invariant: an output that was a copy stays one. Limits: operators whose
+views torch has under the same name.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import Graph, Node
+
+from functionalize._torch.exporting import viewing
+
+aten = torch.ops.aten
+# A value may have other strides than the program's tensor had, and be no view of that size: torch decides.
+_BY_SIZE = {aten.view_copy.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+
+
+def with_views(exported: ExportedProgram) -> ExportedProgram:
+    """The same program, in which views are not copied."""
+    graph = Graph()
+    results: Any = graph.graph_copy(exported.graph, {})
+    for node in [node for node in graph.nodes if node.op == "call_function"]:
+        node.target = _BY_SIZE.get(node.target) or viewing(node.target) or node.target
+    replaced = [_copied(graph, result) if isinstance(result, Node) else result for result in results]
+    graph.output(tuple(replaced))
+    return remade(exported, graph, replaced)
+
+
+def _copied(graph: Graph, node: Node) -> Node:
+    """An output; a copy of it where it has become a view of an input that is not written."""
+    root = node
+    while root.op == "call_function" and (getattr(root.target, "is_view", False) or root.target in _BY_SIZE.values()):
+        root = root.args[0]  # type: ignore[assignment]
+    if root is node or root.op != "placeholder":
+        return node
+    made = graph.call_function(aten.clone.default, (node,))
+    made.meta = dict(node.meta)
+    return made
+
+
+def remade(exported: ExportedProgram, graph: Graph, results: list[Any]) -> ExportedProgram:
+    """A program with another graph of the same inputs; ``results``: its outputs, which are what they were."""
+    specs = copy.deepcopy(list(exported.graph_signature.output_specs))
+    for spec, result in zip(specs, results, strict=True):
+        if isinstance(result, Node):
+            spec.arg.name = result.name
+    return ExportedProgram(
+        root=exported.graph_module,
+        graph=graph,
+        graph_signature=ExportGraphSignature(list(exported.graph_signature.input_specs), specs),
+        state_dict=exported.state_dict,
+        range_constraints=dict(exported.range_constraints),
+        module_call_graph=list(exported.module_call_graph),
+        example_inputs=exported.example_inputs,
+        constants=exported.constants,
+    )

@@ -1,0 +1,92 @@
+"""Programs whose first call makes what later calls find: the state of an optimizer, a setting that is left open.
+
+Such a program is captured once more as the first call leaves its objects, on stand-ins for the tensors that it makes;
+afterwards all objects are as they were.
+
+Invariant: nothing is computed. Limits: one call settles the objects; arguments of plain containers, which share no
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from functionalize.aliasing.geometry import Layout
+from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.containers import assign, copy_of
+from functionalize.runtime.metadata import AliasKind
+from functionalize.runtime.objects import Maker
+from functionalize.runtime.specialization import CAPTURING, Specialization
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """A program as it is from the second call on."""
+
+    later: Specialization
+    made: Mapping[int, int]  # of its inputs: the output of the first call that the first call leaves there
+
+
+def settled(first: Specialization) -> Settled | None:
+    """The program that later calls run; None where one call does not tell it."""
+    metadata, convention = first.metadata, first.capture.convention
+    states_of_arguments = any(effect.state for effect in metadata.side_effects)
+    if convention.nest is None or metadata.graph.numbers or states_of_arguments or not first.guards.inputs_are_disjoint:
+        return None
+    fakes = iter(_of_arguments(first))
+    args, kwargs = convention.nest.filled(lambda: _like(next(fakes)))
+    containers = [container for container, _ in first.capture.state.containers.values()]
+    changed = [containers[effect.container] for effect in metadata.side_effects]
+    with CAPTURING:
+        before = [(container, copy_of(container)) for container in changed]
+        try:
+            made = _apply(first, convention.arguments(args, kwargs))
+            later = first.again(args, kwargs)
+            if later.metadata.side_effects:
+                return None
+            found = {id(tensor): number for number, tensor in made.items()}
+            slots = [(n, entry.slot) for n, entry in enumerate(later.metadata.inputs) if entry.slot is not None]
+            return Settled(later, {n: found[key] for n, slot in slots if (key := id(slot.get())) in found})
+        finally:
+            for container, content in before:
+                assign(container, content)
+
+
+def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.Tensor]:
+    """Do to the program's objects what a call does; the tensors that stand for those that it makes."""
+    metadata, made = first.metadata, dict[int, torch.Tensor]()
+
+    def tensor(number: int) -> torch.Tensor:
+        alias = metadata.outputs[number]
+        if alias.kind is AliasKind.INPUT:
+            entry = metadata.inputs[alias.input]  # type: ignore[index]
+            value: torch.Tensor = entry.constant if entry.slot is None else entry.slot.get()
+            return value
+        return made.setdefault(number, _of_layout(alias.layout))
+
+    states = first.capture.state, arguments
+    maker = Maker(states, tensor, [], ())
+    for effect in metadata.side_effects:
+        effect.apply(states, maker)
+    return made
+
+
+def _of_arguments(first: Specialization) -> list[torch.Tensor]:
+    """The fake tensors of the arguments, in the order of their leaves."""
+    placeholders = zip(first.metadata.taken, first.recorded.graph.find_nodes(op="placeholder"), strict=True)
+    entries = [(first.metadata.inputs[number], node.meta["val"]) for number, node in placeholders]
+    found = [(entry.argument, fake) for entry, fake in entries if entry.argument is not None and entry.is_tensor]
+    return [fake for _, fake in sorted(found, key=lambda pair: pair[0])]
+
+
+def _like(fake: torch.Tensor) -> torch.Tensor:
+    size, stride = [int(n) for n in fake.size()], [int(n) for n in fake.stride()]
+    return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device).zero_()
+
+
+def _of_layout(layout: Layout) -> torch.Tensor:
+    made = torch.zeros(layout.extent, dtype=layout.dtype)
+    return made.as_strided(layout.size, layout.stride, 0)

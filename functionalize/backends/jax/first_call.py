@@ -1,0 +1,87 @@
+"""Programs whose first call differs from later ones, as one function: the state says whether there was a call.
+
+Invariant: the first call computes what the original's first call does, later ones what its later calls do. Limits: both
+return what is built alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from functionalize.backends.array_program import ArrayProgram, Prepared, Written
+from functionalize.backends.first_call import Settled, settled
+from functionalize.backends.interpreter import Backend
+from functionalize.runtime.specialization import Specialization
+
+FIRST_CALL = "first_call"
+
+
+def program_of(specialization: Specialization, backend: Backend, key: Any) -> ArrayProgram:
+    """A program over JAX arrays: of one graph, or of two where the first call makes what later ones find."""
+    found = settled(specialization) if specialization.metadata.side_effects else None
+    if found is None:
+        return ArrayProgram(specialization, backend, key)
+    if not found.made and str(found.later.recorded.graph) == str(specialization.recorded.graph):
+        return ArrayProgram(found.later, backend, key)
+    return _OfTwo(specialization, found, backend, key)
+
+
+class _OfTwo(ArrayProgram):
+    """The later program, and before it, once, the first."""
+
+    def __init__(self, first: Specialization, found: Settled, backend: Backend, key: Any) -> None:
+        super().__init__(found.later, backend, key)
+        self._first = ArrayProgram(first, backend, key, settled=True)
+        self._without = found.made
+        outputs = first.metadata.outputs
+        self._made = {self.keys[n]: outputs[output].result for n, output in found.made.items() if n in self.keys}
+        places = {entry.argument: n for n, entry in enumerate(first.metadata.inputs) if entry.argument is not None}
+        self._numbers = {  # of the arguments, in the first program
+            n: places[entry.argument] for n, entry in enumerate(self.metadata.inputs) if entry.argument is not None
+        }
+        self.stopped = list(dict.fromkeys([*self.stopped, *self._first.stopped]))
+
+    def initial_state(self) -> dict[str, Any]:
+        state = {**self._first.initial_state(), **super().initial_state()}
+        fakes = dict(zip(self.metadata.taken, self.interpreter.placeholders, strict=True))
+        for number in self._without:
+            if number in self.keys:
+                fake = fakes[number].meta["val"]
+                state[self.keys[number]] = jnp.zeros(tuple(fake.size()), self.backend.dtype(fake.dtype))
+        return {**state, FIRST_CALL: jnp.array(True)}
+
+    @property
+    def written(self) -> frozenset[str]:
+        return super().written | self._first.written | self._made.keys() | {FIRST_CALL}
+
+    def run(self, state: Mapping[str, Any], inputs: Mapping[int, Any]) -> Any:
+        names = sorted(self.written)
+
+        def first(_: Any) -> Any:
+            given = {mine: inputs[n] for n, mine in self._numbers.items() if n in inputs}
+            new, arguments, results = self._first.run(state, given)
+            arguments = {n: arguments[mine] for n, mine in self._numbers.items() if mine in arguments}
+            made = {name: results[at] for name, at in self._made.items()}  # type: ignore[index]
+            return _ended(names, {**state, **new, **made}), arguments, self._first.outputs(results, None)
+
+        def later(_: Any) -> Any:
+            new, arguments, results = ArrayProgram.run(self, state, inputs)
+            return _ended(names, {**state, **new}), arguments, ArrayProgram.outputs(self, results, None)
+
+        return jax.lax.cond(state[FIRST_CALL], first, later, None)
+
+    def finished(
+        self, state: Mapping[str, Any], prepared: Prepared, found: tuple[dict[str, Any], dict[int, Any], Sequence[Any]]
+    ) -> tuple[dict[str, Any], Any]:
+        new, written, outputs = found
+        returned = Written(outputs, self.arguments_after(prepared, written)) if self.written_inputs else outputs
+        return {**state, **new}, returned
+
+
+def _ended(names: Sequence[str], state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written of a state, after a call."""
+    return {name: state[name] for name in names} | {FIRST_CALL: jnp.array(False)}

@@ -1,0 +1,116 @@
+"""Torch functions and modules as functions of JAX arrays: captured for the shapes and dtypes of a call.
+
+Invariant: a call has no effect on torch's objects; what the function writes comes back as values. Limits: each way of
+shapes, dtypes and plain arguments is captured once; Python state of the function is that of the capture.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from functionalize._torch import pytree
+from functionalize.backends.array_program import RANDOM_KEY
+from functionalize.backends.jax.lowerings import lowering
+from functionalize.backends.jax.program import JaxProgram, State
+from functionalize.backends.jax.values import is_array, torch_dtype_of
+from functionalize.backends.registry import Lowerings
+from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.capture import capture
+
+
+def jaxify(function: Callable[..., Any], *, lowerings: Lowerings = lowering) -> JaxFunction:
+    """A torch function or module as a function of JAX arrays, also inside ``jax.jit``, ``grad`` and ``vmap``.
+
+    Args:
+        function: a module, or a function of tensors, pytrees of tensors, and other values.
+        lowerings: a table of your own.
+
+    Returns:
+        The function. It returns what the original does, of arrays. Where the original writes to its arguments it
+        returns :class:`~functionalize.backends.array_program.Written`: ``(returned, arguments)``, the arguments that
+        were written by parameter name, with their new values. See :class:`JaxFunction` for state.
+
+    Example:
+        >>> import jax, torch
+        >>> import jax.numpy as jnp
+        >>> from functionalize import jaxify
+        >>> def bump(x):
+        ...     x[0].add_(1)
+        ...     return x.sum()
+        >>> returned, arguments = jax.jit(jaxify(bump))(jnp.zeros(3))
+        >>> returned.item(), arguments["x"].tolist()
+        (1.0, [1.0, 0.0, 0.0])
+        >>> jax.grad(jaxify(lambda x: (x * x).sum()))(jnp.ones(2)).tolist()
+        [2.0, 2.0]
+    """
+    return JaxFunction(function, lowerings)
+
+
+class JaxFunction:
+    """What :func:`jaxify` returns.
+
+    A call takes the function's state (parameters, buffers, tensors that it closes over) as torch's objects have it, as
+    constants; one that writes to state, or draws random numbers, goes by :meth:`apply`, which takes the state and gives
+    the new one.
+    """
+
+    def __init__(self, function: Callable[..., Any], lowerings: Lowerings) -> None:
+        self._function, self._lowerings = function, lowerings
+        self._programs: dict[Any, JaxProgram] = {}
+        self._lock = threading.Lock()
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the original returns.
+
+        Raises:
+            UnsupportedProgramError: it writes to its state or draws random numbers, or JAX cannot run it.
+        """
+        program = self.program(*args, **kwargs)
+        if program.written:
+            what = sorted(program.written)
+            raise UnsupportedProgramError(
+                f"the function changes state: {', '.join(what[:5])}{', ...' if len(what) > 5 else ''}",
+                why="a function of JAX arrays has no effect: the new state would be lost"
+                + (" (the random key is state: it moves on)" if RANDOM_KEY in what else ""),
+                hint="`state = f.state(*args)`, and then `state, outputs = f.apply(state, *args)`",
+                at="the call",
+            )
+        return program(program.initial_state, *args, **kwargs)[1]
+
+    def apply(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[State, Any]:
+        """The new state and what the original returns, from a state: ``(state, *args) -> (new_state, outputs)``."""
+        return self.program(*args, **kwargs)(state, *args, **kwargs)
+
+    def state(self, *args: Any, **kwargs: Any) -> State:
+        """The state as torch's objects have it now, for calls with such arguments."""
+        return self.program(*args, **kwargs).initial_state
+
+    def program(self, *args: Any, **kwargs: Any) -> JaxProgram:
+        """The program for calls with such arguments: captured if there is none yet."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        looks = tuple(_look(leaf) for leaf in leaves)
+        key = (spec, looks, torch.is_grad_enabled(), getattr(self._function, "training", None))
+        with self._lock:
+            if key not in self._programs:
+                given, named = pytree.tree_unflatten([_stand_in(leaf) for leaf in leaves], spec)
+                program = capture(self._function, given, named, on_data="raise")
+                self._programs[key] = JaxProgram(program, self._lowerings, 0)
+            return self._programs[key]
+
+
+def _look(leaf: Any) -> Any:
+    """What of an argument a program is captured for."""
+    return ("array", tuple(leaf.shape), str(leaf.dtype)) if is_array(leaf) else (type(leaf), leaf)
+
+
+def _stand_in(leaf: Any) -> Any:
+    """A tensor like an array; its elements are not looked at."""
+    if not is_array(leaf):
+        return leaf
+    return torch.empty(tuple(leaf.shape), dtype=torch_dtype_of(leaf))

@@ -1,0 +1,74 @@
+"""Attention as one operator, and its gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from functionalize.backends.jax.lowerings.registry import lowering
+
+aten = torch.ops.aten
+Array = Any
+
+
+def _scores(query: Array, key: Array, mask: Array | None, causal: bool, scale: float | None) -> Array:
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    wide = jnp.float32 if query.dtype in (jnp.float16, jnp.bfloat16) else query.dtype
+    scores = jnp.matmul(query.astype(wide), jnp.swapaxes(key, -1, -2).astype(wide)) * factor
+    if causal:
+        allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        scores = jnp.where(allowed, scores, -jnp.inf)
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask.astype(wide)
+    return scores
+
+
+def _of_heads(query: Array, key: Array) -> Array:
+    """Keys, or values, for as many heads as queries have."""
+    return jnp.repeat(key, query.shape[-3] // key.shape[-3], -3) if key.shape[-3] != query.shape[-3] else key
+
+
+@lowering(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Array | None = None,
+    scale: float | None = None,
+) -> tuple[Array, Array]:
+    if dropout_p:
+        raise ValueError("attention with dropout is spelt out by torch, and has no kernel of its own on the CPU")
+    key, value = _of_heads(query, key), _of_heads(query, value)
+    scores = _scores(query, key, attn_mask, is_causal, scale)
+    total = jax.scipy.special.logsumexp(scores, -1)
+    nothing = jnp.isneginf(total)[..., None]  # a row that may look at nothing gets zeros
+    weights = jnp.where(nothing, 0, jnp.exp(scores - jnp.where(nothing, 0, total[..., None])))
+    return jnp.matmul(weights.astype(scores.dtype), value.astype(scores.dtype)).astype(query.dtype), total
+
+
+@lowering(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def attention_backward(
+    grad: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    logsumexp: Array,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Array | None = None,
+    scale: float | None = None,
+) -> tuple[Array, Array, Array]:
+    def forward(query: Array, key: Array, value: Array) -> Array:
+        return attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+    found: tuple[Array, Array, Array] = jax.vjp(forward, query, key, value)[1](grad)
+    return found

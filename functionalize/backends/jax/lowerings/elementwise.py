@@ -1,0 +1,364 @@
+"""Operators that compute element by element, with torch's rules of promotion.
+
+Invariant: operands are of one dtype before anything is computed, the one that torch computes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax.scipy import special
+
+from functionalize.backends.interpreter import Call
+from functionalize.backends.jax.lowerings.registry import lowering
+from functionalize.backends.jax.values import as_float, cast, category, promoted
+
+aten = torch.ops.aten
+Array = Any
+
+_OF_FLOATS: dict[Any, Callable[[Array], Array]] = {
+    aten.acos: jnp.arccos,
+    aten.acosh: jnp.arccosh,
+    aten.asin: jnp.arcsin,
+    aten.asinh: jnp.arcsinh,
+    aten.atan: jnp.arctan,
+    aten.atanh: jnp.arctanh,
+    aten.cos: jnp.cos,
+    aten.cosh: jnp.cosh,
+    aten.digamma: lambda x: jnp.where(x == 0, jnp.copysign(jnp.inf, -x), special.digamma(x)),
+    aten.erf: jax.lax.erf,
+    aten.erfc: jax.lax.erfc,
+    aten.erfinv: jax.lax.erf_inv,
+    aten.exp: jnp.exp,
+    aten.exp2: jnp.exp2,
+    aten.expm1: jnp.expm1,
+    aten.lgamma: jax.lax.lgamma,
+    aten.log: jnp.log,
+    aten.log10: jnp.log10,
+    aten.log1p: jnp.log1p,
+    aten.log2: jnp.log2,
+    aten.reciprocal: lambda x: 1 / x,
+    aten.rsqrt: lambda x: 1 / jnp.sqrt(x),
+    aten.sigmoid: jax.nn.sigmoid,
+    aten.sin: jnp.sin,
+    aten.sinh: jnp.sinh,
+    aten.special_i0e: special.i0e,
+    aten.special_i1: special.i1,
+    aten.special_i1e: special.i1e,
+    aten.special_log_ndtr: special.log_ndtr,
+    aten.special_ndtri: special.ndtri,
+    aten.i0: special.i0,
+    aten.sqrt: jnp.sqrt,
+    aten.tan: jnp.tan,
+    aten.tanh: jnp.tanh,
+}
+_OF_FRACTIONS: dict[Any, Callable[[Array], Array]] = {
+    aten.ceil: jnp.ceil,
+    aten.floor: jnp.floor,
+    aten.trunc: jnp.trunc,
+    aten.round.default: jnp.round,
+}
+_OF_BITS: dict[Any, Callable[[Array, Array], Array]] = {
+    aten.bitwise_and: jnp.bitwise_and,
+    aten.bitwise_or: jnp.bitwise_or,
+    aten.bitwise_xor: jnp.bitwise_xor,
+    aten.bitwise_left_shift: lambda x, y: _shifted(jnp.left_shift, x, y, 0),
+    aten.bitwise_right_shift: lambda x, y: _shifted(jnp.right_shift, x, y, jnp.where(x < 0, -1, 0).astype(x.dtype)),
+}
+_COMPARED: dict[Any, Callable[[Array, Array], Array]] = {
+    aten.eq: jnp.equal,
+    aten.ne: jnp.not_equal,
+    aten.lt: jnp.less,
+    aten.le: jnp.less_equal,
+    aten.gt: jnp.greater,
+    aten.ge: jnp.greater_equal,
+    aten.logical_and: jnp.logical_and,
+    aten.logical_or: jnp.logical_or,
+    aten.logical_xor: jnp.logical_xor,
+}
+_OF_TWO: dict[Any, Callable[[Array, Array], Array]] = {
+    aten.maximum: jnp.maximum,
+    aten.minimum: jnp.minimum,
+    aten.fmax: jnp.fmax,
+    aten.fmin: jnp.fmin,
+    aten.fmod: lambda x, y: jnp.fmod(x, y),
+    aten.remainder: jnp.remainder,
+    aten.gcd: jnp.gcd,
+    aten.lcm: lambda x, y: jnp.lcm(x, y),
+    aten.mul: lambda x, y: jnp.logical_and(x, y) if x.dtype == bool else x * y,
+    aten.nextafter: jnp.nextafter,
+    aten.hypot: jnp.hypot,
+}
+_OF_TWO_FLOATS: dict[Any, Callable[[Array, Array], Array]] = {
+    aten.atan2: jnp.arctan2,
+    aten.copysign: jnp.copysign,
+    aten.xlogy: special.xlogy,
+    aten.special_xlog1py: special.xlog1py,
+    aten.special_zeta: special.zeta,
+    aten.logaddexp: jnp.logaddexp,
+    aten.logaddexp2: jnp.logaddexp2,
+    aten.igamma: special.gammainc,
+    aten.igammac: special.gammaincc,
+}
+
+
+def _register() -> None:
+    for op, function in _OF_FLOATS.items():
+        lowering(op)(lambda x, function=function: _kept(function, as_float(x)))
+    for op, function in _OF_FRACTIONS.items():
+        lowering(op)(lambda x, function=function: x if category(x.dtype) < 2 else function(x))
+    for op, of_both in (_OF_BITS | _OF_TWO | _COMPARED).items():
+        lowering(op)(lambda x, y, function=of_both: function(*promoted(x, y)))
+    for op, of_both in _OF_TWO_FLOATS.items():
+        lowering(op)(lambda x, y, function=of_both: function(*map(as_float, promoted(x, y))))
+
+
+def _kept(function: Callable[[Array], Array], x: Array) -> Array:
+    """A function of an array, computed in 32 bits where it has fewer, as torch's kernels do."""
+    if x.dtype in (jnp.float16, jnp.bfloat16):
+        return function(x.astype(jnp.float32)).astype(x.dtype)
+    return function(x)
+
+
+def _shifted(shift: Callable[[Array, Array], Array], x: Array, y: Array, beyond: Any) -> Array:
+    """A shift by so many bits; by as many as there are, or more, nothing is left."""
+    bits = x.dtype.itemsize * 8
+    legal = (y >= 0) & (y < bits)
+    return jnp.where(legal, shift(x, jnp.where(legal, y, 0).astype(y.dtype)), beyond)
+
+
+_register()
+
+
+@lowering(aten.abs)
+def absolute(x: Array) -> Array:
+    return jnp.abs(x)
+
+
+@lowering(aten.neg)
+def neg(x: Array) -> Array:
+    return -x
+
+
+@lowering(aten.sign)
+def sign(x: Array) -> Array:
+    return x if x.dtype == bool else jnp.where(jnp.isnan(x), 0, jnp.sign(x)).astype(x.dtype)
+
+
+@lowering(aten.sgn)
+def sgn(x: Array) -> Array:
+    if category(x.dtype) < 3:
+        return sign(x)
+    size = jnp.abs(x)
+    return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size)).astype(x.dtype)
+
+
+@lowering(aten.angle)
+def angle(x: Array) -> Array:
+    x = as_float(x)
+    return jnp.where(jnp.isnan(x), jnp.nan, jnp.angle(x)).astype(jnp.abs(x).dtype)
+
+
+@lowering(aten.isnan)
+def isnan(x: Array) -> Array:
+    return jnp.isnan(x)
+
+
+@lowering(aten.isinf)
+def isinf(x: Array) -> Array:
+    return jnp.isinf(x)
+
+
+@lowering(aten.bitwise_not)
+def bitwise_not(x: Array) -> Array:
+    return jnp.invert(x)
+
+
+@lowering(aten.logical_not)
+def logical_not(x: Array) -> Array:
+    return jnp.logical_not(x)
+
+
+@lowering(aten.conj_physical, aten._conj, aten._conj_physical)
+def conj(x: Array) -> Array:
+    return jnp.conj(x) if category(x.dtype) == 3 else x
+
+
+@lowering(aten._neg_view)
+def neg_view(x: Array) -> Array:
+    return -x
+
+
+@lowering(aten.add.Tensor, aten.add.Scalar)
+def add(x: Array, y: Array, alpha: Any = 1) -> Array:
+    x, y = promoted(x, y)
+    if x.dtype == bool:
+        return jnp.logical_or(x, jnp.logical_and(y, alpha))
+    return x + _times(y, alpha)
+
+
+@lowering(aten.sub.Tensor, aten.sub.Scalar)
+def sub(x: Array, y: Array, alpha: Any = 1) -> Array:
+    x, y = promoted(x, y)
+    return x - _times(y, alpha)
+
+
+@lowering(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(x: Array, y: Array, alpha: Any = 1) -> Array:
+    return sub(*promoted(y, x)) if isinstance(alpha, int) and alpha == 1 else promoted(y, x)[0] - _times(x, alpha)
+
+
+def _times(x: Array, factor: Any) -> Array:
+    return x if isinstance(factor, (int, float)) and factor == 1 else x * cast(factor, x.dtype)
+
+
+@lowering(aten.div)
+def div(x: Array, y: Array, rounding_mode: str | None = None) -> Array:
+    x, y = promoted(x, y)
+    if rounding_mode is None:
+        return as_float(x) / as_float(y)
+    if rounding_mode == "floor":
+        return floor_divide(x, y)
+    return jax.lax.div(*jnp.broadcast_arrays(x, y)) if category(x.dtype) < 2 else jnp.trunc(x / y)
+
+
+@lowering(aten.floor_divide)
+def floor_divide(x: Array, y: Array) -> Array:
+    x, y = promoted(x, y)
+    if category(x.dtype) < 2:
+        return jnp.floor_divide(x, y)
+    rest = jnp.fmod(x, y)
+    quotient = (x - rest) / y
+    quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
+    floored = jnp.floor(quotient)
+    floored = jnp.where(quotient - floored > 0.5, floored + 1, floored)
+    whole = jnp.where(quotient == 0, jnp.copysign(jnp.zeros_like(x), x / y), floored)
+    return jnp.where(y == 0, x / y, whole).astype(x.dtype)
+
+
+@lowering(aten.pow)
+def power(x: Array, y: Array) -> Array:
+    x, y = promoted(x, y)
+    if category(x.dtype) != 1:
+        return jnp.power(x, y)
+    inverse = jnp.where(x == 1, 1, jnp.where(x == -1, jnp.where(y % 2 == 0, 1, -1), 0)).astype(x.dtype)
+    return jnp.where(y < 0, inverse, jnp.power(x, jnp.maximum(y, 0)))
+
+
+@lowering(aten.clamp)
+def clamp(x: Array, min: Any = None, max: Any = None) -> Array:
+    given = [bound for bound in (min, max) if bound is not None]
+    x, *bounds = promoted(x, *given)
+    if min is not None:
+        x = jnp.maximum(x, bounds[0])
+    return x if max is None else jnp.minimum(x, bounds[-1])
+
+
+@lowering(aten.where.self)
+def where(condition: Array, x: Array, y: Array) -> Array:
+    return jnp.where(condition.astype(bool), *promoted(x, y))
+
+
+@lowering(aten.masked_fill)
+def masked_fill(x: Array, mask: Array, value: Any) -> Array:
+    return jnp.where(mask, cast(value, x.dtype), x)
+
+
+@lowering(aten.relu)
+def relu(x: Array) -> Array:
+    return jnp.where(x > 0, x, jnp.where(jnp.isnan(x), x, 0)).astype(x.dtype)
+
+
+@lowering(aten.gelu)
+def gelu(x: Array, approximate: str = "none") -> Array:
+    return _kept(lambda x: jax.nn.gelu(x, approximate=approximate == "tanh"), x)
+
+
+@lowering(aten.elu)
+def elu(x: Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Array:
+    below = jnp.where(x > 0, 0, x)  # so that the branch not taken has no infinite derivative
+    found = jnp.where(x > 0, x * scale, jnp.expm1(below * input_scale) * (alpha * scale))
+    return found.astype(x.dtype)
+
+
+@lowering(aten.leaky_relu)
+def leaky_relu(x: Array, negative_slope: Any = 0.01) -> Array:
+    return jnp.where(x > 0, x, x * cast(negative_slope, x.dtype))
+
+
+@lowering(aten.hardtanh)
+def hardtanh(x: Array, min_val: Any = -1, max_val: Any = 1) -> Array:
+    return jnp.clip(x, cast(min_val, x.dtype), cast(max_val, x.dtype))
+
+
+@lowering(aten._to_copy, takes_call=True)
+def to_copy(call: Call, x: Array, **_: Any) -> Array:
+    return converted(x, call.dtype)
+
+
+def converted(x: Array, dtype: Any) -> Array:
+    """An array of another dtype: a complex one loses its imaginary part, a boolean asks whether there is anything."""
+    if category(dtype) == 0:
+        return x != 0
+    if category(x.dtype) == 3 and category(dtype) < 3:
+        x = jnp.real(x)
+    if category(x.dtype) == 2 and dtype == jnp.uint8:
+        return x.astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32).astype(dtype)  # type: ignore[attr-defined]
+    return x.astype(dtype)
+
+
+@lowering(aten.clone, aten.alias, aten.lift_fresh, aten.positive, aten.contiguous)
+def clone(x: Array, memory_format: Any = None) -> Array:
+    return x
+
+
+@lowering(aten.detach)
+def detach(x: Array) -> Array:
+    return jax.lax.stop_gradient(x)
+
+
+@lowering(aten.copy)
+def copy(x: Array, src: Array, non_blocking: bool = False) -> Array:
+    return jnp.broadcast_to(converted(src, x.dtype), x.shape)
+
+
+@lowering(aten.fill.Scalar, aten.fill.Tensor)
+def fill(x: Array, value: Any) -> Array:
+    return jnp.full(x.shape, cast(value, x.dtype))
+
+
+@lowering(aten.polygamma)
+def polygamma(n: int, x: Array) -> Array:
+    if n:
+        raise ValueError("JAX's polygamma is another one for negative numbers")
+    return lowering[aten.digamma.default].rule(x)
+
+
+@lowering(aten.frexp.Tensor)
+def frexp(x: Array) -> tuple[Array, Array]:
+    mantissa, exponent = jnp.frexp(x)
+    return mantissa, exponent.astype(jnp.int32)
+
+
+@lowering(aten.complex)
+def complex_of(real: Array, imag: Array) -> Array:
+    return jax.lax.complex(*jnp.broadcast_arrays(real, imag))
+
+
+@lowering(aten.polar)
+def polar(size: Array, angle: Array) -> Array:
+    return jax.lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
+
+
+@lowering(aten.view_as_real)
+def view_as_real(x: Array) -> Array:
+    return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
+
+
+@lowering(aten.view_as_complex)
+def view_as_complex(x: Array) -> Array:
+    return jax.lax.complex(x[..., 0], x[..., 1])

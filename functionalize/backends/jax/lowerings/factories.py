@@ -1,0 +1,103 @@
+"""Tensors from nothing but sizes and numbers.
+
+Invariant: the dtype is the one that torch found, defaults among it; what is not initialized is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from functionalize.backends.interpreter import Call
+from functionalize.backends.jax.lowerings.registry import lowering
+from functionalize.backends.jax.values import cast
+
+aten = torch.ops.aten
+Array = Any
+
+
+@lowering(aten.full.default, takes_call=True)
+def full(call: Call, size: Sequence[int], fill_value: Any, **_: Any) -> Array:
+    return jnp.full(tuple(size), cast(fill_value, call.dtype))
+
+
+@lowering(aten.full_like, takes_call=True)
+def full_like(call: Call, x: Array, fill_value: Any, **_: Any) -> Array:
+    return jnp.full(x.shape, cast(fill_value, call.dtype))
+
+
+@lowering(aten.new_full, takes_call=True)
+def new_full(call: Call, x: Array, size: Sequence[int], fill_value: Any, **_: Any) -> Array:
+    return jnp.full(tuple(size), cast(fill_value, call.dtype))
+
+
+@lowering(aten.zeros.default, aten.empty.memory_format, aten.empty_strided, aten.empty_permuted, takes_call=True)
+def zeros(call: Call, size: Sequence[int], *_: Any, **__: Any) -> Array:
+    return jnp.zeros(tuple(size), call.dtype)
+
+
+@lowering(aten.ones.default, takes_call=True)
+def ones(call: Call, size: Sequence[int], **_: Any) -> Array:
+    return jnp.ones(tuple(size), call.dtype)
+
+
+@lowering(aten.zeros_like, aten.empty_like, takes_call=True)
+def zeros_like(call: Call, x: Array, **_: Any) -> Array:
+    return jnp.zeros(x.shape, call.dtype)
+
+
+@lowering(aten.ones_like, takes_call=True)
+def ones_like(call: Call, x: Array, **_: Any) -> Array:
+    return jnp.ones(x.shape, call.dtype)
+
+
+@lowering(aten.new_zeros, aten.new_empty, aten.new_empty_strided, takes_call=True)
+def new_zeros(call: Call, x: Array, size: Sequence[int], *_: Any, **__: Any) -> Array:
+    return jnp.zeros(tuple(size), call.dtype)
+
+
+@lowering(aten.new_ones, takes_call=True)
+def new_ones(call: Call, x: Array, size: Sequence[int], **_: Any) -> Array:
+    return jnp.ones(tuple(size), call.dtype)
+
+
+@lowering(aten.scalar_tensor, takes_call=True)
+def scalar_tensor(call: Call, value: Any, **_: Any) -> Array:
+    return cast(value, call.dtype)
+
+
+@lowering(aten.arange.start_step, takes_call=True)
+def arange(call: Call, start: Any, end: Any, step: Any = 1, **_: Any) -> Array:
+    count = call.value.size(0)
+    if type(count) is not int:
+        count = max(0, -((start - end) // step))
+    steps = jax.lax.iota(jnp.float64 if _wide_floats(call) else call.dtype, count)
+    return (start + steps * step).astype(call.dtype)
+
+
+def _wide_floats(call: Call) -> bool:
+    return bool(jnp.issubdtype(call.dtype, jnp.floating)) and bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+
+
+@lowering(aten.eye.default, takes_call=True)
+def eye(call: Call, n: int, **_: Any) -> Array:
+    return jnp.eye(n, dtype=call.dtype)
+
+
+@lowering(aten.eye.m, takes_call=True)
+def eye_m(call: Call, n: int, m: int, **_: Any) -> Array:
+    return jnp.eye(n, m, dtype=call.dtype)
+
+
+@lowering(aten.tril_indices, takes_call=True)
+def tril_indices(call: Call, row: int, col: int, offset: int = 0, **_: Any) -> Array:
+    return jnp.stack(jnp.tril_indices(row, offset, col)).astype(call.dtype)
+
+
+@lowering(aten.triu_indices, takes_call=True)
+def triu_indices(call: Call, row: int, col: int, offset: int = 0, **_: Any) -> Array:
+    return jnp.stack(jnp.triu_indices(row, offset, col)).astype(call.dtype)

@@ -1,0 +1,105 @@
+"""Products of matrices, distances, and linear algebra.
+
+Invariant: products are computed in the precision that JAX is set to (``jax_default_matmul_precision``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from functionalize.backends.jax.lowerings.registry import lowering
+from functionalize.backends.jax.values import cast
+
+aten = torch.ops.aten
+Array = Any
+
+
+@lowering(aten.mm.default, aten.bmm.default, aten.mv, aten.dot, aten.matmul)
+def product(x: Array, y: Array) -> Array:
+    return jnp.matmul(x, y)
+
+
+@lowering(aten.vdot)
+def vdot(x: Array, y: Array) -> Array:
+    return jnp.vdot(x, y)
+
+
+def _sum(begin: Array, product: Array, beta: Any, alpha: Any) -> Array:
+    """A product added to what is there; where that counts nothing, nothing of it does."""
+    product = product if _is(alpha, 1) else product * cast(alpha, product.dtype)
+    if _is(beta, 0):
+        return product
+    return product + (begin if _is(beta, 1) else begin * cast(beta, begin.dtype))
+
+
+def _is(number: Any, value: int) -> bool:
+    return isinstance(number, (bool, int, float)) and number == value
+
+
+@lowering(aten.addmm.default, aten.addmv, aten.baddbmm.default)
+def addmm(begin: Array, x: Array, y: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
+    return _sum(begin, jnp.matmul(x, y), beta, alpha)
+
+
+@lowering(aten.addbmm)
+def addbmm(begin: Array, x: Array, y: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
+    return _sum(begin, jnp.sum(jnp.matmul(x, y), 0), beta, alpha)
+
+
+@lowering(aten._cdist_forward)
+def cdist(x: Array, y: Array, p: float, compute_mode: Any = None) -> Array:
+    return _norm(x[..., :, None, :] - y[..., None, :, :], p)
+
+
+@lowering(aten._pdist_forward)
+def pdist(x: Array, p: float = 2.0) -> Array:
+    rows, columns = jnp.triu_indices(x.shape[0], 1)
+    return _norm(x[rows] - x[columns], p)
+
+
+def _norm(difference: Array, p: float) -> Array:
+    size = jnp.abs(difference)
+    if p == 0:
+        return jnp.sum(size != 0, -1).astype(size.dtype)
+    if p == float("inf"):
+        return jnp.max(size, -1, initial=0)
+    total = jnp.sum(size if p == 1 else size**p, -1)
+    zero = total == 0
+    return jnp.where(zero, 0, jnp.where(zero, 1, total) ** (1 / p)).astype(size.dtype)
+
+
+# Linear algebra: what fails is told by numbers that are no numbers, and `info` is zero
+
+
+def _info(x: Array) -> Array:
+    return jnp.zeros(x.shape[:-2], jnp.int32)
+
+
+@lowering(aten.linalg_cholesky_ex)
+def cholesky(x: Array, *, upper: bool = False, check_errors: bool = False) -> tuple[Array, Array]:
+    found = jnp.linalg.cholesky(x)
+    return (jnp.conj(jnp.swapaxes(found, -1, -2)) if upper else found), _info(x)
+
+
+@lowering(aten.linalg_inv_ex)
+def inv(x: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
+    return jnp.linalg.inv(x), _info(x)
+
+
+@lowering(aten.linalg_qr)
+def qr(x: Array, mode: str = "reduced") -> tuple[Array, Array]:
+    if mode == "r":
+        return jnp.zeros((0,), x.dtype), jnp.linalg.qr(x, mode="r")
+    q, r = jnp.linalg.qr(x, mode=mode)
+    return q, r
+
+
+@lowering(aten.linalg_solve_triangular)
+def solve_triangular(x: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
+    batch = jnp.broadcast_shapes(x.shape[:-2], b.shape[:-2])
+    x, b = (jnp.broadcast_to(one, (*batch, *one.shape[-2:])) for one in (x, b))
+    return jax.lax.linalg.triangular_solve(x, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)

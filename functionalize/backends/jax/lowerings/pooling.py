@@ -1,0 +1,229 @@
+"""Pooling and its gradients.
+
+Invariant: an index of a maximum counts the elements of the unpadded plane. Limits: gradients of averages are the
+derivatives of the rows here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from functionalize.backends.jax.lowerings.registry import lowering
+
+aten = torch.ops.aten
+Array = Any
+
+
+def _each(values: Sequence[int], dims: int) -> list[int]:
+    return list(values) * dims if len(values) == 1 else list(values)
+
+
+def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> np.ndarray[Any, Any]:
+    """For each window along one dimension the indices of its elements, which may lie outside."""
+    reach = dilation * (kernel - 1) + 1
+    room = size + 2 * padding - reach
+    count = (-(-room // stride) if ceil_mode else room // stride) + 1
+    if ceil_mode and (count - 1) * stride >= size + padding:
+        count -= 1
+    return np.arange(count)[:, None] * stride - padding + np.arange(kernel) * dilation
+
+
+def _geometry(shape: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+    dims = len(shape)
+    kernel = _each(kernel, dims)
+    stride = _each(stride, dims) if len(stride) else kernel
+    given = zip(shape, kernel, stride, _each(padding, dims), _each(dilation, dims), strict=True)
+    return [_windows(*one, ceil_mode) for one in given]
+
+
+def _taken(x: Array, windows: Sequence[np.ndarray[Any, Any]], fill: Any) -> Array:
+    """The elements of each window as last dimensions; ``fill`` where a window reaches beyond the plane."""
+    dims = len(windows)
+    lead = x.ndim - dims
+    for dim, places in enumerate(windows):
+        axis = lead + 2 * dim
+        size = x.shape[axis]
+        found = jnp.take(x, np.clip(places, 0, size - 1).reshape(-1), axis)
+        found = found.reshape(*x.shape[:axis], *places.shape, *x.shape[axis + 1 :])
+        inside = ((places >= 0) & (places < size)).reshape([1] * axis + list(places.shape) + [1] * (x.ndim - axis - 1))
+        x = found if inside.all() else jnp.where(inside, found, jnp.asarray(fill, x.dtype))
+    order = [*range(lead), *(lead + 2 * d for d in range(dims)), *(lead + 2 * d + 1 for d in range(dims))]
+    x = jnp.transpose(x, order)
+    return x.reshape(*x.shape[: lead + dims], -1)
+
+
+def _max_pool(dims: int, x: Array, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+    plane = x.shape[-dims:]
+    windows = _geometry(plane, kernel, stride, padding, dilation, ceil_mode)
+    low = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
+    found = _taken(x, windows, low)
+    best = jnp.argmax(found, -1)
+    flat = _flat_places(plane, windows)
+    indices = jnp.take_along_axis(jnp.broadcast_to(flat, found.shape), best[..., None], -1)[..., 0]
+    values = jnp.take_along_axis(found, best[..., None], -1)[..., 0]
+    return values, indices.astype(jnp.int64)
+
+
+def _flat_places(plane: Sequence[int], windows: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """The index in the flat plane of each element of each window."""
+    dims = len(plane)
+    total: Any = 0
+    for dim, places in enumerate(windows):
+        shape = [1] * (2 * dims)
+        shape[dim], shape[dims + dim] = places.shape
+        total = total + places.reshape(shape) * math.prod(plane[dim + 1 :])
+    return total.reshape(*total.shape[:dims], -1)  # type: ignore[no-any-return]
+
+
+@lowering(aten.max_pool2d_with_indices.default)
+def max_pool2d(
+    x: Array, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+) -> Any:
+    return _max_pool(2, x, kernel, stride, padding, dilation, ceil_mode)
+
+
+@lowering(aten.max_pool3d_with_indices.default)
+def max_pool3d(
+    x: Array, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+) -> Any:
+    return _max_pool(3, x, kernel, stride, padding, dilation, ceil_mode)
+
+
+def _max_pool_backward(dims: int, grad: Array, x: Array, indices: Array) -> Array:
+    lead = math.prod(x.shape[:-dims])
+    flat, places = grad.reshape(lead, -1), indices.reshape(lead, -1)
+    zeros = jnp.zeros((lead, math.prod(x.shape[-dims:])), grad.dtype)
+    return zeros.at[np.arange(lead)[:, None], places].add(flat).reshape(x.shape)
+
+
+@lowering(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_backward(grad: Array, x: Array, *geometry: Any) -> Array:
+    return _max_pool_backward(2, grad, x, geometry[-1])
+
+
+@lowering(aten.max_pool3d_with_indices_backward.default)
+def max_pool3d_backward(grad: Array, x: Array, *geometry: Any) -> Array:
+    return _max_pool_backward(3, grad, x, geometry[-1])
+
+
+def _avg_pool(
+    dims: int,
+    x: Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Array:
+    plane = x.shape[-dims:]
+    windows = _geometry(plane, kernel, stride, padding, (1,), ceil_mode)
+    wide = x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+    total = jnp.sum(_taken(wide, windows, 0), -1)
+    if divisor_override is not None:
+        return (total / divisor_override).astype(x.dtype)
+    margins = _each(padding, dims) if count_include_pad else [0] * dims
+    counts = [
+        ((places >= -margin) & (places < size + margin)).sum(1)
+        for places, size, margin in zip(windows, plane, margins, strict=True)
+    ]
+    divisor: Any = 1
+    for dim, count in enumerate(counts):
+        divisor = divisor * count.reshape([-1 if d == dim else 1 for d in range(dims)])
+    return (total / jnp.asarray(divisor, total.dtype)).astype(x.dtype)
+
+
+@lowering(aten.avg_pool1d.default)
+def avg_pool1d(x: Array, *geometry: Any) -> Array:
+    return _avg_pool(1, x, *geometry)
+
+
+@lowering(aten.avg_pool2d.default)
+def avg_pool2d(x: Array, *geometry: Any) -> Array:
+    return _avg_pool(2, x, *geometry)
+
+
+@lowering(aten.avg_pool3d.default)
+def avg_pool3d(x: Array, *geometry: Any) -> Array:
+    return _avg_pool(3, x, *geometry)
+
+
+@lowering(aten.avg_pool2d_backward.default)
+def avg_pool2d_backward(grad: Array, x: Array, *geometry: Any) -> Array:
+    return jax.vjp(lambda x: _avg_pool(2, x, *geometry), x)[1](grad)[0]
+
+
+@lowering(aten.avg_pool3d_backward.default)
+def avg_pool3d_backward(grad: Array, x: Array, *geometry: Any) -> Array:
+    return jax.vjp(lambda x: _avg_pool(3, x, *geometry), x)[1](grad)[0]
+
+
+def _adaptive_avg_pool(dims: int, x: Array, output_size: Sequence[int]) -> Array:
+    """Means over windows that differ in size: as products with matrices of weights, one for each dimension."""
+    for dim, count in enumerate(output_size):
+        axis = x.ndim - dims + dim
+        size = x.shape[axis]
+        weights = np.zeros((count, size))
+        for row in range(count):
+            start, stop = row * size // count, -(-(row + 1) * size // count)
+            weights[row, start:stop] = 1 / (stop - start)
+        x = jnp.moveaxis(jnp.tensordot(x, jnp.asarray(weights, x.dtype), ((axis,), (1,))), -1, axis)
+    return x
+
+
+@lowering(aten._adaptive_avg_pool2d.default)
+def adaptive_avg_pool2d(x: Array, output_size: Sequence[int]) -> Array:
+    return _adaptive_avg_pool(2, x, output_size)
+
+
+@lowering(aten._adaptive_avg_pool3d.default)
+def adaptive_avg_pool3d(x: Array, output_size: Sequence[int]) -> Array:
+    return _adaptive_avg_pool(3, x, output_size)
+
+
+@lowering(aten._adaptive_avg_pool2d_backward.default)
+def adaptive_avg_pool2d_backward(grad: Array, x: Array) -> Array:
+    return jax.vjp(lambda x: _adaptive_avg_pool(2, x, grad.shape[-2:]), x)[1](grad)[0]
+
+
+@lowering(aten._adaptive_avg_pool3d_backward.default)
+def adaptive_avg_pool3d_backward(grad: Array, x: Array) -> Array:
+    return jax.vjp(lambda x: _adaptive_avg_pool(3, x, grad.shape[-3:]), x)[1](grad)[0]
+
+
+@lowering(aten._embedding_bag.default)
+def embedding_bag(
+    weight: Array,
+    indices: Array,
+    offsets: Array,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Array, Array, Array, Array]:
+    """Sums, means or maxima of the rows of bags: each index is of the last bag that begins at or before it."""
+    begins = offsets[:-1] if include_last_offset else offsets
+    bags, places = begins.shape[0], jnp.arange(indices.shape[0])
+    bag = jnp.searchsorted(begins, places, side="right") - 1
+    counted = indices != padding_idx
+    rows = jnp.take(weight, indices, 0)
+    rows = rows if per_sample_weights is None else rows * per_sample_weights[:, None]
+    counts = jnp.zeros(bags, jnp.int64).at[bag].add(counted)
+    if mode == 2:
+        low = jnp.full((bags, weight.shape[1]), -jnp.inf, weight.dtype)
+        found = low.at[bag].max(jnp.where(counted[:, None], rows, -jnp.inf))
+        found = jnp.where(counts[:, None] == 0, 0, found)
+    else:
+        found = jnp.zeros((bags, weight.shape[1]), weight.dtype).at[bag].add(jnp.where(counted[:, None], rows, 0))
+    if mode == 1:
+        found = found / jnp.maximum(counts, 1)[:, None].astype(found.dtype)
+    return found, bag.astype(indices.dtype), counts.astype(indices.dtype), jnp.zeros(bags, indices.dtype)

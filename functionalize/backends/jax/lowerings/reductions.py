@@ -1,0 +1,242 @@
+"""Operators that reduce dimensions, and those that run along one.
+
+Invariant: the accumulation is in the dtype of the result, in 32 bits where that is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from functionalize.backends.interpreter import Call
+from functionalize.backends.jax.lowerings.elementwise import converted
+from functionalize.backends.jax.lowerings.registry import lowering
+from functionalize.backends.jax.values import category
+
+aten = torch.ops.aten
+Array = Any
+
+
+def axes(x: Array, dim: Any) -> tuple[int, ...]:
+    """The dimensions that an argument names: one, several, or all of them where it names none."""
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return tuple(range(x.ndim))
+    return tuple(d % max(x.ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)) if x.ndim else ()
+
+
+def _wide(dtype: Any) -> Any:
+    return jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
+
+
+@lowering(aten.sum.default, takes_call=True)
+def sum_all(call: Call, x: Array, dtype: Any = None) -> Array:
+    return sum_dims(call, x)
+
+
+@lowering(aten.sum.dim_IntList, takes_call=True)
+def sum_dims(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    wide = converted(x, _wide(call.dtype))
+    return jnp.sum(wide, axes(x, dim), keepdims=keepdim, dtype=wide.dtype).astype(call.dtype)
+
+
+@lowering(aten.mean.default, takes_call=True)
+def mean_all(call: Call, x: Array, dtype: Any = None) -> Array:
+    return mean(call, x)
+
+
+@lowering(aten.mean.dim, takes_call=True)
+def mean(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    return jnp.mean(converted(x, _wide(call.dtype)), axes(x, dim), keepdims=keepdim).astype(call.dtype)
+
+
+@lowering(aten.prod.default, takes_call=True)
+def prod_all(call: Call, x: Array, dtype: Any = None) -> Array:
+    return jnp.prod(converted(x, call.dtype), dtype=call.dtype)
+
+
+@lowering(aten.prod.dim_int, takes_call=True)
+def prod(call: Call, x: Array, dim: int, keepdim: bool = False, dtype: Any = None) -> Array:
+    return jnp.prod(converted(x, call.dtype), axes(x, dim), keepdims=keepdim, dtype=call.dtype)
+
+
+@lowering(aten.any.default, aten.any.dim, aten.any.dims, takes_call=True)
+def any_(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
+    found = jnp.any(x != 0, _asked(x, dim), keepdims=keepdim)
+    return found.astype(call.dtype)
+
+
+@lowering(aten.all.default, aten.all.dim, aten.all.dims, takes_call=True)
+def all_(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
+    found = jnp.all(x != 0, _asked(x, dim), keepdims=keepdim)
+    return found.astype(call.dtype)
+
+
+def _asked(x: Array, dim: Any) -> tuple[int, ...]:
+    """As ``axes``, but for an empty list, which names none here."""
+    return () if isinstance(dim, (list, tuple)) and not len(dim) else axes(x, dim)
+
+
+@lowering(aten.amax)
+def amax(x: Array, dim: Any = (), keepdim: bool = False) -> Array:
+    return jnp.max(x, axes(x, dim), keepdims=keepdim)
+
+
+@lowering(aten.amin)
+def amin(x: Array, dim: Any = (), keepdim: bool = False) -> Array:
+    return jnp.min(x, axes(x, dim), keepdims=keepdim)
+
+
+@lowering(aten.max.default)
+def max_all(x: Array) -> Array:
+    return jnp.max(x)
+
+
+@lowering(aten.min.default)
+def min_all(x: Array) -> Array:
+    return jnp.min(x)
+
+
+def _index_of(pick: Callable[..., Array], x: Array, dim: int | None, keepdim: bool) -> Array:
+    if dim is None:
+        found = pick(x.reshape(-1))
+        return (found.reshape([1] * x.ndim) if keepdim else found).astype(jnp.int64)
+    return (
+        pick(x.reshape(1) if not x.ndim else x, axis=dim, keepdims=keepdim and x.ndim > 0)
+        .astype(jnp.int64)
+        .reshape(() if not x.ndim else jax.eval_shape(lambda x: jnp.sum(x, dim, keepdims=keepdim), x).shape)
+    )
+
+
+@lowering(aten.argmax)
+def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    return _index_of(jnp.argmax, x, dim, keepdim)
+
+
+@lowering(aten.argmin)
+def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    return _index_of(jnp.argmin, x, dim, keepdim)
+
+
+@lowering(aten.max.dim)
+def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    return amax(x, dim, keepdim), argmax(x, dim, keepdim)
+
+
+@lowering(aten.min.dim)
+def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    return amin(x, dim, keepdim), argmin(x, dim, keepdim)
+
+
+@lowering(aten.var.correction)
+def var(x: Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Array:
+    over = axes(x, dim)
+    count = 1
+    for d in over:
+        count *= x.shape[d]
+    wide = x.astype(_wide(x.dtype))
+    deviation = wide - jnp.mean(wide, over, keepdims=True)
+    squares = jnp.real(deviation * jnp.conj(deviation)) if category(x.dtype) == 3 else deviation * deviation
+    freedom = max(count - (1 if correction is None else correction), 0)
+    found = jnp.sum(squares, over, keepdims=keepdim) / jnp.asarray(freedom, squares.dtype)
+    return found.astype(x.dtype) if category(x.dtype) == 2 else found
+
+
+@lowering(aten.var.dim)
+def var_dim(x: Array, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Array:
+    return var(x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+# Along one dimension
+
+
+@lowering(aten.cumsum, takes_call=True)
+def cumsum(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
+    wide = converted(x, _wide(call.dtype))
+    return (jnp.cumsum(wide, dim, dtype=wide.dtype) if x.ndim else wide).astype(call.dtype)
+
+
+@lowering(aten.cumprod, takes_call=True)
+def cumprod(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
+    wide = converted(x, _wide(call.dtype))
+    return (jnp.cumprod(wide, dim, dtype=wide.dtype) if x.ndim else wide).astype(call.dtype)
+
+
+@lowering(aten.logcumsumexp)
+def logcumsumexp(x: Array, dim: int) -> Array:
+    return jax.lax.cumlogsumexp(x, dim % x.ndim) if x.ndim else x
+
+
+def _running(better: Callable[[Array, Array], Array], x: Array, dim: int) -> tuple[Array, Array]:
+    """The best so far along a dimension, and where it is: the later of two alike, and the last of what is no number."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int64)
+    dim = dim % x.ndim
+    places = jnp.broadcast_to(
+        jnp.expand_dims(jnp.arange(x.shape[dim]), [d for d in range(x.ndim) if d != dim]), x.shape
+    )
+
+    def later(one: Any, two: Any) -> Any:
+        takes = better(two[0], one[0]) | jnp.isnan(two[0])
+        takes = takes & ~(jnp.isnan(one[0]) & ~jnp.isnan(two[0]))
+        return jnp.where(takes, two[0], one[0]), jnp.where(takes, two[1], one[1])
+
+    values, indices = jax.lax.associative_scan(later, (x, places), axis=dim)
+    return values, indices.astype(jnp.int64)
+
+
+@lowering(aten.cummax)
+def cummax(x: Array, dim: int) -> tuple[Array, Array]:
+    return _running(jnp.greater_equal, x, dim)
+
+
+@lowering(aten.cummin)
+def cummin(x: Array, dim: int) -> tuple[Array, Array]:
+    return _running(jnp.less_equal, x, dim)
+
+
+@lowering(aten._softmax, takes_call=True)
+def softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
+    wide = converted(x, _wide(call.dtype))
+    return (jax.nn.softmax(wide, dim) if x.ndim else jnp.ones_like(wide)).astype(call.dtype)
+
+
+@lowering(aten._log_softmax, takes_call=True)
+def log_softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
+    wide = converted(x, _wide(call.dtype))
+    return (jax.nn.log_softmax(wide, dim) if x.ndim else jnp.zeros_like(wide)).astype(call.dtype)
+
+
+@lowering(aten._fft_c2c)
+def fft_c2c(x: Array, dim: Sequence[int], normalization: int, forward: bool) -> Array:
+    size = _norm(x, dim, normalization)
+    found = jnp.fft.fftn(x, axes=dim) if forward else jnp.fft.ifftn(x, axes=dim, norm="forward")
+    return (found * size).astype(x.dtype)
+
+
+@lowering(aten._fft_r2c)
+def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool) -> Array:
+    size = _norm(x, dim, normalization)
+    found = jnp.fft.rfftn(x, axes=dim) if onesided else jnp.fft.fftn(x, axes=dim)
+    return found * size
+
+
+@lowering(aten._fft_c2r)
+def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> Array:
+    sizes = [x.shape[d] for d in dim[:-1]] + [last_dim_size]
+    count = 1
+    for n in sizes:
+        count *= n
+    factor = (1.0, count**-0.5, 1.0 / count)[normalization]
+    return jnp.fft.irfftn(x, sizes, axes=dim, norm="forward") * factor
+
+
+def _norm(x: Array, dim: Sequence[int], normalization: int) -> float:
+    """By what a transform is scaled: by nothing, by the root of its size, by its size."""
+    count = 1
+    for d in dim:
+        count *= x.shape[d]
+    return (1.0, count**-0.5, 1.0 / count)[normalization] if count else 1.0

@@ -1,0 +1,231 @@
+"""A captured program as a pure function of JAX arrays: jitted, differentiated, mapped as any other.
+
+Invariant: the function has no effect; what is donated are the arrays that the program overwrites, and no others.
+Limits: 64 bits inside of ``jax.jit``, ``grad`` and ``vmap`` are there if JAX has them on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from functionalize._torch import pytree
+from functionalize.backends.array_program import Prepared
+from functionalize.backends.interpreter import Backend
+from functionalize.backends.jax.first_call import program_of
+from functionalize.backends.jax.lowerings import lowering
+from functionalize.backends.jax.values import dtype_of, from_torch, is_array
+from functionalize.backends.registry import Lowerings
+from functionalize.errors import InputMismatchError, UnsupportedProgramError
+
+if TYPE_CHECKING:
+    from functionalize.runtime.captured_program import CapturedProgram
+
+State = dict[str, Any]
+
+
+def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: int = 0) -> JaxProgram:
+    """A captured program as a function of JAX arrays; see :meth:`CapturedProgram.to_jax`."""
+    return JaxProgram(program, lowerings, seed)
+
+
+class JaxProgram:
+    """``(state, *args, **kwargs) -> (new_state, outputs)``, a pure function of JAX arrays.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import capture
+        >>> counter = torch.nn.BatchNorm1d(2)
+        >>> step = to_jax(capture(counter, (torch.ones(3, 2),)))
+        >>> state, outputs = step(step.initial_state, jnp.ones((3, 2)))
+        >>> int(state["num_batches_tracked"]), outputs.shape
+        (1, (3, 2))
+    """
+
+    def __init__(self, program: CapturedProgram, lowerings: Lowerings, seed: int) -> None:
+        backend = Backend(lowerings, from_torch, dtype_of, is_array, _split)
+        self._program = program_of(program.specialization, backend, jax.random.PRNGKey(seed))
+        self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
+        self._run = _guarded(self._program.run, self._program.stopped)
+        self._wide = any(dtype in _WIDE for dtype in _dtypes(self._program.interpreter.graph))
+
+    @property
+    def initial_state(self) -> State:
+        """The state as the program's objects have it now: arrays by path, new ones each time, so that they may go."""
+        return self._program.initial_state()
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The keys of the state that a call gives new values; the others come back as they are."""
+        return self._program.written
+
+    def __call__(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[State, Any]:
+        """Compute the new state and what the program returns.
+
+        Args:
+            state: as :attr:`initial_state`, or as a call gave it.
+            args: arrays for the tensors of the original's arguments, nested alike; plain values as they were.
+            kwargs: the same by name.
+
+        Returns:
+            The new state, and the outputs: of a program that writes to its arguments :class:`Written`.
+
+        Raises:
+            InputMismatchError: the state has other keys, or an argument another shape, dtype or value.
+            UnsupportedProgramError: the program has 64 bits, and JAX has them switched off.
+        """
+        return self._called(state, args, kwargs, self._run)
+
+    def jit(self, *, donate: bool = True) -> Callable[..., tuple[State, Any]]:
+        """The function compiled by ``jax.jit``, with 64 bits where the program has some.
+
+        Args:
+            donate: whether the arrays that a call overwrites, of the state and of the arguments, give their buffers to
+                the new values. They cannot be read afterwards: use those that the call returns.
+
+        Returns:
+            A function as this one.
+        """
+        run = self._run
+
+        def donating(written: Any, kept: Any) -> Any:
+            return run({**written[0], **kept[0]}, {**written[1], **kept[1]})
+
+        compiled = jax.jit(donating, donate_argnums=(0,) if donate else ())
+        names, numbers = self._program.written, self._program.written_inputs
+
+        def flat(state: State, inputs: dict[int, Any]) -> Any:
+            parts = [_parted(state, names), _parted(inputs, numbers)]
+            return compiled(tuple(part[0] for part in parts), tuple(part[1] for part in parts))
+
+        def jitted(state: State, *args: Any, **kwargs: Any) -> tuple[State, Any]:
+            return self._called(state, args, kwargs, flat)
+
+        return jitted
+
+    def example(self) -> tuple[State, list[Any], dict[str, Any]]:
+        """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct``, built as a call's are.
+
+        Raises:
+            UnsupportedProgramError: a size is a symbol.
+        """
+        state = {name: _struct(*look) for name, look in self._shapes.items()}
+        args, kwargs = self._program.example(_shape_of)
+        return state, args, kwargs
+
+    def _called(self, state: Mapping[str, Any], args: Any, kwargs: Any, run: Callable[..., Any]) -> tuple[State, Any]:
+        program = self._program
+        self._check_state(state)
+        with self._wide_enough((state, args, kwargs)):
+            prepared = program.prepare(args, kwargs)
+            return program.finished(state, prepared, run(dict(state), self._converted(prepared)))
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != self._shapes.keys():
+            missing, more = self._shapes.keys() - state.keys(), state.keys() - self._shapes.keys()
+            said = [f"without {', '.join(sorted(missing))}"] if missing else []
+            said += [f"with {', '.join(sorted(more))}"] if more else []
+            raise InputMismatchError(
+                f"the state comes {' and '.join(said)}",
+                hint="pass `initial_state`, or the state that the last call returned",
+            )
+        for name, (shape, dtype) in self._shapes.items():
+            now = state[name]
+            if now.shape != shape or now.dtype != dtype:
+                raise InputMismatchError(
+                    f"the state `{name}` is {now.dtype}{list(now.shape)}, and was {dtype}{list(shape)}",
+                    hint="pass an array of that shape and dtype",
+                )
+
+    def _converted(self, prepared: Prepared) -> dict[int, Any]:
+        """The arguments as arrays of the dtypes of the capture."""
+        inputs = dict(prepared.inputs)
+        program = self._program
+        for number, node in zip(program.metadata.taken, program.interpreter.placeholders, strict=True):
+            if number in inputs:
+                wanted = dtype_of(node.meta["val"].dtype)
+                inputs[number] = _of_dtype(inputs[number], wanted, program.metadata.inputs[number].label)
+        return inputs
+
+    def _wide_enough(self, values: Any) -> AbstractContextManager[Any]:
+        """64 bits for a call of a program that has some.
+
+        Raises:
+            UnsupportedProgramError: JAX traces without them, and would cut the program's numbers off later.
+        """
+        if not self._wide or jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+            return contextlib.nullcontext()
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in pytree.tree_leaves(values)):
+            raise UnsupportedProgramError(
+                "the program has numbers of 64 bits, and JAX traces it with 32",
+                why="JAX would cut them off (int64 to int32, float64 to float32) without a word",
+                hint='jax.config.update("jax_enable_x64", True), `with jax.enable_x64(True):` around the call of '
+                "jax.jit, grad or vmap; or `.jit()`, which does so itself",
+                at="the call",
+            )
+        wide: AbstractContextManager[Any] = jax.enable_x64(True)
+        return wide
+
+
+_struct: Any = jax.ShapeDtypeStruct
+
+
+def _shape_of(fake: torch.Tensor) -> Any:
+    with jax.enable_x64(True):
+        return _struct(tuple(fake.size()), dtype_of(fake.dtype))
+
+
+_WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})
+
+
+def _guarded(run: Callable[..., Any], stopped: Sequence[str]) -> Callable[..., Any]:
+    """A function that refuses to be differentiated where torch's gradients end at some lines of the program."""
+    if not stopped:
+        return run
+    guarded = jax.custom_jvp(run)
+
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedProgramError.of_causes(
+            "JAX differentiates a program that ends gradients on its own",
+            [
+                (line, "torch's gradients end here, and JAX's would go on: the graph does not show it")
+                for line in stopped
+            ],
+            "take the gradients in torch, inside of what is captured (loss.backward(), torch.func.grad); or, to "
+            "differentiate what the graph computes, capture under torch.no_grad()",
+        )
+
+    guarded.defjvp(refuse)
+    return guarded
+
+
+def _split(key: Any) -> tuple[Any, Any]:
+    one, two = jax.random.split(key)
+    return one, two
+
+
+def _parted(values: Mapping[Any, Any], chosen: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    one = {key: value for key, value in values.items() if key in chosen}
+    return one, {key: value for key, value in values.items() if key not in chosen}
+
+
+def _dtypes(graph: torch.fx.Graph) -> set[torch.dtype]:
+    values = pytree.tree_leaves([node.meta.get("val") for node in graph.nodes])
+    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
+
+
+def _of_dtype(array: Any, wanted: Any, label: str) -> Any:
+    """An array of a dtype: of that dtype already, or of the 32 bits that JAX makes of its 64."""
+    narrow = {"int64": "int32", "float64": "float32", "uint64": "uint32", "complex128": "complex64"}
+    if array.dtype != wanted and array.dtype != narrow.get(str(wanted)):
+        raise InputMismatchError(
+            f"{label} has the dtype {array.dtype}, and had {wanted} when the program was captured",
+            hint="convert it, or capture the program for that dtype",
+        )
+    return jnp.asarray(array, dtype=wanted)

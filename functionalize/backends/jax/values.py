@@ -1,0 +1,151 @@
+"""Tensors as JAX arrays, dtypes as JAX's, and torch's rules of promotion.
+
+Invariant: nothing is rounded or cut off on the way: where JAX has no 64 bits, what needs them is refused. Limits:
+dtypes that both have; strided tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from functionalize.errors import UnsupportedProgramError
+
+DTYPES: dict[torch.dtype, Any] = {
+    torch.bool: jnp.bool_,
+    torch.uint8: jnp.uint8,
+    torch.uint16: jnp.uint16,
+    torch.uint32: jnp.uint32,
+    torch.uint64: jnp.uint64,
+    torch.int8: jnp.int8,
+    torch.int16: jnp.int16,
+    torch.int32: jnp.int32,
+    torch.int64: jnp.int64,
+    torch.float16: jnp.float16,
+    torch.bfloat16: jnp.bfloat16,
+    torch.float32: jnp.float32,
+    torch.float64: jnp.float64,
+    torch.complex64: jnp.complex64,
+    torch.complex128: jnp.complex128,
+}
+WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})  # what JAX has if it is told to
+_OF_JAX = {np.dtype(mine): dtype for dtype, mine in DTYPES.items()}
+_BITS = {torch.bfloat16: torch.int16}  # dtypes that NumPy has not, through others of their width
+
+
+def dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
+    """JAX's dtype.
+
+    Raises:
+        UnsupportedProgramError: it has none.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedProgramError(
+            f"JAX has no dtype like {dtype}", why="the program has such tensors", hint="convert them", at="the program"
+        )
+    found: np.dtype[Any] = np.dtype(DTYPES[dtype])
+    return found
+
+
+def torch_dtype_of(array: Any) -> torch.dtype:
+    """The dtype that torch has for an array's."""
+    return _OF_JAX[np.dtype(array.dtype)]
+
+
+def from_torch(tensor: torch.Tensor) -> jax.Array:
+    """A tensor's elements as a JAX array of the same dtype and shape; memory is not shared.
+
+    Raises:
+        UnsupportedProgramError: JAX has no such dtype.
+
+    Example:
+        >>> import torch
+        >>> from_torch(torch.tensor([1.0, 2.0], dtype=torch.bfloat16)).dtype
+        dtype(bfloat16)
+    """
+    wanted = dtype_of(tensor.dtype)
+    value = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    bits = _BITS.get(tensor.dtype)
+    found = value.numpy() if bits is None else value.view(bits).numpy().view(wanted)
+    with jax.enable_x64(True):
+        # A copy by NumPy, as JAX may read later; and one by JAX, whose own memory alone can be donated.
+        return jnp.array(found.copy(), dtype=wanted, copy=True)
+
+
+def is_array(value: Any) -> bool:
+    """Whether an argument is an array: JAX's or NumPy's."""
+    return isinstance(value, (jax.Array, np.ndarray, np.generic))
+
+
+# Promotion
+
+
+def category(dtype: Any) -> int:
+    """Boolean, integral, floating or complex: of operands without dimensions only a higher one counts."""
+    if dtype == np.bool_:
+        return 0
+    if jnp.issubdtype(dtype, np.integer):
+        return 1
+    return 2 if jnp.issubdtype(dtype, np.floating) else 3
+
+
+def is_number(value: Any) -> bool:
+    """Whether an operand is a number of Python's, perhaps one that a trace does not know."""
+    return isinstance(value, (bool, int, float, complex)) or getattr(value, "weak_type", False)
+
+
+def result_type(*values: Any) -> Any:
+    """The dtype that torch computes in: tensors count before tensors without dimensions, and these before numbers."""
+    ranks: list[Any] = [None, None, None]
+    for value in values:
+        if is_number(value):
+            kind = type(value) if isinstance(value, (bool, int, float, complex)) else None
+            dtype, rank = _DEFAULTS[kind] if kind is not None else _weak(value), 2
+        else:
+            dtype, rank = value.dtype, 0 if value.ndim else 1
+        ranks[rank] = dtype if ranks[rank] is None else jnp.promote_types(ranks[rank], dtype)
+    found = None
+    for dtype in ranks:
+        if dtype is not None and (found is None or category(dtype) > category(found)):
+            found = dtype if found is None else _raised(found, dtype)
+    return np.dtype(found)
+
+
+_DEFAULTS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float32, complex: np.complex64}
+
+
+def _weak(value: Any) -> Any:
+    return (np.bool_, np.int64, np.float32, np.complex64)[category(value.dtype)]
+
+
+def _raised(found: Any, dtype: Any) -> Any:
+    """The dtype of a higher category; a complex number keeps the width of the floats that it meets."""
+    if category(dtype) == 3 and category(found) == 2:
+        return np.complex128 if np.dtype(found) == np.float64 else np.complex64
+    return dtype
+
+
+def promoted(*values: Any) -> tuple[Any, ...]:
+    """Operands as arrays of one dtype."""
+    dtype = result_type(*values)
+    return tuple(cast(value, dtype) for value in values)
+
+
+def cast(value: Any, dtype: Any) -> Any:
+    """An array of a dtype, of an array or a number. Floats become integers as in torch: cut off."""
+    if isinstance(value, (bool, int, float, complex)):
+        if category(dtype) == 1 and isinstance(value, int):
+            return jnp.asarray(np.array(value).astype(dtype))
+        return jnp.asarray(value, dtype=dtype)
+    if value.dtype == dtype and not getattr(value, "weak_type", False):
+        return value
+    return jax.lax.convert_element_type(value, dtype)
+
+
+def as_float(value: Any) -> Any:
+    """An operand in floats, as functions want it that give floats: integers become float32."""
+    return value if category(value.dtype) >= 2 else cast(value, np.float32)

@@ -1,0 +1,57 @@
+"""Captured programs as ONNX files, and such files run by ONNX Runtime: the program's state goes in and comes out.
+
+Needs the packages of the extra `onnx`. Invariant: what a program writes is an output of the file, paired in the
+metadata with the input that has it in the next call. Limits: those of `to_exported_program`, and of ONNX's operators.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from functionalize.backends.onnx.runner import OnnxProgram
+    from functionalize.runtime.captured_program import CapturedProgram
+
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+def _needs(*packages: str) -> None:
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"ONNX needs the package {package}: pip install 'functionalize[onnx]'", name=package
+            ) from error
+
+
+def to_onnx(program: CapturedProgram, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
+    """See :meth:`CapturedProgram.to_onnx`."""
+    _needs(*_PACKAGES[:2])
+    from functionalize.backends.onnx.writing import write
+
+    return write(program, Path(path), external_data=external_data)
+
+
+def load(path: str | os.PathLike[str], **options: Any) -> OnnxProgram:
+    """A program that ``to_onnx`` wrote, to be called as the original is; ONNX Runtime computes.
+
+    State is kept between calls, in tensors that ONNX Runtime reads and writes itself. What the original writes to its
+    arguments is written to those of the call.
+
+    Args:
+        path: the file.
+        options: of ``onnxruntime.InferenceSession``: providers, sess_options.
+
+    Raises:
+        ModuleNotFoundError: a package of the extra `onnx` is not installed.
+        FileNotFoundError: there is no such file.
+        ValueError: it is no ONNX file, is not complete, or ``to_onnx`` did not write it, or another version did.
+    """
+    _needs("onnx", "onnxruntime")
+    from functionalize.backends.onnx.runner import OnnxProgram
+
+    return OnnxProgram(Path(path), **options)

@@ -1,0 +1,121 @@
+"""How a program in an ONNX file is called: what its inputs and outputs are to its caller, kept in the file's metadata.
+
+Invariant: what is written is read back equal. Limits: nestings that ``torch.utils`` can write as text; objects of
+classes of other packages are found by importing these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from functionalize._torch import pytree
+
+KEY, FORMAT = "functionalize", 1
+
+
+@dataclass
+class Argument:
+    """A leaf of the arguments: an input's name, or a value that each call must pass."""
+
+    name: str
+    value: Any = None
+    constant: bool = False
+
+
+@dataclass
+class State:
+    """A tensor that is kept between calls: an input, and the output that has its new value."""
+
+    target: str
+    input: str
+    output: str
+    dtype: str
+    shape: list[int]
+    initial: str | None = None  # the initializer that has its first value; None: it begins with zeros
+    in_place: bool = False  # whether the output may lie where the input does
+
+
+@dataclass
+class Result:
+    """A leaf of what a call returns. ``kind``: ``tensor``, ``number``, ``value``, or ``argument``: that very tensor."""
+
+    kind: str
+    name: str | None = None
+    value: Any = None
+
+
+@dataclass
+class Check:
+    """A condition that the data of a call must meet: an output, and what is said where it is false."""
+
+    output: str
+    message: str
+
+
+@dataclass
+class Convention:
+    """All of it."""
+
+    in_spec: str = ""
+    out_spec: str = ""
+    names: list[str] = field(default_factory=list)  # of the arguments
+    arguments: list[Argument] = field(default_factory=list)
+    state: list[State] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    writes: dict[str, str] = field(default_factory=dict)  # arguments that are written: the outputs with the new values
+    shared: list[list[Any]] = field(default_factory=list)  # arguments that share memory, and how far they lie apart
+
+    def text(self) -> str:
+        """As it stands in a file."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)})
+
+    @classmethod
+    def parse(cls, text: str) -> Convention:
+        """Read it.
+
+        Raises:
+            ValueError: another version of this package wrote it.
+        """
+        data = json.loads(text)
+        if data.pop("format", None) != FORMAT:
+            raise ValueError("another version of functionalize wrote the file\n    try  write it again by to_onnx")
+        kinds: dict[str, Any] = {"arguments": Argument, "state": State, "results": Result, "checks": Check}
+        for name, kind in kinds.items():
+            data[name] = [kind(**one) for one in data[name]]
+        return cls(**data)
+
+
+def spec_of(text: str) -> pytree.TreeSpec:
+    """A nesting from its text; what registers its classes is imported.
+
+    Raises:
+        ValueError: a class is registered by nobody.
+    """
+    for name in sorted(set(_types(json.loads(text)))):
+        try:
+            importlib.import_module(name.rpartition(".")[0])
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"the program's arguments or results have objects of class {name}\n    try  install {error.name}"
+            ) from error
+    try:
+        return pytree.treespec_loads(text)
+    except NotImplementedError as error:
+        raise ValueError(f"the program's arguments or results have objects of a class: {error}") from error
+
+
+def _types(data: Any) -> Any:
+    if isinstance(data, list):
+        for item in data:
+            yield from _types(item)
+    elif isinstance(data, dict):
+        kind = data.get("type")
+        if isinstance(kind, str) and "." in kind:
+            yield kind
+        for item in data.values():
+            yield from _types(item)

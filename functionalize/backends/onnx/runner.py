@@ -1,0 +1,272 @@
+"""Runs a program that was written as an ONNX file: called as the original is, with its state kept between calls.
+
+ONNX Runtime reads and writes the memory of torch's tensors. A new state is written where the old one is if nothing but
+one scatter reads that; else to a second tensor, and the two take turns.
+
+Invariant: a call that is refused has changed neither state nor arguments. Limits: CPU memory; one call at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from google.protobuf.message import DecodeError  # what reading a file of another kind raises
+
+from functionalize._torch import pytree
+from functionalize.backends.onnx.convention import KEY, Convention, Result, spec_of
+from functionalize.backends.onnx.sharing import shared_memory
+from functionalize.errors import DataDependentError, InputMismatchError
+
+_ELEMENTS: dict[torch.dtype, int] = {  # ONNX's numbers for types
+    torch.float32: onnx.TensorProto.FLOAT,
+    torch.float64: onnx.TensorProto.DOUBLE,
+    torch.float16: onnx.TensorProto.FLOAT16,
+    torch.bfloat16: onnx.TensorProto.BFLOAT16,
+    torch.int8: onnx.TensorProto.INT8,
+    torch.int16: onnx.TensorProto.INT16,
+    torch.int32: onnx.TensorProto.INT32,
+    torch.int64: onnx.TensorProto.INT64,
+    torch.uint8: onnx.TensorProto.UINT8,
+    torch.bool: onnx.TensorProto.BOOL,
+}
+_NAMES = {
+    "tensor(float)": torch.float32,
+    "tensor(double)": torch.float64,
+} | {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in _ELEMENTS}
+
+
+class _Kept:
+    """One tensor of state: as it is, and where its next value goes."""
+
+    def __init__(self, value: torch.Tensor, *, in_place: bool) -> None:
+        self.now = value
+        self.next = value if in_place else torch.empty_like(value)
+
+    def turn(self) -> None:
+        self.now, self.next = self.next, self.now
+
+
+class OnnxProgram:
+    """What :func:`functionalize.backends.onnx.load` returns."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        model = _read(path)
+        self.convention = _convention(model, path)
+        self._specs = spec_of(self.convention.in_spec), spec_of(self.convention.out_spec)
+        try:
+            first = _first_values(model, self.convention, path)
+            options = {"providers": ["CPUExecutionProvider"], "sess_options": _quiet(), **options}
+            self.session = onnxruntime.InferenceSession(str(path), **options)
+        except (OSError, RuntimeError, onnx.checker.ValidationError) as error:
+            raise ValueError(
+                f"{path} cannot be loaded: {error}\n    try  keep its `.data` file beside it, or write it again"
+            ) from error
+        in_place = not self.convention.checks  # else a call that is refused would have written
+        self._state = {
+            one.target: _Kept(first[one.target], in_place=in_place and one.in_place) for one in self.convention.state
+        }
+        self._inputs = {one.name: one for one in self.session.get_inputs()}
+        self._outputs = self.session.get_outputs()
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The state, by its paths: tensors that calls read; copy into them to set it."""
+        return {target: kept.now for target, kept in self._state.items()}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute, keep the new state, write what the original writes to its arguments, return what it returns.
+
+        Raises:
+            InputMismatchError: the arguments are nested otherwise, or have other dtypes or sizes.
+            DataDependentError: the data decide otherwise than when the program was captured.
+        """
+        leaves = self._leaves(args, kwargs)
+        with self._lock:
+            given = self._run(leaves)
+            self._check(given)
+            for kept in self._state.values():
+                kept.turn()
+            for name, output in self.convention.writes.items():
+                leaves[name].copy_(given[output])
+        made = [self._result(result, given, leaves) for result in self.convention.results]
+        return pytree.tree_unflatten(made, self._specs[1])
+
+    def random_arguments(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of random numbers, of the sizes that a call takes; sizes that may differ are 2."""
+        generator, leaves = torch.Generator().manual_seed(seed), []
+        for argument in self.convention.arguments:
+            known, value = self._inputs.get(argument.name), argument.value
+            if known is not None:
+                dtype = _NAMES[known.type]
+                value = torch.zeros([size if isinstance(size, int) else 2 for size in known.shape], dtype=dtype)
+                if dtype.is_floating_point:
+                    value.copy_(torch.randn(value.size(), generator=generator))
+            leaves.append(value)
+        args, kwargs = pytree.tree_unflatten(leaves, self._specs[0])
+        return args, kwargs
+
+    def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        args, kwargs = self._in_order(args, kwargs)
+        values, spec = pytree.tree_flatten((tuple(args), kwargs))
+        if spec != self._specs[0]:
+            raise InputMismatchError(
+                f"the arguments are nested as {spec}, and were as {self._specs[0]}",
+                hint="pass arguments like those of the capture",
+            )
+        found = {}
+        for argument, value in zip(self.convention.arguments, values, strict=True):
+            found[argument.name] = value
+            if argument.constant and (type(value) is not type(argument.value) or value != argument.value):
+                raise InputMismatchError(
+                    f"the argument `{argument.name}` is {value!r}, and was {argument.value!r}",
+                    hint="pass the same value, or write the program again with another one",
+                )
+            if not argument.constant:
+                self._check_tensor(argument.name, value)
+        self._check_memory(found)
+        return found
+
+    def _in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The arguments by position and by name as they were when the program was captured."""
+        spec = self._specs[0]
+        keywords = list(spec.child(1).context or [])
+        positional = self.convention.names[: spec.child(0).num_children]
+        given = dict(zip(self.convention.names, args, strict=False)) | kwargs
+        if set(given) != {*positional, *keywords} or len(given) != len(args) + len(kwargs):
+            raise InputMismatchError(
+                f"the program is called with {', '.join(given) or 'nothing'} ({len(args)} by position)",
+                hint=f"pass {', '.join([*positional, *keywords])}",
+            )
+        return [given[name] for name in positional], {name: given[name] for name in keywords}
+
+    def _check_tensor(self, name: str, value: Any) -> None:
+        expected = self._inputs.get(name)
+        if not isinstance(value, torch.Tensor):
+            raise InputMismatchError(f"the argument `{name}` is no tensor, and was one", hint="pass a tensor")
+        if expected is None:  # the graph does not use it
+            return
+        sizes = len(expected.shape) == value.dim() and all(
+            not isinstance(size, int) or size == actual
+            for size, actual in zip(expected.shape, value.size(), strict=True)
+        )
+        if not sizes or _NAMES.get(expected.type) is not value.dtype:
+            raise InputMismatchError(
+                f"the argument `{name}` has size {list(value.size())} and {value.dtype}, and was captured with "
+                f"{expected.shape} and {expected.type}",
+                hint="pass a tensor of that size and type, or write the program with dynamic_shapes",
+            )
+
+    def _check_memory(self, leaves: dict[str, Any]) -> None:
+        """Which arguments share memory counts where the program writes some."""
+        if not (self.convention.writes or self.convention.shared):
+            return
+        tensors = {name: value for name, value in leaves.items() if isinstance(value, torch.Tensor) and value.numel()}
+        if shared_memory(tensors) != [tuple(pair) for pair in self.convention.shared]:
+            raise InputMismatchError(
+                "the arguments share memory otherwise than those that the program was captured with",
+                hint="pass tensors that share memory as those did, or capture again",
+            )
+
+    def _run(self, leaves: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """All outputs, by name: those of state in the tensors that they go to."""
+        binding, held = self.session.io_binding(), []
+        news = {one.output: self._state[one.target].next for one in self.convention.state}
+        values = {target: kept.now for target, kept in self._state.items()}
+        values |= {name: value.detach() for name, value in leaves.items() if isinstance(value, torch.Tensor)}
+        for name in self._inputs:
+            value = values[name].resolve_conj().resolve_neg().contiguous()
+            held.append(value)
+            binding.bind_input(name, "cpu", 0, _ELEMENTS[value.dtype], list(value.size()), _pointer(value))
+        given: dict[str, torch.Tensor] = {}
+        for output in self._outputs:
+            made = news.get(output.name)
+            if made is None and all(isinstance(size, int) for size in output.shape):
+                made = torch.empty(output.shape, dtype=_NAMES[output.type])
+            if made is None:
+                binding.bind_output(output.name, "cpu")
+                continue
+            given[output.name] = made
+            sizes = list(made.size())
+            binding.bind_output(output.name, "cpu", 0, _ELEMENTS[made.dtype], sizes, _pointer(made))
+        self.session.run_with_iobinding(binding)
+        for output, value in zip(self._outputs, binding.get_outputs(), strict=True):
+            if output.name not in given:
+                given[output.name] = torch.from_numpy(value.numpy())
+        return given
+
+    def _check(self, given: dict[str, torch.Tensor]) -> None:
+        for check in self.convention.checks:
+            if not bool(given[check.output]):
+                raise DataDependentError(
+                    f"the data decide otherwise than when the program was captured\n    at   {check.message}",
+                    why="the file has one way of the program by its data; nothing was written",
+                    hint="write another file, of the program as it is after a call with such data",
+                )
+
+    def _result(self, result: Result, given: dict[str, torch.Tensor], leaves: dict[str, Any]) -> Any:
+        if result.kind == "value":
+            return result.value
+        if result.kind == "argument":
+            return leaves[str(result.name)]
+        value = given[str(result.name)]
+        if result.kind == "number":
+            return value.item()
+        written = next((name for name, output in self.convention.writes.items() if output == result.name), None)
+        if written is not None:
+            return leaves[written]
+        kept = any(one.output == result.name for one in self.convention.state)
+        return value.clone() if kept else value  # the next call but one writes there
+
+
+_EMPTY = torch.zeros(1)
+
+
+def _pointer(value: torch.Tensor) -> int:
+    return value.data_ptr() or _EMPTY.data_ptr()
+
+
+def _quiet() -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # the first values of the state are used by nobody else
+    return options
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError) as error:
+        raise ValueError(f"{path} is no ONNX file, or is not complete\n    try  write it again by to_onnx") from error
+
+
+def _convention(model: Any, path: Path) -> Convention:
+    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    if text is None:
+        raise ValueError(
+            f"{path} was not written by to_onnx, or is not complete: it does not say what its inputs and outputs are\n"
+            "    try  write it by program.to_onnx, or run it by onnxruntime itself"
+        )
+    return Convention.parse(text)
+
+
+def _first_values(model: Any, convention: Convention, path: Path) -> dict[str, torch.Tensor]:
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    found = {}
+    for one in convention.state:
+        value = torch.zeros(one.shape, dtype=getattr(torch, one.dtype))
+        if one.initial is not None:
+            tensor = tensors[one.initial]
+            if onnx.external_data_helper.uses_external_data(tensor):
+                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+            raw = torch.frombuffer(bytearray(tensor.raw_data), dtype=value.dtype)
+            value.copy_(raw.reshape(one.shape))
+        found[one.target] = value
+    return found

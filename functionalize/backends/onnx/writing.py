@@ -1,0 +1,152 @@
+"""Writes a captured program as an ONNX file.
+
+Invariant: all causes for which a program cannot be exported are found before anything is written; the files of a
+program appear complete or not at all. Limits: one file, and one more for large weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import operator
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from functionalize._torch import pytree
+from functionalize._torch.onnx import by_torch, decompositions, quiet, translate, untranslated
+from functionalize.backends.export.views import with_views
+from functionalize.backends.exported_program import to_exported_program
+from functionalize.backends.onnx.convention import KEY
+from functionalize.backends.onnx.prepare import Prepared
+from functionalize.backends.onnx.rewrites import BY_TORCH, FIRST_ALONE, rows_for
+from functionalize.backends.onnx.sharing import shared_memory
+from functionalize.errors import UnsupportedExportError
+from functionalize.runtime.captured_program import CapturedProgram
+
+_TO = "ONNX"
+_LARGE = 2**30  # bytes of weights that go into a file of their own
+
+
+def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -> Path:
+    """Write a program; the path."""
+    exported = to_exported_program(program, to=_TO)
+    prepared = Prepared(with_views(exported))
+    prepared.convention.shared = _shared(exported)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's, about itself
+        ops = {node.target for node in prepared.program.graph.nodes if node.op == "call_function"}
+        simple = prepared.program.run_decompositions(by_torch(BY_TORCH) | rows_for(ops))
+        _refuse_untranslated(simple.run_decompositions(decompositions()))
+        made = _translated(simple, prepared)
+    if external_data is None:
+        external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
+    _finish(made.model, prepared)
+    _save(made, path, external_data)
+    return path
+
+
+def _shared(exported: ExportedProgram) -> list[Any]:
+    """The arguments that share memory, as those of the example do."""
+    leaves = pytree.tree_leaves(exported.example_inputs)
+    specs = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    pairs = zip(specs, leaves, strict=True)
+    return shared_memory({s.arg.name: leaf for s, leaf in pairs if isinstance(leaf, torch.Tensor) and leaf.numel()})
+
+
+def _refuse_untranslated(program: ExportedProgram) -> None:
+    causes: list[str] = []
+    unknown = [*untranslated(program), *_made_up(program)]
+    for node, message in unknown:
+        line = _line(node.meta.get("stack_trace") or "")
+        cause = UnsupportedExportError.cause(
+            f"{node.target} has no translation",
+            why=message.split("\n", maxsplit=1)[0] or "the exporter's table has no such operator",
+            hint="compute it otherwise, or outside of what is exported",
+            at=line,
+        )
+        if cause not in causes:
+            causes.append(cause)
+    if causes:
+        raise UnsupportedExportError(_TO, causes)
+
+
+def _made_up(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
+    """Results that the exporter does not compute, and that somebody reads."""
+    for node in program.graph.nodes:
+        users = node.users if node.op == "call_function" and node.target in FIRST_ALONE else ()
+        if any(user.target is operator.getitem and user.args[1] != 0 and user.users for user in users):
+            yield node, "the exporter computes its first result alone, and the program reads others (a backward)"
+
+
+def _line(trace: str) -> str | None:
+    """The user's line in a stack trace: the one that is not torch's, if there is one."""
+    lines = [line.strip() for line in trace.splitlines()]
+    files = [n for n, line in enumerate(lines) if line.startswith("File ")]
+    own = [n for n in files if f"{os.sep}torch{os.sep}" not in lines[n]] or files
+    return None if not own else " ".join(lines[own[-1] : own[-1] + 2])
+
+
+def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
+    with contextlib.redirect_stdout(io.StringIO()), quiet():
+        try:
+            return translate(program, input_names=prepared.input_names, output_names=prepared.output_names)
+        except torch.onnx.errors.OnnxExporterError as error:
+            text = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()
+            cause = UnsupportedExportError.cause("torch's exporter fails", why=text[0], hint="compute it otherwise")
+            raise UnsupportedExportError(_TO, [cause]) from error
+
+
+def _finish(model: Any, prepared: Prepared) -> None:
+    """Add what the runner needs: the first values of the state, and the calling convention."""
+    import onnx_ir
+
+    convention = prepared.convention
+    paths = {one.input: one for one in convention.state}
+    for name, value in prepared.initial().items():
+        one = paths[name]
+        one.in_place = _may_share(model, one.target, one.output)
+        if not value.any():
+            continue
+        one.initial = f"initial.{one.target}"
+        tensor: Any = onnx_ir.tensor(value.contiguous(), name=one.initial)
+        known = {"shape": tensor.shape, "type": onnx_ir.TensorType(tensor.dtype), "const_value": tensor}
+        model.graph.initializers[one.initial] = onnx_ir.Value(name=one.initial, **known)
+    for one in convention.state:
+        one.input = one.target
+    model.metadata_props[KEY] = convention.text()
+
+
+_IN_PLACE = ("ScatterND", "ScatterElements")  # which write parts of what they copy, and do not copy what is there
+
+
+def _may_share(model: Any, name: str, output: str) -> bool:
+    """Whether a new state may be written where the old one is: nothing but one scatter reads that."""
+    given = next(value for value in model.graph.inputs if value.name == name)
+    users = {node for node, _ in given.uses()}
+    if len(users) != 1:
+        return False
+    (node,) = users
+    first = node.op_type in _IN_PLACE and node.inputs[0] is given and given not in node.inputs[1:]
+    return bool(first and node.outputs[0].name == output)
+
+
+def _save(made: Any, path: Path, external_data: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        made.save(folder / path.name, external_data=external_data)
+        files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
+        for file in files:  # the model last: what it refers to is there
+            os.replace(file, path.parent / file.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

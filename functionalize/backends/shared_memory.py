@@ -1,0 +1,141 @@
+"""Inputs that share memory in part: a backend gets each by its value, and the graph reads the memory of all.
+
+Where a graph reads memory of one input beyond what that input shows, the memory is put together of the values of all
+inputs that lie in it.
+
+Invariant: the elements that some input shows are right. Limits: inputs of one dtype; what no input shows is no number
+(NaN), and zero among integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize._torch import pytree
+from functionalize.aliasing.geometry import Layout
+from functionalize.runtime.alias_pattern import Shared
+from functionalize.runtime.metadata import ProgramMetadata
+
+aten = torch.ops.aten
+_STRIDED = (aten.as_strided.default, aten.as_strided_copy.default)
+
+
+def with_shared_memory(graph: Graph, metadata: ProgramMetadata, pattern: Sequence[Any]) -> Graph:
+    """The graph with memory that inputs share as a value of its own, where it reads beyond one of them.
+
+    Args:
+        graph: of a program's inputs.
+        metadata: says how these lie in their storages.
+        pattern: which of them share a storage, see ``alias_pattern``.
+    """
+    groups = groups_of(pattern)
+    if not groups:
+        return graph
+    made, copies = Graph(), dict[Node, Node]()
+    made.output(made.graph_copy(graph, copies))
+    placeholders = made.find_nodes(op="placeholder")
+    inputs = dict(zip(metadata.taken, placeholders, strict=True))
+    for group in groups:
+        members = [(inputs[n], metadata.layouts_before[n]) for n in group if n in inputs]
+        if are_alike([layout for _, layout in members]):
+            _share(made, placeholders[-1], members)
+    return made
+
+
+def groups_of(pattern: Sequence[Any]) -> list[list[int]]:
+    """The inputs that share a storage without being one tensor, storage by storage."""
+    found: dict[int, list[int]] = {}
+    for number, entry in enumerate(pattern):
+        if isinstance(entry, Shared) and entry.same is None:
+            found.setdefault(entry.first, [entry.first]).append(number)
+    return list(found.values())
+
+
+def call_node(graph: Graph, op: Any, *args: Any) -> Node:
+    """A node that calls an operator, with the fake value that it gives."""
+    values = pytree.tree_map_only(Node, lambda node: node.meta["val"], args)
+    tensors = [value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
+    node = graph.call_function(op, args)
+    with tensors[0].fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+        node.meta["val"] = _RESHAPED.get(op, op)(*values)
+    return node
+
+
+_RESHAPED = {aten.view.default: aten.reshape.default}  # fake values have the strides of memory, which values have not
+
+
+class Memory:
+    """The elements of a storage that inputs share, as a value that changes from node to node."""
+
+    def __init__(self, graph: Graph, members: Sequence[tuple[Node, Layout]], room: int = 0) -> None:
+        """Of the values of ``members``, each with its layout; of ``room`` elements at least."""
+        dtype = members[0][1].dtype
+        room = max(room, *(layout.span[1] // dtype.itemsize for _, layout in members))
+        self._graph = graph
+        self.node = graph.call_function(aten.full.default, ([room], _nothing(dtype)), {"dtype": dtype})
+        with members[0][0].meta["val"].fake_mode:
+            self.node.meta["val"] = torch.full([room], 0, dtype=dtype)
+        for node, layout in members:
+            self.write(layout, node)
+
+    def write(self, layout: Layout, value: Node) -> None:
+        """Put a value at a layout."""
+        self.node = call_node(self._graph, aten.as_strided_scatter.default, self.node, value, *_place(layout))
+
+    def read(self, layout: Layout) -> Node:
+        """What there is at a layout."""
+        return call_node(self._graph, aten.as_strided_copy.default, self.node, *_place(layout))
+
+
+def _place(layout: Layout) -> tuple[list[int], list[int], int]:
+    return list(layout.size), list(layout.stride), layout.offset
+
+
+def are_alike(layouts: Sequence[Layout]) -> bool:
+    """Whether one memory serves tensors of some layouts: sizes are known, and they have one dtype."""
+    return len({layout.dtype for layout in layouts}) == 1 and all(layout.static for layout in layouts)
+
+
+def _share(graph: Graph, last: Node, members: Sequence[tuple[Node, Layout]]) -> None:
+    """Have what reads beyond a member read the memory of all."""
+    readers = [(user, node) for node, layout in members for user in node.users if _goes_beyond(user, node, layout)]
+    if not readers:
+        return
+    ends = [_last(user.args[1], user.args[2], _start(user, members)) for user, _ in readers]
+    following = last.next
+    with graph.inserting_before(following):
+        memory = Memory(graph, members, max(ends)).node
+    for user, _ in readers:
+        user.args = (memory, user.args[1], user.args[2], _start(user, members))
+
+
+def _start(user: Node, members: Sequence[tuple[Node, Layout]]) -> int:
+    """Where a strided view begins in the storage: where it says, or where what it is a view of begins."""
+    own: Any = user.args[3] if len(user.args) > 3 else None
+    first: int = next(layout.offset for node, layout in members if node is user.args[0]) if own is None else own
+    return first
+
+
+def _goes_beyond(user: Node, node: Node, layout: Layout) -> bool:
+    if user.target not in _STRIDED or user.args[0] is not node:
+        return False
+    start = _start(user, [(node, layout)])
+    size = [*user.args[1], start]  # type: ignore[misc]
+    if not all(type(number) is int for number in size):
+        return False
+    end, item = _last(user.args[1], user.args[2], start), layout.dtype.itemsize
+    return start < layout.offset or end > layout.span[1] // item or not layout.dense
+
+
+def _last(size: Any, stride: Any, start: int) -> int:
+    if 0 in size:
+        return start
+    return int(start + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1)
+
+
+def _nothing(dtype: torch.dtype) -> Any:
+    return float("nan") if dtype.is_floating_point or dtype.is_complex else 0

@@ -1,0 +1,135 @@
+"""Files of programs for other engines: written by `export --to`, run by `run`; a row for each format.
+
+Invariant: a format is known by its suffix when it is read. Limits: formats that load without the program's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from functionalize.cli.shared import TargetError
+from functionalize.cli.specs import Spec, make_inputs
+
+if TYPE_CHECKING:
+    from functionalize.runtime.captured_program import CapturedProgram
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program that was read from a file."""
+
+    function: Callable[..., Any]
+    state: Callable[[], dict[str, Any]]  # as it is now
+    inputs: Callable[[int], Call]  # random ones; of a seed
+
+
+@dataclass(frozen=True)
+class Format:
+    """How files of one kind are written and read."""
+
+    suffix: str
+    write: Callable[[CapturedProgram, Path], None]
+    read: Callable[[Path], Loaded]
+
+
+def _write_pt2(program: CapturedProgram, path: Path) -> None:
+    import torch
+
+    exported = program.to_exported_program()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished.pt2")
+    try:
+        torch.export.save(exported, unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _read_pt2(path: Path) -> Loaded:
+    import torch
+
+    from functionalize._torch import pytree
+
+    exported = torch.export.load(path)
+    module = exported.module()
+    named = {
+        *exported.graph_signature.buffers_to_mutate.values(),
+        *exported.graph_signature.parameters_to_mutate.values(),
+    }
+
+    def state() -> dict[str, Any]:
+        return {name: value for name, value in [*module.named_parameters(), *module.named_buffers()] if name in named}
+
+    def inputs(seed: int) -> Call:
+        generator = torch.Generator().manual_seed(seed)
+        args, kwargs = exported.example_inputs or ((), {})
+
+        def other(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or not leaf.dtype.is_floating_point:
+                return leaf
+            return torch.randn(leaf.size(), generator=generator).to(leaf.dtype)
+
+        made = pytree.tree_map(other, (tuple(args), dict(kwargs)))
+        return made  # type: ignore[no-any-return]
+
+    return Loaded(module, state, inputs)
+
+
+def _write_onnx(program: CapturedProgram, path: Path) -> None:
+    program.to_onnx(path)
+
+
+def _read_onnx(path: Path) -> Loaded:
+    from functionalize.backends import onnx
+
+    program = onnx.load(path)
+    return Loaded(program, lambda: program.state, program.random_arguments)
+
+
+FORMATS = {
+    "pt2": Format(".pt2", _write_pt2, _read_pt2),
+    "onnx": Format(".onnx", _write_onnx, _read_onnx),
+}
+
+
+def loaded(path: Path) -> Loaded:
+    """The program in a file.
+
+    Raises:
+        TargetError: there is no such file, or its suffix is that of no format.
+    """
+    found = next((known for known in FORMATS.values() if known.suffix == path.suffix), None)
+    if found is None:
+        known = ", ".join(one.suffix for one in FORMATS.values())
+        raise TargetError(f"{path} is no program: the files that can be run end in {known}")
+    if not path.is_file():
+        raise TargetError(f"there is no file {path}")
+    return found.read(path)
+
+
+def called(program: Loaded, specs: Sequence[Spec], seed: int) -> list[dict[str, Any]]:
+    """Call a program once; what it returns, tensor by tensor, as plain data."""
+    import torch
+
+    from functionalize._torch import pytree
+
+    args, kwargs = make_inputs(specs, seed) if specs else program.inputs(seed)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        result = program.function(*args, **kwargs)
+    return [summary(leaf) for leaf in pytree.tree_leaves(result)]
+
+
+def summary(value: Any) -> dict[str, Any]:
+    """A value as plain data: of tensors the first elements."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return {"value": value if isinstance(value, (int, float, bool, str, type(None))) else repr(value)}
+    shown = value.detach().flatten()[:8].tolist()
+    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.size()), "first": shown}

@@ -1,0 +1,161 @@
+"""What a captured program can be turned into for other engines: the methods, and who does the work.
+
+Invariant: a backend is imported when it is first asked for; the packages that it needs are nobody else's dependencies.
+Limits: backends stand above programs, so they are known by name here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_BACKENDS = {  # by method: the module, and its function of a program
+    "to_exported_program": ("exported_program", "to_exported_program"),
+    "to_core_aten": ("exported_program", "to_core_aten"),
+    "to_onnx": ("onnx", "to_onnx"),
+    "to_jax": ("jax.program", "to_jax"),
+    "to_stablehlo": ("jax.stablehlo", "write_stablehlo"),
+}
+
+
+def _backend(method: str) -> Callable[..., Any]:
+    module, name = _BACKENDS[method]
+    found: Callable[..., Any] = getattr(importlib.import_module(f"functionalize.backends.{module}"), name)
+    return found
+
+
+class Exports:
+    """Methods of a captured program."""
+
+    def to_exported_program(self) -> ExportedProgram:
+        """The program as ``torch.export`` has programs: saved by ``torch.export.save``, taken by whatever takes one.
+
+        Its ``module()`` is called as the original is, and writes back as the original does: what is written is a whole
+        tensor there. It begins with the state that there is now. State that the program writes is copied, other
+        state is shared. Buffers are besides: what an optimizer keeps, gradients that a step leaves (`weight_grad`), the
+        tensors of an argument that is an object (a cache; it is no argument any more), tensors in attributes. Numbers
+        of Python's (hyperparameters) are constants, unless the program changes them. Decisions by data are assertions:
+        those of the last call.
+
+        Returns:
+            The program, accepted by torch's verifier.
+
+        Raises:
+            UnsupportedExportError: no exported program can do what this one does; the message has all causes.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> counter = torch.nn.BatchNorm1d(3)
+            >>> exported = capture(counter, (torch.randn(4, 3),)).to_exported_program()
+            >>> module = exported.module()
+            >>> _ = module(torch.randn(4, 3)), module(torch.randn(4, 3))
+            >>> module.num_batches_tracked
+            tensor(2)
+        """
+        found: ExportedProgram = _backend("to_exported_program")(self)
+        return found
+
+    def to_core_aten(self) -> ExportedProgram:
+        """The program by the operators of the core ATen set alone, as :meth:`to_exported_program` has it.
+
+        Views are view operators there: the set has none that copy them.
+
+        Raises:
+            UnsupportedExportError: no exported program can do what this one does.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> exported = capture(torch.nn.GELU(), (torch.randn(3),)).to_core_aten()
+            >>> [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+            ['aten.gelu.default']
+        """
+        found: ExportedProgram = _backend("to_core_aten")(self)
+        return found
+
+    def to_onnx(self, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
+        """Write the program as an ONNX file, with its state as inputs and outputs of the graph.
+
+        An input `state` has its new value in the output `new.state`; the file's metadata pairs them, and says how the
+        program is called. :func:`functionalize.backends.onnx.load` runs it as the original is called, and keeps the
+        state. It begins with the state that there is now.
+
+        Args:
+            path: the file.
+            external_data: whether weights go into a second file, `path.data`; unless given, where they are large.
+
+        Returns:
+            The path.
+
+        Raises:
+            UnsupportedExportError: the program, or operators of it, cannot be exported; the message has all causes, and
+                nothing was written.
+            ModuleNotFoundError: a package of the extra `onnx` is not installed.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from functionalize import capture
+            >>> from functionalize.backends import onnx
+            >>> count = torch.zeros(())
+            >>> program = capture(lambda x: x + count.add_(1), (torch.zeros(2),))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     counter = onnx.load(program.to_onnx(folder + "/counter.onnx"))
+            >>> counter(torch.zeros(2)), counter(torch.zeros(2))
+            (tensor([1., 1.]), tensor([2., 2.]))
+        """
+        found: Path = _backend("to_onnx")(self, path, external_data=external_data)
+        return found
+
+    def to_jax(self, **options: Any) -> Any:
+        """The program as a pure function of JAX arrays, ``(state, *args, **kwargs) -> (new_state, outputs)``.
+
+        Args:
+            options: ``lowerings``, a table of your own; ``seed`` of the first random key.
+
+        Raises:
+            UnsupportedProgramError: JAX cannot run it; the error has all causes, each with the line.
+
+        Example:
+            >>> import torch
+            >>> import jax.numpy as jnp
+            >>> from functionalize import capture
+            >>> counter = torch.nn.BatchNorm1d(2)
+            >>> step = capture(counter, (torch.ones(3, 2),)).to_jax()
+            >>> state, outputs = step(step.initial_state, jnp.ones((3, 2)))
+            >>> int(state["num_batches_tracked"])
+            1
+        """
+        return _backend("to_jax")(self, **options)
+
+    def to_stablehlo(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the function of :meth:`to_jax` as StableHLO, which ``jax.export`` loads without torch.
+
+        Args:
+            path: of the file; the first state is written beside it, as ``npz``.
+            options: those of :meth:`to_jax`, and ``platforms`` as ``jax.export`` takes them.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            UnsupportedProgramError: JAX cannot run the program; nothing is written.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from functionalize import capture
+            >>> from functionalize.backends.jax import load
+            >>> program = capture(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     loaded = load(program.to_stablehlo(f"{folder}/linear.stablehlo"))
+            >>> loaded(torch.ones(3, 2).numpy()).shape
+            (3, 1)
+        """
+        written: Path = _backend("to_stablehlo")(self, path, **options)
+        return written

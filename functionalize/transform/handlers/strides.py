@@ -1,0 +1,84 @@
+"""Ops that trust the strides of their arguments: that several have the same, or how another result came to be.
+
+Autograd's formulas see to that, by the strides of handles; a value may have others (Note [Values may have other strides
+than their handles]). So these run on values that are laid out as the handles are.
+
+Invariant: the elements of a value stay what they are. Limits: a handle with gaps is followed in its order alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import pytree
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides
+from functionalize.aliasing.view_rules import Value
+from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.writing_call import Kwargs
+
+aten = torch.ops.aten
+
+# Found by running each op of torch's databases, backwards among them, on arguments of other strides: its results were
+# others, or it raised. The factors of a determinant are those of the transpose where the matrix is contiguous, and the
+# backward asks the matrix, not them.
+TRUSTING = frozenset(
+    {aten.native_group_norm.default, aten.native_group_norm_backward.default, aten.native_layer_norm_backward.default}
+    | {aten._linalg_det.default, aten._linalg_slogdet.default}
+    | {aten.adaptive_max_pool3d_backward.default, aten.fractional_max_pool2d_backward.default}
+    | {aten.fractional_max_pool3d_backward.default, aten.nll_loss2d_backward.default}
+    | {aten._pdist_forward.default, aten._pdist_backward.default}
+    | {aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default}
+)
+# These trust that the last dimension is dense, which the functions of torch ask before they come to them. That of a
+# value is where that of its handle is: it is a copy, or it is a result of the same op.
+NOT_ASKED = frozenset(
+    {aten._scaled_dot_product_flash_attention_for_cpu.default}
+    | {aten._scaled_dot_product_flash_attention_for_cpu_backward.default}
+)
+
+
+def all_laid_out(context: FunctionalizationContext, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:
+    """Arguments with handles replaced by values of the handles' strides."""
+    lay_out = functools.partial(laid_out, context)
+    found: tuple[Any, Kwargs] = pytree.tree_map_only(torch.Tensor, lay_out, (tuple(args), kwargs))
+    return found
+
+
+def laid_out(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
+    """A handle's value with the handle's strides; of one with gaps, in the same order without them."""
+    value = context.value(handle)
+    if value is handle or not is_plain_strided(handle) or same_strides(value, handle):
+        return value
+    order = order_of(context, handle)
+    if order == sorted(order):
+        return contiguous(context, value)
+    return context.executor.call(aten.copy.default, empty_in_order(context, handle, order), value)
+
+
+def contiguous(context: FunctionalizationContext, value: Value) -> Value:
+    """A value itself if it is contiguous, else a copy that is."""
+    if is_contiguous(value):
+        return value
+    return context.executor.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+
+
+def empty_in_order(context: FunctionalizationContext, handle: torch.Tensor, order: Sequence[int]) -> Value:
+    """An uninitialized dense tensor whose dimensions have the handle's order in storage."""
+    strides: list[Any] = [1] * handle.dim()
+    for outer, inner in zip(reversed(order[:-1]), reversed(order), strict=False):
+        strides[outer] = strides[inner] * handle.size(inner)
+    options = {"dtype": handle.dtype, "device": handle.device}
+    return context.executor.call(aten.empty_strided.default, list(handle.size()), strides, **options)
+
+
+def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[int]:
+    """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first."""
+    layout = Layout.of(handle)
+    if layout.contiguous or not is_plain_strided(handle):
+        return list(range(handle.dim()))
+    return Layout.of(context.executor.on_handles(aten.empty_like.default, (handle,), {})).outermost_first

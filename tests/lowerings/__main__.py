@@ -1,0 +1,56 @@
+"""Print, operator by operator, what jitted JAX makes of torch's operator database, and how the core set is covered.
+
+``python -m tests.lowerings`` takes minutes; ``--ops PATTERN``, ``--shard 1/2``, ``--samples N``, ``--dtypes`` bound it.
+It exits with 1 where anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import warnings
+from collections import Counter
+
+from functionalize.backends.jax import lowering
+from tests.lowerings.check import REFUSED, RIGHT, SKIPPED, WRONG, Outcome, cases_of, check
+from tests.lowerings.core import coverage
+from tests.opinfo.cases import op_names
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ops", default="", help="a regular expression that names match")
+    parser.add_argument("--shard", default="1/1", help="the N-th of M parts, as N/M")
+    parser.add_argument("--samples", type=int, default=3, help="of each operator and dtype")
+    parser.add_argument("--dtypes", default="float32,int64,bool,float16,complex64")
+    options = parser.parse_args(arguments)
+    part, parts = map(int, options.shard.split("/"))
+    names = [name for name in op_names() if re.search(options.ops, name)][part - 1 :: parts]
+    ops: Counter[str] = Counter()
+    for name in names:
+        outcomes = [safely(case) for case in cases_of(name, options.dtypes.split(","), options.samples)]
+        kinds = Counter(outcome.kind for outcome in outcomes)
+        verdict = next((kind for kind in (WRONG, REFUSED, RIGHT) if kinds[kind]), SKIPPED)
+        ops[verdict] += 1
+        whys = {outcome.why for outcome in outcomes if outcome.kind in (WRONG, REFUSED)}
+        print(f"{verdict:8} {name:45} {dict(kinds)} {'; '.join(sorted(whys))[:300]}", flush=True)
+    covered = coverage(lowering)
+    print("operators:", dict(ops))
+    print("core ATen:", dict(Counter(how.split(":")[0] for how in covered.values())))
+    print(*(f"  {name}: {how}" for name, how in covered.items() if how not in ("row", "decomposed")), sep="\n")
+    return int(bool(ops[WRONG]) or "missing" in covered.values())
+
+
+def safely(case: object) -> Outcome:
+    """The outcome of a case; an error that is no refusal is wrong."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return check(case)  # type: ignore[arg-type]
+        except Exception as error:
+            return Outcome(WRONG, f"{case}: {type(error).__name__}: {str(error).splitlines()[0][:150]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""One program of torch's operator database as a function of JAX arrays, beside eager.
+
+Invariant: right means equal in shape, dtype and, up to rounding, in value; what is written is compared as well.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from functionalize import UnsupportedProgramError, capture
+from functionalize.backends.array_program import Written
+from functionalize.backends.jax import from_torch
+from tests.opinfo.cases import DTYPES, Case, op_table, samples
+from tests.opinfo.programs import NoProgramError, build
+
+RIGHT, REFUSED, WRONG, SKIPPED = "right", "refused", "wrong", "skipped"
+# Of these torch leaves open what the elements are, or which of equal elements is the one.
+_UNSPECIFIED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
+_TIES = {"topk": 1, "kthvalue": 1, "msort": 1}  # from which result on
+_TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5, torch.complex64: 2e-5}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case, and why."""
+
+    kind: str
+    why: str = ""
+
+
+def check(case: Case) -> Outcome:
+    """Run one case by jitted JAX and by eager."""
+    try:
+        program = build(case)
+    except NoProgramError as error:
+        return Outcome(SKIPPED, str(error))
+    inputs = [value.clone() for value in program.inputs]
+    torch.manual_seed(0)
+    try:
+        expected = program.run(*inputs)
+    except Exception as error:
+        return Outcome(SKIPPED, f"eager raises {type(error).__name__}")
+    return compared(program.run, program.inputs, expected, inputs, case.op)
+
+
+def compared(function: Any, arguments: Any, expected: Any, after: Any, name: str = "") -> Outcome:
+    """A function on JAX beside what eager gave. ``after``: the arguments as eager left them."""
+    try:
+        captured = capture(function, tuple(arguments), on_data="raise")
+    except Exception as error:  # the database has operators that no fake tensor goes through
+        return Outcome(REFUSED, f"capture: {_reason(error)}")
+    try:
+        program = captured.to_jax()
+        state, outputs = program.jit(donate=False)(program.initial_state, *map(from_torch, arguments))
+    except UnsupportedProgramError as error:
+        return Outcome(REFUSED, _reason(error))
+    names = captured.specialization.capture.convention.names
+    written = outputs.arguments if isinstance(outputs, Written) else {}
+    outputs = outputs.returned if isinstance(outputs, Written) else outputs
+    if "random_key" in state or name in _UNSPECIFIED:
+        return Outcome(*alike(expected, outputs, values=False))
+    if name in _TIES:
+        expected, outputs = expected[: _TIES[name]], outputs[: _TIES[name]]
+    found = alike(expected, outputs)
+    pairs = [(one, written.get(name, from_torch(old))) for name, one, old in zip(names, after, arguments, strict=True)]
+    return Outcome(*next((pair for one in pairs if (pair := alike(*one))[0] == WRONG), found))
+
+
+def alike(expected: Any, actual: Any, *, values: bool = True) -> tuple[str, str]:
+    one = [leaf for leaf in pytree.tree_leaves(expected) if leaf is not None]
+    two = [leaf for leaf in pytree.tree_leaves(actual) if leaf is not None]
+    if len(one) != len(two):
+        return WRONG, f"{len(two)} results for {len(one)}"
+    for wanted, array in zip(one, two, strict=True):
+        if not isinstance(wanted, torch.Tensor):
+            if values and not np.allclose(wanted, array, equal_nan=True):
+                return WRONG, f"{array} for {wanted}"
+            continue
+        found = _difference(wanted, np.asarray(array), values)
+        if found:
+            return WRONG, found
+    return RIGHT, ""
+
+
+def _difference(wanted: torch.Tensor, array: Any, values: bool) -> str:
+    reference = np.asarray(from_torch(wanted))
+    if reference.shape != array.shape or reference.dtype != array.dtype:
+        return f"{array.dtype}{array.shape} for {reference.dtype}{reference.shape}"
+    if not values or not reference.size:
+        return ""
+    wide = np.complex128 if wanted.is_complex() else np.float64
+    if not (wanted.is_complex() or wanted.is_floating_point()):
+        return "" if np.array_equal(reference, array) else f"integers differ: {array} for {reference}"[:200]
+    one, two = reference.astype(wide), array.astype(wide)
+    limit = _TOLERANCE.get(wanted.dtype, 1e-9)
+    scale = float(np.abs(one[np.isfinite(one)]).max(initial=1))
+    if np.allclose(one, two, rtol=max(limit * 10, 1e-7), atol=limit * scale, equal_nan=True):
+        return ""
+    return f"differs by {np.nanmax(np.abs(one - two)):.2e}"
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip()[5:] for line in str(error).splitlines() if line.strip().startswith("why  ")]
+    return lines[0] if lines else str(error).splitlines()[0]
+
+
+def cases_of(name: str, dtypes: list[str], count: int) -> list[Case]:
+    """The first samples of an operator, in each dtype that it has."""
+    supported = op_table()[name].supported_dtypes("cpu")
+    found = []
+    for dtype in dtypes:
+        if DTYPES[dtype] in supported:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                there = len(samples(name, dtype, count))
+            found += [Case(name, "call", dtype, number, "capture", "views") for number in range(there)]
+    return found

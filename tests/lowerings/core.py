@@ -1,0 +1,43 @@
+"""The core ATen set, and how the table of a backend covers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from functionalize._torch.decompositions import decomposition_of
+from functionalize.backends.registry import view_of
+from functionalize.ops.tables import row
+
+# Of the core set, what no table of a backend without sizes by data can have.
+SIZED_BY_DATA = {"aten::nonzero": "how many elements its result has is told by the data alone"}
+OF_STRIDES = {
+    "aten::sym_storage_offset": "a value has no storage: torch answers it when the program is captured",
+    "aten::sym_stride.int": "a value has no strides: torch answers it when the program is captured",
+}
+
+
+def core_operators() -> Iterator[Any]:
+    """The operators that torch tags as core, but for those that write."""
+    for name in sorted(dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
+            op = getattr(packet, overload)
+            if torch.Tag.core in op.tags and not row(op).written:
+                yield op
+
+
+def coverage(rows: Mapping[Any, Any]) -> dict[str, str]:
+    """By operator of the core set, how it is computed: by a row, by torch's decomposition, or why it is not."""
+    found = {}
+    for op in core_operators():
+        name = op.name()
+        if op in rows or view_of(op) in rows:
+            found[name] = "row"
+        elif name in SIZED_BY_DATA | OF_STRIDES:
+            found[name] = f"refused: {(SIZED_BY_DATA | OF_STRIDES)[name]}"
+        else:
+            found[name] = "missing" if decomposition_of(op) is None else "decomposed"
+    return found

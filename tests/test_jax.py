@@ -1,0 +1,416 @@
+"""Captured programs on JAX: three calls in a row with the state threaded, jitted, beside eager; and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from functionalize import InputMismatchError, UnsupportedProgramError, capture, jaxify
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+from functionalize.backends.array_program import RANDOM_KEY, Written  # noqa: E402
+from functionalize.backends.jax import from_torch, load, lowering  # noqa: E402
+
+Case = tuple[Callable[..., Any], list[Tensor]]
+
+
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.nn.Buffer(torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x * self.count
+
+
+class Cache(torch.nn.Module):
+    """A row of a cache is written at a position that moves on."""
+
+    def __init__(self, slots: int = 8) -> None:
+        super().__init__()
+        self.rows = torch.nn.Buffer(torch.zeros(slots, 4))
+        self.position = torch.nn.Buffer(torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows.index_copy_(0, self.position, x)
+        self.position.add_(1)
+        return self.rows.sum(0)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(4, 3)
+        self.hidden, self.cell = (torch.nn.Buffer(torch.zeros(1, 2, 3)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Any:
+        y, (hidden, cell) = self.lstm(x, (self.hidden, self.cell))
+        self.hidden.copy_(hidden.detach())
+        self.cell.copy_(cell.detach())
+        return y
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.out.weight.mul_(0.5)
+        return self.out(self.embed(x))
+
+
+def of_module(module: torch.nn.Module, x: Tensor) -> Case:
+    return module, [x]
+
+
+def training(kind: Any, **options: Any) -> Case:
+    """A step of a model whose optimizer has taken one before, so that its state is there."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(inplace=True), torch.nn.Linear(4, 1))
+    optimizer = kind(model.parameters(), **options)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        detached: Tensor = loss.detach()
+        return detached
+
+    step(torch.ones(3, 4))
+    return step, [torch.randn(3, 4)]
+
+
+def bump(x: Tensor) -> Tensor:
+    x[1].add_(1)
+    x.diagonal().mul_(2)
+    return x.sum()
+
+
+def bump_both(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    y.mul_(2)
+    return x + y
+
+
+def aliases(x: Tensor) -> Any:
+    x.mul_(2)
+    return x, x[0], x.t().reshape(-1)
+
+
+def overlapping() -> list[Tensor]:
+    memory = torch.arange(15.0).reshape(5, 3)
+    return [memory[:3], memory[1:4]]
+
+
+def one_tensor() -> list[Tensor]:
+    x = torch.ones(2)
+    return [x, x]
+
+
+def fresh_training(kind: Any, **options: Any) -> tuple[Any, Any, Any]:
+    """A module that returns a loss, its optimizer that has made no step, and an input."""
+
+    class Loss(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).square().mean()
+
+    model = Loss(4, 2)
+    return model, kind(model.parameters(), **options), torch.randn(3, 4)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "counter": lambda: of_module(Counter(), torch.ones(3)),
+    "batch norm": lambda: of_module(torch.nn.BatchNorm1d(4), torch.randn(5, 4)),
+    "cache": lambda: of_module(Cache(), torch.randn(1, 4)),
+    "lstm": lambda: of_module(Recurrent(), torch.randn(5, 2, 4)),
+    "tied weights": lambda: of_module(Tied(), torch.tensor([1, 2])),
+    "sgd": lambda: training(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adamw": lambda: training(torch.optim.AdamW, lr=0.01),
+    "adamw fused": lambda: training(torch.optim.AdamW, lr=0.01, fused=True),
+    "mutated input": lambda: (bump, [torch.ones(3, 3)]),
+    "overlapping inputs": lambda: (bump_both, overlapping()),
+    "one tensor twice": lambda: (bump_both, one_tensor()),
+    "outputs alias inputs": lambda: (aliases, [torch.ones(2, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_calls_are_as_eager(name: str) -> None:
+    torch.manual_seed(0)
+    function, args = CASES[name]()
+    program = capture(function, tuple(args)).to_jax()
+    step, state = program.jit(), program.initial_state
+    arrays = list(map(from_torch, args))
+    for _ in range(3):
+        expected = function(*args)
+        state, outputs = step(state, *arrays)
+        if isinstance(outputs, Written):
+            outputs, written = outputs
+            names = program._program._capture.convention.names
+            arrays = [written.get(name, array) for name, array in zip(names, arrays, strict=True)]
+        same([expected, args], [outputs, arrays])
+    module: dict[str, Tensor] = getattr(function, "state_dict", dict)()
+    same({key: module[key] for key in state if key in module}, {key: state[key] for key in state if key in module})
+
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01}),
+    "adamw foreach": (torch.optim.AdamW, {"lr": 0.01, "foreach": True}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_first_step_makes_the_state_of_an_optimizer(name: str) -> None:
+    torch.manual_seed(0)
+    kind, options = OPTIMIZERS[name]
+    model, optimizer, x = fresh_training(kind, **options)
+    program = capture(model, (x,), optimizer=optimizer).to_jax()
+    assert not optimizer.state
+    step, state = program.jit(), program.initial_state
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        state, outputs = step(state, from_torch(x))
+        same([loss, model.weight, model.weight.grad], [outputs, state["weight"], state["weight.grad"]])
+
+
+def same(expected: Any, actual: Any) -> None:
+    one = [leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor)]
+    two = pytree.tree_leaves(actual)
+    assert len(one) == len(two)
+    for tensor, array in zip(one, two, strict=True):
+        reference = np.asarray(from_torch(tensor))
+        assert (reference.dtype, reference.shape) == (array.dtype, array.shape)
+        np.testing.assert_allclose(array, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_donation_reuses_the_memory_of_what_is_overwritten() -> None:
+    program = capture(Cache(1024), (torch.ones(1, 4),)).to_jax()
+    assert program.written == {"rows", "position"}
+    step, state = program.jit(), program.initial_state
+    for _ in range(3):
+        before, pointer = state, state["rows"].unsafe_buffer_pointer()
+        state, _ = step(state, jnp.ones((1, 4)))
+        assert state["rows"].unsafe_buffer_pointer() == pointer and before["rows"].is_deleted()
+    kept = program.initial_state
+    program.jit(donate=False)(kept, jnp.ones((1, 4)))
+    assert not kept["rows"].is_deleted()
+
+
+def test_arrays_of_the_state_are_not_torchs_memory() -> None:
+    cache = Cache()
+    program = capture(cache, (torch.ones(1, 4),)).to_jax()
+    state = program.initial_state
+    cache.rows.fill_(5)
+    assert not np.asarray(state["rows"]).any()
+
+
+@pytest.mark.slow
+def test_a_process_without_torch_runs_the_file(tmp_path: Path) -> None:
+    program = capture(Cache(), (torch.ones(1, 4),))
+    path = program.to_stablehlo(tmp_path / "cache.stablehlo")
+    script = f"""
+import sys, jax, numpy
+from jax import export
+jax.config.update("jax_enable_x64", True)
+program = export.deserialize(bytearray(open({str(path)!r}, "rb").read()))
+state = dict(numpy.load({str(path.with_suffix(".npz"))!r}))
+for call in range(3):
+    state, outputs = program.call(state, numpy.ones((1, 4), numpy.float32))
+assert "torch" not in sys.modules and "functionalize" not in sys.modules
+print(outputs.tolist(), state["position"].tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[3.0, 3.0, 3.0, 3.0] [3]", done.stderr
+    loaded = load(path)
+    assert [loaded(np.ones((1, 4), np.float32)).tolist()[0] for _ in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.stablehlo"
+    path.write_bytes(b"not a program")
+    with pytest.raises(ValueError, match="is no program that"):
+        load(path)
+    program = capture(lambda x: x.nonzero(), (torch.ones(3),))
+    with pytest.raises(UnsupportedProgramError):
+        program.to_stablehlo(tmp_path / "sized.stablehlo")
+    assert [file.name for file in tmp_path.iterdir()] == ["other.stablehlo"]
+
+
+# jaxify
+
+
+def test_jaxify_inside_of_jaxs_transforms() -> None:
+    function = jaxify(lambda x, y: (x * y).relu_().sum())
+    x, y = jnp.array([1.0, -2.0, 3.0]), jnp.array([2.0, 1.0, 1.0])
+    assert function(x, y) == jax.jit(function)(x, y) == 5
+    assert jax.grad(function)(x, y).tolist() == [2, 0, 1]
+    assert jax.vmap(function)(jnp.stack([x, y]), jnp.stack([y, x])).tolist() == [5, 5]
+    returned, arguments = jax.jit(jaxify(bump))(jnp.ones((3, 3)))
+    assert returned == 16 and arguments["x"][1].tolist() == [2, 4, 2]
+    assert jax.grad(lambda x: jaxify(bump)(x).returned)(jnp.ones((3, 3))).tolist() == (np.ones(3) + np.eye(3)).tolist()
+
+
+def test_jaxify_of_a_module_that_writes_its_state() -> None:
+    norm = torch.nn.BatchNorm1d(2)
+    reference, function, x = copy.deepcopy(norm), jaxify(norm), torch.randn(4, 2)
+    with pytest.raises(UnsupportedProgramError, match="changes state: num_batches_tracked, running_mean"):
+        function(from_torch(x))
+    state = function.state(from_torch(x))
+    for _ in range(3):
+        state, outputs = function.apply(state, from_torch(x))
+        same(reference(x), outputs)
+    same(dict(reference.named_buffers()), {name: state[name] for name, _ in reference.named_buffers()})
+    assert norm.running_mean is not None and not norm.running_mean.any()
+
+
+def test_random_numbers_are_told_by_the_key() -> None:
+    function = jaxify(torch.nn.Dropout())
+    x = jnp.ones(100)
+    state = function.state(x)
+    after, one = function.apply(state, x)
+    assert (one == function.apply(state, x)[1]).all() and set(one.tolist()) == {0.0, 2.0}
+    assert (one != function.apply(after, x)[1]).any() and (after[RANDOM_KEY] != state[RANDOM_KEY]).any()
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def without_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        factor = x * 2
+    return (x * factor).sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (lambda x: (x * x.detach()).sum(), "x.detach()"),
+        (without_grad, "factor = x * 2"),
+        (
+            lambda x: Straight.apply(x).sum(),  # type: ignore[no-untyped-call]
+            "return x.sign()",
+        ),
+    ],
+)
+def test_gradients_that_end_in_torch_are_refused(function: Any, line: str) -> None:
+    call = jaxify(function)
+    call(jnp.ones(2)), jax.vmap(call)(jnp.ones((2, 2)))
+    with pytest.raises(UnsupportedProgramError) as error:
+        jax.grad(call)(jnp.ones(2))
+    assert line in str(error.value)
+
+
+# What is refused
+
+
+def test_64_bits_are_there_or_refused() -> None:
+    program = capture(lambda x: x + 2**40, (torch.ones(2, dtype=torch.int64),)).to_jax()
+    x = np.array([1, 2])
+    assert program({}, x)[1].tolist() == program.jit()({}, x)[1].tolist() == [2**40 + 1, 2**40 + 2]
+    with pytest.raises(UnsupportedProgramError, match="jax_enable_x64"):
+        jax.jit(program)({}, x)
+    with jax.enable_x64(True):
+        assert jax.jit(program)({}, x)[1].dtype == np.int64
+
+
+def test_a_refusal_has_all_causes_with_their_lines() -> None:
+    def sized(x: Tensor) -> Any:
+        x.t_()
+        found = x.nonzero()
+        return found, x[x > 0], torch.linalg.eig(x)
+
+    with pytest.raises(UnsupportedProgramError) as error:
+        capture(sized, (torch.ones(2, 2),)).to_jax()
+    for said in ("found = x.nonzero()", "x[x > 0]", "linalg_eig", "size, strides or storage of an input"):
+        assert said in str(error.value)
+
+    def decides(x: Tensor) -> Tensor:
+        return -x if x.sum() > 0 else x
+
+    with pytest.raises(UnsupportedProgramError, match="return -x if"):
+        capture(decides, (torch.ones(2),)).to_jax()
+
+
+def test_calls_of_another_kind_are_refused() -> None:
+    program = capture(lambda x, n: x * n, (torch.ones(2), 3)).to_jax()
+    with pytest.raises(InputMismatchError, match="has the shape"):
+        program({}, jnp.ones(3), 3)
+    with pytest.raises(InputMismatchError, match="dtype"):
+        program({}, jnp.ones(2, jnp.int32), 3)
+    with pytest.raises(InputMismatchError, match="`n` is 4"):
+        program({}, jnp.ones(2), 4)
+    with pytest.raises(InputMismatchError, match="the state comes with more"):
+        program({"more": jnp.ones(2)}, jnp.ones(2), 3)
+
+
+def test_sizes_may_differ_where_the_program_lets_them() -> None:
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = capture(lambda x: x.reshape(-1).cumsum(0) / x.shape[0], (torch.ones(4, 2),), dynamic_shapes=({0: rows},))
+    step = program.to_jax().jit()
+    for count in (3, 7):
+        assert step({}, jnp.ones((count, 2)))[1][-1] == 2
+    with pytest.raises(InputMismatchError):
+        step({}, jnp.ones((4, 3)))
+
+
+def test_control_flow_goes_by_jaxs() -> None:
+    def program(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x * 2, (x,))
+
+    call = capture(program, (torch.ones(2),)).to_jax().jit()
+    assert call({}, -jnp.ones(2))[1].tolist() == [-2, -2]
+    np.testing.assert_allclose(call({}, jnp.ones(2))[1], np.sin(np.ones(2)), rtol=1e-6)
+
+
+def test_a_table_of_ones_own() -> None:
+    mine = lowering.extended("mine")
+
+    @mine(torch.ops.aten.sin)
+    def sin(x: Any) -> Any:
+        return jnp.zeros_like(x)
+
+    program = capture(torch.sin, (torch.ones(2),))
+    assert program.to_jax(lowerings=mine)({}, jnp.ones(2))[1].tolist() == [0, 0]
+    assert program.to_jax()({}, jnp.ones(2))[1][0] > 0.8
+
+    @mine(torch.ops.aten.sin)
+    def wrong(x: Any) -> Any:
+        return x[0]
+
+    with pytest.raises(UnsupportedProgramError, match=r"gives float32\[\] and not torch.float32\[2\]"):
+        program.to_jax(lowerings=mine)({}, jnp.ones(2))
+
+
+def test_the_backend_of_the_examples_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parent.parent / "examples" / "numpy_backend.py"
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.count("three calls as eager") == 3
+    assert len(path.read_text().splitlines()) <= 150

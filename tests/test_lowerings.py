@@ -1,0 +1,175 @@
+"""The table of JAX lowerings: the core ATen set, torch's operator database, the fuzzer's programs, real models.
+
+Whole sweeps are ``python -m tests.lowerings`` and ``python -m tests.lowerings.fuzz``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("jax")
+
+from functionalize import capture, jaxify
+from functionalize.backends.jax import from_torch, lowering
+from tests.fuzz.generate import generate
+from tests.lowerings import fuzz
+from tests.lowerings.__main__ import safely
+from tests.lowerings.check import RIGHT, WRONG, cases_of
+from tests.lowerings.core import coverage
+from tests.models import MODELS
+from tests.transformer_models import TRANSFORMERS
+
+
+def test_the_core_set_is_covered() -> None:
+    kinds = Counter(how.split(":")[0] for how in coverage(lowering).values())
+    assert kinds["missing"] == 0 and kinds["refused"] == 3 and kinds["row"] >= 170
+
+
+@pytest.mark.parametrize("name", ["add", "div.floor_rounding", "index_put", "var", "scatter_reduce.amax", "as_strided"])
+def test_operators_of_the_database(name: str) -> None:
+    outcomes = [safely(case) for case in cases_of(name, ["float32", "int64"], 1)]
+    assert all(outcome.kind == RIGHT for outcome in outcomes), outcomes
+
+
+@pytest.mark.full
+def test_every_operator_of_the_database() -> None:
+    from tests.opinfo.cases import op_names
+
+    wrong = [
+        (case, outcome.why)
+        for name in op_names()
+        for case in cases_of(name, ["float32", "int64"], 2)
+        if (outcome := safely(case)).kind == WRONG
+    ]
+    assert not wrong
+
+
+@pytest.mark.slow(seconds=15)
+def test_programs_of_the_fuzzer() -> None:
+    found = Counter(outcome.kind for seed in range(20) for outcome in fuzz.check(generate(seed)))
+    assert not found[WRONG] and found[RIGHT] > 15
+
+
+WRITES: dict[str, Any] = {
+    "view": lambda x: x.view(-1)[2:].mul_(2),
+    "reshape": lambda x: x.reshape(2, 8)[1].mul_(2),
+    "t": lambda x: x.t()[0].mul_(2),
+    "transpose": lambda x: x.transpose(0, 1)[1].mul_(2),
+    "permute": lambda x: x.permute(1, 0)[1].mul_(2),
+    "select": lambda x: x.select(1, 2).mul_(2),
+    "slice": lambda x: x[1:3, ::2].mul_(2),
+    "narrow": lambda x: x.narrow(0, 1, 2).mul_(2),
+    "diagonal": lambda x: x.diagonal(1).mul_(2),
+    "unsqueeze": lambda x: x.unsqueeze(0)[0, 1].mul_(2),
+    "squeeze": lambda x: x.unsqueeze(1).squeeze(1)[1].mul_(2),
+    "expand": lambda x: x[:1, :1].expand(1, 1).mul_(2),
+    "chunk": lambda x: x.chunk(2)[1].mul_(2),
+    "split": lambda x: x.split([1, 3])[0].mul_(2),
+    "unbind": lambda x: x.unbind(1)[3].mul_(2),
+    "unfold": lambda x: x.unfold(0, 2, 2)[1].mul_(2),
+    "as_strided": lambda x: x.as_strided((2, 2), (5, 1), 1).mul_(2),
+    "flatten": lambda x: x.flatten()[3:5].mul_(2),
+    "detach": lambda x: x.detach()[0].mul_(2),
+    "view of dtype": lambda x: x.view(torch.int32)[0].bitwise_and_(0),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_through_views_are_kept(name: str) -> None:
+    """Each is a new value of the input here; a table of operators by themselves loses it, see the next test."""
+    x = torch.arange(1.0, 17.0).reshape(4, 4)
+    array, before = from_torch(x), x.clone()
+    written = jaxify(WRITES[name])(array).arguments["x"]
+    WRITES[name](x)
+    assert not torch.equal(x, before)
+    np.testing.assert_array_equal(written, x.numpy())
+
+
+@pytest.mark.slow
+def test_what_torchax_does_with_the_same_writes() -> None:
+    """It has views of its own for some, and loses the others without a word; ours has them all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torchax: Any = importlib.import_module("torchax")
+        except Exception as error:  # releases before 0.0.14 fail so with torch 2.13
+            pytest.skip(f"torchax: {error}")
+        environment = torchax.default_env()
+    lost = []
+    for name, write in WRITES.items():
+        x = torch.arange(1.0, 17.0).reshape(4, 4)
+        with environment, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = torchax.interop.torch_view(from_torch(x))
+            try:
+                write(theirs)
+            except Exception:
+                lost.append(name)
+                continue
+            kept = np.asarray(torchax.interop.jax_view(theirs))
+        write(x)
+        if not np.array_equal(kept, x.numpy()):
+            lost.append(name)
+    assert set(lost) < set(WRITES)
+
+
+def _models() -> Iterator[Any]:
+    """All of them in both modes; a few in each run of the suite."""
+    often = {("llama", False), ("mamba", False), ("resnet", True)}
+    for name in ("bert", "gpt2", "llama", "t5", "vit", "resnet", "mamba", "whisper"):
+        for training in (False, True):
+            mark = pytest.mark.slow(seconds=10) if (name, training) in often else pytest.mark.full
+            yield pytest.param(name, training, marks=mark, id=f"{name}-{'train' if training else 'eval'}")
+
+
+@pytest.mark.parametrize(("name", "training"), list(_models()))
+def test_models(name: str, training: bool) -> None:
+    """Three calls in a row, jitted: what the model returns, and its buffers."""
+    make, inputs = TRANSFORMERS[name]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # configurations warn about kernels that are not installed
+        model = make().train(training)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        batch = inputs()
+        model(**batch)  # which sets what the configuration leaves open
+        program = capture(model, (), batch).to_jax()
+        step, state = program.jit(), program.initial_state
+        for _ in range(3):
+            batch = inputs()
+            expected = model(**batch)
+            state, outputs = step(state, **{key: from_torch(value) for key, value in batch.items()})
+            assert outputs.keys() == expected.keys()
+            if "random_key" not in state:
+                np.testing.assert_allclose(outputs["logits"], expected.logits.detach(), atol=1e-5)
+    buffers = {path: value for path, value in model.named_buffers() if path in state}
+    for path, value in buffers.items():
+        np.testing.assert_allclose(state[path], value, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_decoding_with_a_static_cache() -> None:
+    """Transformers' own cache, whose position moves on: keys, values and counters come back as new values."""
+    function, args = next(model for model in MODELS if model.name == "kv-cache-decode").build()
+    program = capture(function, args).to_jax()
+    step, state = program.jit(), program.initial_state
+    arrays = torch.utils._pytree.tree_map(from_torch, args[1:])
+    for _ in range(3):
+        expected = function(*args)
+        weights = torch.utils._pytree.tree_map(from_torch, args[0])
+        state, (outputs, written) = step(state, weights, *arrays)
+        np.testing.assert_allclose(outputs, expected, atol=1e-5)
+        arrays = (arrays[0], written["layers"])
+    for mine, theirs in zip(arrays[1], args[2], strict=True):
+        for key, value in theirs.items():
+            np.testing.assert_allclose(mine[key], value, atol=1e-5)
