@@ -96,6 +96,16 @@ class ExportGraph:
             if what:
                 why, hint = _SIZES_STAY
                 self._refuse(f"the program {what} {inputs[mutation.input].label}", why, hint)
+        entries = {entry.name: entry for entry in inputs}
+        for group in self.found.program.recorded.shared if self._metadata.mutations else ():
+            arguments = [entries[name].label for name in group if entries[name].argument is not None]
+            state = [entries[name].label for name in group if entries[name].argument is None]
+            if arguments and state:
+                self._refuse(
+                    f"{arguments[0]} shares memory with {state[0]}, and the program writes",
+                    "an exported program has state of its own, in other memory",
+                    "pass a copy, or reach the tensor as state alone",
+                )
         for number, gradient in self._metadata.gradients.items():
             if inputs[number].argument is not None and gradient is not None:
                 self._refuse(

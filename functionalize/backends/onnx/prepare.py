@@ -24,6 +24,7 @@ from torch.fx import Graph, Node
 
 from functionalize._torch import SYMBOLS, pytree
 from functionalize.backends.onnx.convention import Argument, Check, Convention, Result, State
+from functionalize.errors import UnsupportedExportError
 
 aten = torch.ops.aten
 _ASSERTIONS = {aten._assert_scalar.default, aten._assert_async.msg}
@@ -82,9 +83,16 @@ class Prepared:
 
     def _describe(self) -> None:
         convention, exported = self.convention, self._exported
-        convention.in_spec, convention.out_spec = (
-            pytree.treespec_dumps(spec) for spec in (exported.call_spec.in_spec, exported.call_spec.out_spec)
-        )
+        specs = (exported.call_spec.in_spec, exported.call_spec.out_spec)
+        try:
+            convention.in_spec, convention.out_spec = map(pytree.treespec_dumps, specs)
+        except NotImplementedError as error:
+            cause = UnsupportedExportError.cause(
+                "the arguments or the results hold an object of a class that has no name in files",
+                why=str(error),
+                hint="use tuples, lists and dicts, or register the class with a serialized_type_name",
+            )
+            raise UnsupportedExportError("ONNX", [cause]) from error
         whole = exported.module_call_graph[0].signature
         convention.names = list(whole.forward_arg_names or []) if whole is not None else []
         for spec in self._signature.input_specs:
