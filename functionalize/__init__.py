@@ -9,10 +9,19 @@ if TYPE_CHECKING:
     from functionalize.backends.dynamo import dynamo_backend as dynamo_backend
     from functionalize.backends.exported_program import from_exported_program as from_exported_program
     from functionalize.backends.jax.jaxify import jaxify as jaxify
+    from functionalize.deferred.api import (
+        deferred_init,
+        is_deferred,
+        materialize_module,
+        materialize_tensor,
+    )
+    from functionalize.deferred.fakes import fake_mode, is_fake, meta_like
     from functionalize.errors import (
         DataDependentError,
+        DeferredError,
         InputMismatchError,
         NotCapturedWarning,
+        NotDeferredError,
         NotEquivalentError,
         NotFunctionalError,
         UnsupportedExportError,
@@ -24,21 +33,34 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataDependentError",
+    "DeferredError",
     "InputMismatchError",
     "NotCapturedWarning",
+    "NotDeferredError",
     "NotEquivalentError",
     "NotFunctionalError",
     "UnsupportedExportError",
     "UnsupportedMutationError",
     "UnsupportedProgramError",
     "capture",
+    "deferred_init",
     "dynamo_backend",
+    "fake_mode",
     "from_exported_program",
     "functionalize",
+    "is_deferred",
+    "is_fake",
     "jaxify",
+    "materialize_module",
+    "materialize_tensor",
+    "meta_like",
 ]
 
+_DEFERRED = ("deferred_init", "is_deferred", "materialize_tensor", "materialize_module")
+_FAKES = ("fake_mode", "is_fake", "meta_like")
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
+    **dict.fromkeys(_DEFERRED, "functionalize.deferred.api"),
+    **dict.fromkeys(_FAKES, "functionalize.deferred.fakes"),
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
     "from_exported_program": "functionalize.backends.exported_program",

@@ -61,6 +61,14 @@ class UnsupportedMutationError(UnsupportedProgramError):
     """A write that no functional program can express; the message says what, where, why and what to try."""
 
 
+class DeferredError(UnsupportedProgramError):
+    """A construction that cannot be deferred, or made real; the message says what, where, why and what to try."""
+
+
+class NotDeferredError(DeferredError, ValueError):
+    """A fake tensor of which nobody recorded how it was made."""
+
+
 class InputMismatchError(ValueError):
     """A captured program was called with inputs that it was not captured for; the message says which."""
 

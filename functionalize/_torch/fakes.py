@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._guards import detect_fake_mode  # fake tensors are made by one mode, which may be the caller's
@@ -151,11 +151,19 @@ class CaptureFakeMode(FakeTensorMode):
             raise RuntimeError(_ELSEWHERE)
 
 
-def new_fake_mode(*, symbolic: bool, metas: Mapping[Any, Callable[..., Any]] | None = None) -> CaptureFakeMode:
+Mode = TypeVar("Mode", bound=CaptureFakeMode)
+
+
+def new_fake_mode(
+    *,
+    symbolic: bool,
+    metas: Mapping[Any, Callable[..., Any]] | None = None,
+    kind: type[Mode] = CaptureFakeMode,  # type: ignore[assignment]
+) -> Mode:
     """A mode as ``make_fx`` sets it up. ``metas``: what ops give for which torch's meta kernel is not to be asked."""
     from functionalize._torch.decisions import DecidingShapeEnv  # here: loads sympy
 
-    mode = CaptureFakeMode(
+    mode = kind(
         allow_fallback_kernels=not symbolic,
         allow_non_fake_inputs=True,
         shape_env=DecidingShapeEnv(duck_shape=not symbolic),
@@ -207,12 +215,14 @@ class FakeFactory:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
+        self._forbids = not mode._allow_unsafe_data_ptr_access
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def fresh(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> FakeTensor:
         """A fake tensor with a storage of its own."""
         element = torch.empty_strided(size, stride, dtype=dtype, device=_META)
-        _forbid_data(element)
+        if self._forbids:
+            _forbid_data(element)
         return self.around(element, device)
 
     def view(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
@@ -227,7 +237,8 @@ class FakeFactory:
         """A fake tensor at the place that a tensor has in its storage, in a storage of device ``meta``."""
         where = int(tensor.storage_offset()), tensor.size(), tensor.stride()
         element = torch.empty(0, dtype=tensor.dtype, device=_META).set_(storage, *where)
-        _forbid_data(element)
+        if self._forbids:
+            _forbid_data(element)
         return self.around(element, tensor.device)
 
     def snapshot(self, tensor: FakeTensor) -> FakeTensor:

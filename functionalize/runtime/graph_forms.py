@@ -23,7 +23,7 @@ from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, 
 aten = torch.ops.aten
 
 # Ops that write a part of a copy of their first argument, and how the same is done in place.
-_IN_PLACE: dict[Any, Any] = {
+IN_PLACE: dict[Any, Any] = {
     aten.index_copy.default: aten.index_copy_.default,
     aten.index_put.default: aten.index_put_.default,
     aten.index_add.default: aten.index_add_.default,
@@ -34,7 +34,7 @@ _IN_PLACE: dict[Any, Any] = {
     aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
 }
 # Ops that copy a value into a view of a copy: the view's op takes what follows the value.
-_VIEW_OF: dict[Any, Any] = {
+VIEW_OF: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
     aten.diagonal_scatter.default: aten.diagonal.default,
@@ -84,7 +84,7 @@ def _chains(graph: Graph, metadata: ProgramMetadata) -> list[Node]:
     order = {node: number for number, node in enumerate(graph.nodes)}
     found = []
     for node in graph.nodes:
-        base: Any = node.args[0] if node.target in _IN_PLACE or node.target in _VIEW_OF else None
+        base: Any = node.args[0] if node.target in IN_PLACE or node.target in VIEW_OF else None
         if base in memory and node not in own and _reads_last(node, base, order):
             found.append(node)
             memory.add(node)
@@ -117,10 +117,10 @@ def _write_in_place(graph: Graph, node: Node) -> None:
     """Have a scatter write in its base's memory; the base stands for the result."""
     base, *args = node.args
     with graph.inserting_before(node):
-        if node.target in _IN_PLACE:
-            graph.call_function(_IN_PLACE[node.target], node.args, node.kwargs)
+        if node.target in IN_PLACE:
+            graph.call_function(IN_PLACE[node.target], node.args, node.kwargs)
         else:
-            view = graph.call_function(_VIEW_OF[node.target], (base, *args[1:]))
+            view = graph.call_function(VIEW_OF[node.target], (base, *args[1:]))
             graph.call_function(aten.copy_.default, (view, args[0]))
     node.replace_all_uses_with(base)  # type: ignore[arg-type]
     graph.erase_node(node)

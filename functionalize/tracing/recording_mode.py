@@ -131,9 +131,9 @@ class RecordingMode(ProxyTorchDispatchMode):
         node.meta["val"] = entry.container(shown)
         for index, leaf in enumerate(out):
             if leaf is not None:
-                track(self.tracer, leaf, partial(self._item, node, index, shown[index]))
+                track(self.tracer, leaf, partial(self.item_of, node, index, shown[index]))
 
-    def _item(self, node: Node, index: int, shown: FakeTensor | None) -> Node:
+    def item_of(self, node: Node, index: int, shown: FakeTensor | None) -> Node:
         """One result of several, made when it is used: most programs use one."""
         graph, before = self.tracer.graph, node
         while _result_index(before.next, node) < index:

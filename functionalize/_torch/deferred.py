@@ -1,0 +1,158 @@
+"""Fake tensors whose construction is recorded: what is done to them at any time is heard of.
+
+Invariant: no object of the user's is referred to weakly between two operations: torch would refuse to swap it.
+Limits: written against torch 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch.dispatch import below_dispatch, current_proxy_mode, functionalized_outside
+from functionalize._torch.fakes import CaptureFakeMode, FakeFactory, FakeTensor, FakeTensorMode, new_fake_mode
+from functionalize._torch.tensors import storage_id, storage_key
+from functionalize._torch.tracing import TensorTracker
+
+Heard = Callable[[Any, Any, Any], Any]  # what is done: an op, its arguments
+
+
+class DeferredFakeMode(CaptureFakeMode):
+    """Makes the fake tensors of what is deferred. All of a process are of one mode, so that they can meet."""
+
+    heard: Heard | None = None  # None while what is done is recorded already, or is not to be
+
+    @contextlib.contextmanager
+    def of_this_thread(self) -> Iterator[None]:
+        """A capture runs on tensors of this mode: what it does is no part of the construction."""
+        heard, self.heard = self.heard, None
+        try:
+            with super().of_this_thread():
+                yield
+        finally:
+            self.heard, self._ended = heard, False
+
+    def __deepcopy__(self, memo: Any) -> DeferredFakeMode:
+        """Copies of fake tensors are of the same mode."""
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        heard = self.heard
+        if heard is None or current_proxy_mode() is not None or functionalized_outside():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return heard(func, args, kwargs or {})
+
+
+def new_deferred_mode(metas: Mapping[Any, Callable[..., Any]]) -> DeferredFakeMode:
+    """The mode of a recording."""
+    mode = new_fake_mode(symbolic=False, metas=metas, kind=DeferredFakeMode)
+    mode._allow_unsafe_data_ptr_access = True  # `copy.deepcopy` asks for the address, which is zero, to learn that
+    return mode
+
+
+def placed(
+    factory: FakeFactory,
+    storage: torch.UntypedStorage,
+    layout: tuple[Sequence[int], Sequence[int], int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> FakeTensor:
+    """A fake tensor at a place, size, strides and offset, of a storage of fake tensors."""
+    size, stride, offset = layout
+    with below_dispatch():
+        element = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)
+        return factory.around(element, device)
+
+
+def forget_tensors(tracer: Any, mode: FakeTensorMode) -> list[tuple[FakeTensor, Any]]:
+    """Have a tracer and a mode refer to no tensor any more; those fake ones that live on, and what they stood for."""
+    tracker, tracer.tensor_tracker = tracer.tensor_tracker, TensorTracker()
+    converter = mode.fake_tensor_converter
+    known: Any = converter.constant_storage_mapping
+    for references in known.values():
+        for reference in references:
+            if (fake := reference()) is not None:
+                fake.constant = None
+    known.clear()
+    return [(tensor, entry) for tensor in tracker if isinstance(tensor, FakeTensor) for entry in [tracker[tensor]]]
+
+
+def users_of(storage: torch.UntypedStorage) -> int:
+    """How many tensors, and objects like this one, a storage has."""
+    return int(torch._C._storage_Use_Count(storage_id(storage)))
+
+
+def is_sole_user(tensor: torch.Tensor) -> bool:
+    """Whether nobody else has the memory of a tensor."""
+    return int(torch._C._storage_Use_Count(storage_key(tensor))) == 1 and not tensor.is_inference()
+
+
+def belongs_to_others(storage: torch.UntypedStorage) -> bool:
+    """Whether others than torch may write to a memory: NumPy, or another process by a file."""
+    return not storage.resizable()
+
+
+def check_sum(storage: torch.UntypedStorage) -> int | None:
+    """A sum of the bytes of a memory; None of a device's."""
+    if storage.device.type != "cpu" or not storage.nbytes():
+        return None
+    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    return zlib.crc32(memory)
+
+
+def become(lazy: Any, fake: FakeTensor) -> None:
+    """Make an uninitialized parameter or buffer the fake tensor that it is initialized with."""
+    parameter, requires_grad = isinstance(lazy, torch.nn.Parameter), lazy.requires_grad
+    torch._C._swap_tensor_impl(lazy, fake)
+    lazy.__class__, attributes = FakeTensor, fake.__dict__
+    lazy.__dict__.update(attributes)
+    if parameter:
+        lazy._is_param = True
+    lazy.cls_to_become = FakeTensor  # torch sets its class next
+    lazy.requires_grad_(requires_grad)
+
+
+_OF_PARAMETERS = ("_is_param", "_is_buffer", "persistent", "cls_to_become")
+
+
+def attributes_of_users(fake: FakeTensor) -> dict[str, Any]:
+    """The attributes that a program gave to a fake tensor."""
+    own = FakeTensor(fake.fake_mode, torch.empty(0, device="meta"), torch.device("cpu")).__dict__
+    return {name: value for name, value in fake.__dict__.items() if name not in own and name not in _OF_PARAMETERS}
+
+
+def take_place(fake: Any, real: torch.Tensor) -> bool:
+    """Make a fake tensor object the real tensor, wherever it stands; False where autograd refers to it."""
+    if fake._use_count() > 1:
+        return False
+    torch._C._swap_tensor_impl(fake, real)
+    attributes, fake.__class__ = dict(real.__dict__), type(real)
+    real.__class__ = FakeTensor
+    real.__dict__, fake.__dict__ = fake.__dict__, attributes
+    return True
+
+
+class PlainFakeMode(FakeTensorMode):
+    """Torch's mode; ``fake_cuda``: whether it makes tensors of devices that are not there."""
+
+    def __init__(self, *, fake_cuda: bool) -> None:
+        super().__init__(allow_non_fake_inputs=False)
+        self._refuses_cuda = not (fake_cuda or torch.cuda.is_available())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._refuses_cuda and kwargs and _is_cuda(kwargs.get("device")):
+            raise RuntimeError(
+                "a CUDA tensor in fake_mode, on a machine without CUDA\n"
+                "    why  code that runs here would not run without the mode\n"
+                "    try  fake_mode(fake_cuda=True)"
+            )
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+def _is_cuda(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"

@@ -1,0 +1,89 @@
+"""Deferred initialization: construct on fake tensors, make them real later, in whole or in part.
+
+Invariant: what is made real is, bit for bit, what eager construction would have given. Limits: docs/deferred.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+
+from functionalize._torch import FakeTensor, buffers_of, parameters_of
+from functionalize._torch.deferred import take_place
+from functionalize.deferred.materialization import made_before, materialized
+from functionalize.deferred.recording import Recording
+
+Result = TypeVar("Result")
+
+
+@cache
+def _recording() -> Recording:
+    return Recording()
+
+
+def deferred_init(module_or_fn: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """What a function returns, a module's class say, with fake tensors for those that it makes."""
+    result: Result = _recording().run(module_or_fn, args, kwargs)
+    return result
+
+
+def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
+    """Whether a tensor is deferred, or some parameter or buffer of a module."""
+    if isinstance(value, torch.nn.Module):
+        return any(map(is_deferred, _tensors(value)))
+    return isinstance(value, FakeTensor) and _recording().cell_of(value) is not None
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    for one in module.modules():
+        for container in (parameters_of(one), buffers_of(one)):
+            yield from (tensor for tensor in container.values() if tensor is not None)
+
+
+def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The real tensor for a deferred one."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor
+    recording = _recording()
+    with recording.lock:
+        return materialized(recording, [tensor], (None, None))[id(tensor)]
+
+
+def materialize_module(
+    module: torch.nn.Module,
+    buffers_only: bool = False,
+    check_fn: Callable[[torch.nn.Module], bool] | None = None,
+    device: Any = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Make the parameters and buffers of a module real."""
+    recording = _recording()
+    target = None if device is None else torch.device(device), dtype
+    with recording.lock:
+        modules = [one for one in module.modules() if check_fn is None or check_fn(one)]
+        places = [place for one in modules for place in _places(one, buffers_only)]
+        fakes = {id(fake): fake for _, _, fake in places}
+        given = {key for key, fake in fakes.items() if made_before(fake) is not None}
+        made = materialized(recording, fakes.values(), target)
+        left = {key for key in made if key in given or not take_place(fakes[key], made[key])}
+        for container, name, fake in places:
+            if id(fake) in left:
+                container[name] = made[id(fake)]
+        recording.sweep()
+
+
+Place = tuple[dict[str, Any], str, FakeTensor]
+
+
+def _places(module: torch.nn.Module, buffers_only: bool) -> Iterator[Place]:
+    """Where a module has deferred tensors."""
+    containers: list[dict[str, Any]] = [buffers_of(module)]
+    if not buffers_only:
+        containers += [parameters_of(module), vars(module)]
+    for container in containers:
+        for name, value in container.items():
+            if isinstance(value, FakeTensor) and (container is not vars(module) or is_deferred(value)):
+                yield container, name, value

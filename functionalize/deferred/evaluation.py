@@ -1,0 +1,159 @@
+"""Computes nodes of a recording: the slice that they need, in the order of the program.
+
+Invariant: a node has the value that eager would have given it. A value is dropped when it was used last, and what would
+change a copy of it changes the value itself then. Limits: as for the operators on the device.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from functionalize._torch import OpOverload
+from functionalize._torch.deferred import is_sole_user
+from functionalize._torch.dispatch import kernels_alone
+from functionalize.deferred.draws import Draws
+from functionalize.deferred.externals import Externals
+from functionalize.deferred.fills import fill_of
+from functionalize.deferred.specs import spec_of
+from functionalize.errors import DeferredError
+from functionalize.runtime.graph_forms import IN_PLACE, VIEW_OF
+
+aten = torch.ops.aten
+Done = Callable[[Node, Any], None]
+_COPIES = frozenset({aten.clone.default, aten._to_copy.default})
+
+
+class Evaluation:
+    """One run over a part of the graph."""
+
+    def __init__(self, root: torch.nn.Module, draws: Draws, externals: Externals, device: torch.device | None) -> None:
+        """``device``: where to compute what was recorded for a device that is not there."""
+        self._root, self._draws, self._externals, self._device = root, draws, externals, device
+        self._values: dict[Node, Any] = {}
+        self._uses: Counter[Node] = Counter()
+
+    def run(self, wanted: Iterable[Node], done: Done) -> None:
+        """Compute nodes; ``done`` gets each with its value, which is its own unless :func:`is_sole_user` says no."""
+        pending = Counter(wanted)
+        needed = needs(pending)
+        self._uses = Counter(argument for inputs in needed.values() for argument in inputs)
+        self._uses.update(set(pending))
+        with kernels_alone(), torch.inference_mode(False), self._draws.running():
+            for node in sorted(needed):
+                value = self._values[node] = self._computed(node)
+                for argument in needed[node]:
+                    self._used(argument)
+                if node in pending:
+                    if self._uses[node] == 1:
+                        del self._values[node]
+                    done(node, value)
+                del value
+
+    def compute(self, node: Node) -> None:
+        """Compute one node for what it does to a generator."""
+        Evaluation(self._root, self._draws, self._externals, self._device).run([node], lambda node, value: None)
+
+    def _used(self, node: Node) -> None:
+        self._uses[node] -= 1
+        if not self._uses[node]:
+            self._values.pop(node, None)
+
+    def _computed(self, node: Node) -> Any:
+        if node.op == "get_attr":
+            return self._externals.read(node, self._root)
+        if node.target is operator.getitem:
+            source: Any = node.args[0]
+            return self._values[source][node.args[1]]
+        if "draw" in node.meta:
+            return self._draws.perform(node, lambda: self._drawn(node), self.compute)
+        return self._called(node)
+
+    def _drawn(self, node: Node) -> Any:
+        fill = fill_of(node)
+        if fill is None:
+            return self._called(node)
+        generator = None if fill.generator is None else self._values.get(fill.generator, fill.generator)
+        return fill.run(fill.spec.empty(self.place(fill.spec.device)), generator)
+
+    def _called(self, node: Node) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        if self._may_overwrite(node):
+            base, *rest = args
+            if node.target in _COPIES:
+                return base
+            if node.target in VIEW_OF:
+                source, *where = rest
+                VIEW_OF[node.target](base, *where).copy_(source)
+                return base
+            return in_place(node.target)(base, *rest, **kwargs)
+        args, kwargs = map_arg_devices((args, kwargs), self.place)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _may_overwrite(self, node: Node) -> bool:
+        """Whether nobody needs what an op's first argument holds, and the result would lie in its place."""
+        base: Any = node.args[0] if node.args else None
+        if not (isinstance(base, Node) and self._uses[base] == 1 and isinstance(node.target, OpOverload)):
+            return False
+        if not (node.target in _COPIES or node.target in VIEW_OF or in_place(node.target) is not None):
+            return False
+        value, spec = self._values[base], spec_of(node)
+        if spec is None or spec != spec_of(base) or base.op == "get_attr":
+            return False
+        return isinstance(value, torch.Tensor) and value.stride() == spec.stride and is_sole_user(value)
+
+    def place(self, device: torch.device) -> torch.device:
+        """Where to compute what was recorded for a device."""
+        if device.type != "cuda" or torch.cuda.is_available():
+            return device
+        if self._device is None:
+            raise DeferredError(
+                f"a tensor was recorded for {device}",
+                why="there is no such device here",
+                hint='name one: materialize_module(module, device="cpu")',
+            )
+        return self._device
+
+
+def needs(wanted: Iterable[Node]) -> Mapping[Node, Sequence[Node]]:
+    """The nodes that some nodes need, each with those that it reads itself."""
+    found: dict[Node, list[Node]] = {}
+    waiting = list(wanted)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            inputs = node.all_input_nodes
+            if fill_of(node) is not None:  # what it fills it does not read
+                inputs = [argument for argument in inputs if argument is node.kwargs.get("generator")]
+            found[node] = inputs
+            waiting += inputs
+    return found
+
+
+@cache
+def in_place(op: Any) -> Any:
+    """What writes the result of an op to its first argument, element by element; None where nothing does."""
+    if op in IN_PLACE:
+        return IN_PLACE[op]
+    if torch.Tag.pointwise not in op.tags or op.namespace != "aten":
+        return None
+    packet, name = getattr(aten, f"{op.overloadpacket.__name__}_", None), op._schema.overload_name or "default"
+    return getattr(packet, name, None)
+
+
+def map_arg_devices(tree: Any, place: Callable[[torch.device], torch.device]) -> Any:
+    """Arguments with other devices."""
+    if isinstance(tree, torch.device):
+        return place(tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_arg_devices(item, place) for item in tree)
+    if isinstance(tree, dict):
+        return {name: map_arg_devices(item, place) for name, item in tree.items()}
+    return tree

@@ -1,0 +1,80 @@
+"""Real tensors that a construction read, and whether they are still what they were.
+
+Invariant: what was read is what will be read, or an error names it. Limits: memory that belongs to NumPy or to a file
+has no versions: its bytes are summed up instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize._torch.deferred import belongs_to_others, check_sum
+from functionalize.call_stack import Location, user_location
+from functionalize.errors import DeferredError, name_of
+
+
+@dataclass(frozen=True, eq=False)
+class External:
+    """A tensor, as it was when it was read."""
+
+    tensor: torch.Tensor
+    name: str
+    line: Location
+    version: int | None
+    total: int | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> External:
+        version = None if tensor.is_inference() else tensor._version
+        storage = tensor.untyped_storage()
+        total = check_sum(storage) if version is None or belongs_to_others(storage) else None
+        return cls(tensor, name_of(tensor), user_location(), version, total)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it holds something else by now, or may do so."""
+        if self.version is not None and self.tensor._version != self.version:
+            return True
+        return self.total is not None and check_sum(self.tensor.untyped_storage()) != self.total
+
+
+class Externals:
+    """Those that the nodes of a graph read."""
+
+    def note(self, node: Node, root: torch.nn.Module) -> None:
+        """A node was added that reads an attribute of the graph's."""
+        value = getattr(root, str(node.target))
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
+            node.meta["external"] = External.of(value)
+
+    def keep(self, graph: Graph, tracer: Any) -> None:
+        """Let go of the attributes that no node of a graph reads any more."""
+        read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
+        for value, name in list(tracer.tensor_attrs.items()):
+            if name not in read:
+                del tracer.tensor_attrs[value]
+        for name in [name for name in vars(tracer.root) if name.startswith("_tensor_constant") and name not in read]:
+            delattr(tracer.root, name)
+
+    def read(self, node: Node, root: torch.nn.Module) -> Any:
+        """What a node reads.
+
+        Raises:
+            DeferredError: it has changed since.
+        """
+        external: External | None = node.meta.get("external")
+        if external is None:
+            return getattr(root, str(node.target))
+        if external.changed:
+            raise DeferredError(
+                f"{external.name} was changed after a deferred construction "
+                "had read it",
+                why="what is materialized now would not be what the construction computed",
+                hint="materialize before changing the tensor, or pass a copy (`.clone()`) to the construction",
+                at=external.line,
+            )
+        return external.tensor

@@ -1,0 +1,66 @@
+"""Operations as nodes, where some ask for data: these are computed, from the slice of the graph that they need.
+
+Invariant: the number that a program gets is the one that it would get from eager. Limits: operators that the tags of
+torch say to depend on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from functionalize._torch import OpOverload, pytree
+from functionalize._torch.fakes import FakeFactory, below_dispatch
+from functionalize._torch.tracing import track
+from functionalize.tracing.recording_mode import Annotate, RecordingMode
+
+_TELLS, _SIZES = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+_INDEX = torch.ops.aten.index.Tensor
+_BY_SIZE = (torch.bool, torch.uint8)  # dtypes of masks
+
+
+class DeferredRecorder(RecordingMode):
+    """Records into one graph what all sessions do."""
+
+    def __init__(self, factory: FakeFactory, annotate: Annotate, answer: Callable[[list[Node]], list[Any]]) -> None:
+        super().__init__(factory, annotate, symbolic=False)
+        self._annotate_new, self._answer = annotate, answer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if _asks(func, args):
+            return self._told(func, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What dispatching an op to this mode gives."""
+        if _asks(func, args):
+            return self._told(func, args, kwargs)
+        return super().run(func, args, kwargs)
+
+    def _told(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What the data say: a number, or tensors of sizes that these decide."""
+        node = self.op_node(func, args, kwargs)
+        (value,) = self._answer([node])
+        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)):
+            return value
+        with below_dispatch():
+            out = pytree.tree_map_only(torch.Tensor, self.factory.like_real, value)
+            node.meta["val"] = pytree.tree_map_only(torch.Tensor, self.factory.snapshot, out)
+            if isinstance(out, torch.Tensor):
+                track(self.tracer, out, node)
+            else:
+                for index, leaf in enumerate(out):
+                    track(self.tracer, leaf, self.item_of(node, index, node.meta["val"][index]))
+        return out
+
+
+def _asks(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the data decide what an op gives, or how large it is."""
+    if not isinstance(func, OpOverload) or not (_TELLS in func.tags or _SIZES in func.tags):
+        return False
+    if func is _INDEX:
+        return any(isinstance(index, torch.Tensor) and index.dtype in _BY_SIZE for index in args[1])
+    return True

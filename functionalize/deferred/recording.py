@@ -1,0 +1,284 @@
+"""What is done to deferred tensors, recorded as one pure graph, and which memory holds what.
+
+A session is one call of the transform: a construction, or one operation on a deferred tensor afterwards. When it ends,
+each fake storage that somebody still has gets a `Cell`: which node of the graph it holds, and how that lies there. The
+next session begins with the cells. Tensors are known by their storages alone, so that what torch does behind the
+dispatcher (``.data =``, swapping two tensors) needs no notice.
+
+Invariant: between two sessions nothing refers to a tensor of the user's. Limits: strided tensors, one graph in a
+process, one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from functionalize._torch import FakeTensor, storage_key
+from functionalize._torch.deferred import DeferredFakeMode, become, forget_tensors, new_deferred_mode, placed, users_of
+from functionalize._torch.dispatch import kernels_alone
+from functionalize._torch.fakes import FakeFactory
+from functionalize._torch.tracing import recording, track, tracked_node
+from functionalize.aliasing.bases import Base, View
+from functionalize.aliasing.geometry import Layout
+from functionalize.deferred.draws import Draws
+from functionalize.deferred.evaluation import Evaluation, needs
+from functionalize.deferred.externals import Externals
+from functionalize.deferred.fills import fill_of
+from functionalize.deferred.function_mode import DeferredFunctionMode
+from functionalize.deferred.recorder import DeferredRecorder
+from functionalize.deferred.specs import specs_of
+from functionalize.errors import DeferredError
+from functionalize.tracing.metas import METAS
+from functionalize.transform.api import new_mode, run_call, tracing_disabled
+from functionalize.transform.context import FunctionalizationContext
+
+_FEW = 1000  # nodes that nothing needs are dropped when there are twice as many as then, and these
+
+
+@dataclass(eq=False)
+class Cell:
+    """What a fake storage holds: the value of a node, at a layout."""
+
+    storage: torch.UntypedStorage
+    layout: Layout
+    device: torch.device
+    node: Node
+    made: torch.Tensor | None = None  # the real tensor at this layout, once there is one
+
+    @property
+    def dead(self) -> bool:
+        """Whether no tensor has the storage any more."""
+        return users_of(self.storage) <= 1
+
+
+class Recording:
+    """The one recording of a process."""
+
+    def __init__(self) -> None:
+        self.mode: DeferredFakeMode = new_deferred_mode(METAS)
+        self.factory = FakeFactory(self.mode)
+        self.lock = threading.RLock()
+        self.cells: dict[int, Cell] = {}
+        self.externals = Externals()
+        self.draws = Draws()
+        self.recorder = recorder = DeferredRecorder(self.factory, self._note, self._answer)
+        self.tracer: Any = recorder.tracer
+        self._new: list[Node] = []
+        self._found: list[tuple[Base, Cell]] = []
+        self._swept = 0  # nodes that were left
+        self._context: FunctionalizationContext | None = None
+        self.mode.heard = self._heard
+
+    @property
+    def active(self) -> bool:
+        """Whether a session is."""
+        return self._context is not None
+
+    def run(self, program: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a program, and record what it does."""
+        with self.lock:
+            if self.active:
+                return program(*args, **kwargs)
+            with self._silent():
+                try:
+                    with recording(self.tracer, self.mode, symbolic=False), self.recorder:
+                        return self._session(program, args, kwargs)
+                finally:
+                    self._context = None
+                    with kernels_alone():
+                        self._settle()
+
+    def _session(self, program: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        mode = new_mode(False)
+        self._context = context = mode.context
+        context.unseen = Adoption(self, context)  # type: ignore[assignment]
+        context.historian = WriteWatch(self)  # type: ignore[assignment]
+
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            try:
+                with DeferredFunctionMode(self.value, self.become):
+                    return program(*args, **kwargs)
+            finally:  # what a program did before it raised stays done
+                with tracing_disabled():
+                    self._found = self._read(context)
+
+        return run_call(mode, kept, args, kwargs, lambda context, inputs, result: result, reached=[])
+
+    @contextlib.contextmanager
+    def _silent(self) -> Iterator[None]:
+        heard, self.mode.heard = self.mode.heard, None
+        try:
+            yield
+        finally:
+            self.mode.heard = heard
+
+    def _heard(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operation on deferred tensors outside of a session."""
+        return self.run(func, args, kwargs)
+
+    # The end of a session
+
+    def _read(self, context: FunctionalizationContext) -> list[tuple[Base, Cell]]:
+        """What each storage holds that was viewed or written."""
+        found = []
+        for base in list(context.graph.bases.values()):
+            if base.key > 0 and base.storage.device.type == "meta":
+                value = context.read(base.top)
+                node = tracked_node(self.tracer, value)
+                assert node is not None
+                found.append((base, Cell(base.storage, base.top.layout, self._device_of(node), node)))
+        return found
+
+    def _settle(self) -> None:
+        found, self._found = self._found, []
+        for base, cell in found:
+            old = self.cells.get(base.key)
+            if old is None or old.node is not cell.node or old.layout.key != cell.layout.key:
+                self.cells[base.key] = cell
+            base.handles.clear()
+        for tensor, entry in forget_tensors(self.tracer, self.mode):
+            key = storage_key(tensor)
+            if key > 0 and key not in self.cells:
+                node = entry.node if hasattr(entry, "node") else entry.proxy.node
+                self.cells[key] = Cell(tensor.untyped_storage(), Layout.of(tensor), tensor.fake_device, node)
+        for node in self._new:
+            node.meta = {name: node.meta[name] for name in ("draw", "external") if name in node.meta} | {
+                "val": specs_of(node.meta.get("val"))
+            }
+            if fill_of(node) is not None and node.args and isinstance(node.args[0], Node):
+                node.update_arg(0, None)  # what it fills it does not read
+        self._new.clear()
+        self.draws.settle(self.evaluation(torch.device("cpu")).compute)
+        if len(self.tracer.graph.nodes) > 2 * self._swept + _FEW:
+            self.sweep()
+
+    def _device_of(self, node: Node) -> torch.device:
+        value = node.meta["val"]
+        return value.fake_device if isinstance(value, FakeTensor) else value.device
+
+    def sweep(self) -> None:
+        """Drop the cells that nobody has, and the nodes that no cell needs."""
+        for key in [key for key, cell in self.cells.items() if cell.dead]:
+            del self.cells[key]
+        graph = self.tracer.graph
+        needed = needs([cell.node for cell in self.cells.values()])
+        for node in reversed(list(graph.nodes)):
+            if node not in needed:
+                graph.erase_node(node)
+        self.externals.keep(graph, self.tracer)
+        self._swept = len(graph.nodes)
+
+    # While a session runs
+
+    def _note(self, node: Node) -> None:
+        """A node was added to the graph."""
+        self._new.append(node)
+        if node.op == "get_attr":
+            self.externals.note(node, self.tracer.root)
+        else:
+            self.draws.note(node, self.tracer.root)
+
+    def _answer(self, nodes: list[Node]) -> Any:
+        """What nodes come to, asked while a program runs."""
+        found: list[Any] = []
+        self.evaluation().run(nodes, lambda node, value: found.append(value))
+        return found
+
+    def value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor comes to, while a session runs."""
+        assert self._context is not None
+        with tracing_disabled():
+            node = tracked_node(self.tracer, self._context.value(tensor))
+        assert node is not None
+        (value,) = self._answer([node])
+        return value.clone() if node.op == "get_attr" else value  # type: ignore[no-any-return]
+
+    def become(self, lazy: Any, source: torch.Tensor) -> None:
+        """Make a tensor object that holds nothing yet a deferred one, with the memory of another."""
+        assert self._context is not None
+        with tracing_disabled():
+            layout = self._context.graph.ensure(source).layout
+        where = layout.size, layout.stride, layout.offset
+        become(lazy, placed(self.factory, source.untyped_storage(), where, layout.dtype, source.device))
+
+    def evaluation(self, device: torch.device | None = None) -> Evaluation:
+        """A run over a part of the graph; ``device``: where to compute what was recorded for one that is not there."""
+        return Evaluation(self.tracer.root, self.draws, self.externals, device)
+
+    def cell_of(self, tensor: torch.Tensor) -> Cell | None:
+        """What the storage of a tensor holds; None of a tensor that is not deferred."""
+        if type(tensor) is not FakeTensor or tensor.fake_mode is not self.mode:
+            return None
+        return self.cells.get(storage_key(tensor))
+
+
+class Adoption:
+    """Tells a session what a tensor of another one holds, when it meets it. In the place of `UnseenAliases`."""
+
+    def __init__(self, recording: Recording, context: FunctionalizationContext) -> None:
+        self._recording, self._context = recording, context
+        self._known = set[int]()
+
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let tensors stand for what the cells of their storages hold."""
+        recording, graph = self._recording, self._context.graph
+        for tensor in tensors:
+            if type(tensor) is not FakeTensor:
+                continue
+            key = storage_key(tensor)
+            if key in self._known or key in graph.bases:
+                continue
+            cell = recording.cells.get(key)
+            if cell is None:
+                continue
+            self._known.add(key)
+            layout = cell.layout
+            where = (layout.size, layout.stride, layout.offset)
+            stand_in = placed(recording.factory, cell.storage, where, layout.dtype, cell.device)
+            track(recording.tracer, stand_in, cell.node)
+            graph.track(stand_in, graph.create_base(stand_in, stand_in))
+
+    def note(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Nothing is to be noted of results."""
+
+    def let_go(self, tensor: torch.Tensor) -> None:
+        """Nothing is held."""
+
+    def forget(self) -> None:
+        """The session ends."""
+        self._known.clear()
+
+
+class WriteWatch:
+    """Refuses writes that no graph of a construction holds. In the place of a `Historian`."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def viewed(self, view: View, op: Any) -> None:
+        """Views are nobody's concern."""
+
+    def wrote(self, view: View, op: Any) -> None:
+        """Refuse a write to a tensor from outside, or to memory that has become real."""
+        storage = view.base.storage
+        if isinstance(storage, torch.UntypedStorage) and storage.device.type != "meta":
+            raise DeferredError(
+                f"{op} changes a tensor of size {tuple(view.layout.size)} that was not made here",
+                why="a construction that is recorded runs later, perhaps more than once: it must leave what is outside "
+                "of it as it is",
+                hint="write to a copy (`.clone()`), or make the tensor inside",
+            )
+        cell = self._recording.cells.get(view.base.key)
+        if cell is not None and cell.made is not None:
+            raise DeferredError(
+                f"{op} changes a deferred tensor of size {tuple(view.layout.size)} that was materialized",
+                why="the real tensor would not see the write",
+                hint="write to the real tensor, which materialize_tensor returns",
+            )
