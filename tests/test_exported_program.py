@@ -138,6 +138,16 @@ def test_objects_among_the_arguments_are_bound() -> None:
         module(torch.zeros(3), Cache())
 
 
+def test_objects_among_the_results_are_dicts() -> None:
+    class Pair:
+        def __init__(self, first: torch.Tensor, rest: list[torch.Tensor]) -> None:
+            self.first, self.rest = first, rest
+
+    module = capture(lambda x: (x, Pair(x + 1, [x * 2])), (torch.zeros(2),)).to_exported_program().module()
+    x = torch.ones(2)
+    torch.testing.assert_close(module(x), (x, {"first": x + 1, "rest.0": x * 2}))
+
+
 def test_all_causes_in_one_error() -> None:
     log: list[torch.Tensor] = []
 

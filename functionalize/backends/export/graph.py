@@ -24,6 +24,7 @@ from functionalize.backends.export.steady import Exportable
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation
+from functionalize.runtime.state_walk import StateWalk
 
 aten = torch.ops.aten
 _UNSEEN = ("profiler",)  # operators that only measure
@@ -243,7 +244,9 @@ class ExportGraph:
         stand_ins = StandIns(self.found.call)
         inputs = {id(value): n for n, value in reversed(list(enumerate(stand_ins.inputs)))}
         made = [stand_ins.made(part) for part in self._metadata.results]
-        leaves, self.spec = pytree.tree_flatten(pytree.tree_unflatten(made, self._metadata.spec))
+        leaves, spec = pytree.tree_flatten(pytree.tree_unflatten(made, self._metadata.spec))
+        plain = pytree.tree_unflatten(list(map(tensors_of, leaves)), spec)
+        leaves, self.spec = pytree.tree_flatten(plain)
         for leaf in leaves:
             value = stand_ins.of_marker.get(id(leaf), leaf)
             if isinstance(leaf, torch.Tensor) and not isinstance(value, GraphValue):
@@ -289,6 +292,15 @@ class ExportGraph:
             base = self.emitter.graph.call_function(viewing(step.target), (base, *step.args[1:]), step.kwargs)
             base.meta = dict(step.meta)
         return base
+
+
+def tensors_of(leaf: Any) -> Any:
+    """An object that pytrees do not know as a dict of its tensors; any other leaf itself."""
+    if isinstance(leaf, (torch.Tensor, GraphValue, *CONSTANTS)):
+        return leaf
+    walk = StateWalk()
+    walk.walk([leaf], 0, "")
+    return {slot.path.strip("."): slot.get() for slot in walk.tensors} or leaf
 
 
 def symbolic_sizes(look: Any) -> list[tuple[int, Any]]:
