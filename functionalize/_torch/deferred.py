@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import UnsupportedOperatorException  # raised for ops without a meta kernel
 
 from functionalize._torch.dispatch import below_dispatch, current_proxy_mode, functionalized_outside
 from functionalize._torch.fakes import CaptureFakeMode, FakeFactory, FakeTensor, FakeTensorMode, new_fake_mode
@@ -40,6 +41,11 @@ class DeferredFakeMode(CaptureFakeMode):
     def __deepcopy__(self, memo: Any) -> DeferredFakeMode:
         """Copies of fake tensors are of the same mode."""
         return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a deferred tensor cannot be saved or pickled: it has no data\n    try  materialize_module(module) first"
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         heard = self.heard

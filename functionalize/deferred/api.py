@@ -13,8 +13,9 @@ import torch
 
 from functionalize._torch import FakeTensor, buffers_of, parameters_of
 from functionalize._torch.deferred import take_place
-from functionalize.deferred.materialization import made_before, materialized
+from functionalize.deferred.materialization import Shard, made_before, materialized, shard_of
 from functionalize.deferred.recording import Recording
+from functionalize.deferred.refusals import not_callable
 
 Result = TypeVar("Result")
 
@@ -26,6 +27,8 @@ def _recording() -> Recording:
 
 def deferred_init(module_or_fn: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """What a function returns, a module's class say, with fake tensors for those that it makes."""
+    if not callable(module_or_fn) or isinstance(module_or_fn, torch.Tensor):
+        raise not_callable(module_or_fn)
     result: Result = _recording().run(module_or_fn, args, kwargs)
     return result
 
@@ -43,12 +46,14 @@ def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
             yield from (tensor for tensor in container.values() if tensor is not None)
 
 
-def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
+def materialize_tensor(tensor: torch.Tensor, shard: Shard | None = None) -> torch.Tensor:
     """The real tensor for a deferred one."""
     if not isinstance(tensor, FakeTensor):
         return tensor
     recording = _recording()
     with recording.lock:
+        if shard is not None:
+            return shard_of(recording, tensor, shard)
         return materialized(recording, [tensor], (None, None))[id(tensor)]
 
 

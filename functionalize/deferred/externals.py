@@ -71,8 +71,7 @@ class Externals:
             return getattr(root, str(node.target))
         if external.changed:
             raise DeferredError(
-                f"{external.name} was changed after a deferred construction "
-                "had read it",
+                f"{external.name} was changed after a deferred construction had read it",
                 why="what is materialized now would not be what the construction computed",
                 hint="materialize before changing the tensor, or pass a copy (`.clone()`) to the construction",
                 at=external.line,

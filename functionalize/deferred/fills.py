@@ -68,6 +68,11 @@ class Fill:
         return filled
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether the kernel makes sixteen elements at a time."""
+        return self.op is _normal
+
+    @property
     def per_element(self) -> int | None:
         """How many numbers of 32 bits an element takes, where a part of the elements is drawn as among all."""
         if self.op not in _BY_ELEMENT or not self.spec.contiguous or _has_own_generator(self.spec.device):

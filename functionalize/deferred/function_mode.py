@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin
 from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import FakeTensor, below_all_modes, storage_key
+from functionalize.deferred.refusals import address_asked
 
 _MAKE_LAZY = {kind.__new__.__code__ for kind in (UninitializedParameter, UninitializedBuffer)}
 _Copies = dict[Any, Any]  # what `copy.deepcopy` has copied already, by identity
@@ -32,12 +33,14 @@ class DeferredFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty and args == (0,) and _makes_uninitialized():
             return below_all_modes(func, args, kwargs or {})  # it holds nothing that could be deferred
-        if args and is_lazy(args[0]):
+        if args and isinstance(args[0], UninitializedTensorMixin):
             initialized = func == _SET_DATA and isinstance(args[1], FakeTensor)
             return self._become(*args) if initialized else below_all_modes(func, args, kwargs or {})
         if args and isinstance(args[0], FakeTensor):
             if func is _DEEPCOPY and args[0].is_leaf:
                 return _deepcopy(*args)
+            if func is _DATA_PTR:
+                raise address_asked()
             if func is _NUMPY:
                 array = self._value(args[0]).numpy(**(kwargs or {}))
                 array.flags.writeable = False  # a write to it would not be seen
@@ -53,7 +56,7 @@ def _makes_uninitialized() -> bool:
     return sys._getframe(2).f_code in _MAKE_LAZY
 
 
-_DEEPCOPY, _NUMPY = torch.Tensor.__deepcopy__, torch.Tensor.numpy
+_DEEPCOPY, _NUMPY, _DATA_PTR = torch.Tensor.__deepcopy__, torch.Tensor.numpy, torch.Tensor.data_ptr
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 
 

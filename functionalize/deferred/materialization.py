@@ -6,7 +6,7 @@ is asked for. Limits: a tensor that was computed from parameters comes without t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,12 @@ from functionalize._torch.deferred import attributes_of_users, is_sole_user
 from functionalize._torch.dispatch import kernels_alone
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.recording import Cell, Recording
+from functionalize.deferred.sharding import Window
 from functionalize.errors import DeferredError, NotDeferredError
 
+aten = torch.ops.aten
 _MADE = "_functionalize_made"  # what a fake tensor was made into
+_SHARDS = "_functionalize_shards"  # parts of it that were
 Target = tuple[torch.device | None, torch.dtype | None]
 
 
@@ -50,14 +53,66 @@ def materialized(recording: Recording, tensors: Iterable[FakeTensor], target: Ta
 def made_before(tensor: torch.Tensor) -> torch.Tensor | None:
     """What a fake tensor was made into, where it is still the same."""
     made: Any = getattr(tensor, _MADE, None)
-    if made is None or made[0] != (storage_key(tensor), Layout.of(tensor).key):
+    if made is None or made[0] != _place_of(tensor):
         return None
     real: torch.Tensor = made[1]
     return real
 
 
+Shard = tuple[int, int, int]
+
+
+def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Tensor:
+    """The real tensor for a rank's part of a deferred one; nothing of the others is kept."""
+    cell = _cell(recording, tensor)
+    window = window_of(tensor.size(), shard)
+    made: Any = getattr(tensor, _SHARDS, {}).get(shard)
+    if made is not None and made[0] == _place_of(tensor):
+        return made[1]  # type: ignore[no-any-return]
+    if cell.made is not None:
+        part = window.of(_presented(tensor, cell).detach()).clone(memory_format=torch.contiguous_format)
+    elif Layout.of(tensor).key != cell.layout.key:
+        found: list[torch.Tensor] = []
+        recording.evaluation(torch.device("cpu")).run([cell.node], lambda node, value: found.append(value))
+        with kernels_alone():
+            whole = _laid_out(cell, found.pop(), (None, None)).as_strided(*_where(tensor))
+            part = window.of(whole).clone(memory_format=torch.contiguous_format)
+    else:
+        part = recording.shard_evaluation().run(cell.node, window)
+    real = _dressed(tensor, part)
+    setattr(tensor, _SHARDS, {**getattr(tensor, _SHARDS, {}), shard: (_place_of(tensor), real)})
+    return real
+
+
+def window_of(size: Sequence[int], shard: Shard) -> Window:
+    """A rank's part, as ``torch.chunk`` and DTensor's ``Shard`` part a dimension: the last ranks may have less."""
+    dim, rank, world = shard
+    if not (-len(size) <= dim < len(size) and 0 <= rank < world):
+        raise ValueError(
+            f"shard={shard} of a tensor of size {tuple(size)}: it is (dim, rank, world), with a dimension of the "
+            "tensor and 0 <= rank < world"
+        )
+    dim %= len(size)
+    step = -(-size[dim] // world)
+    return Window(dim, min(rank * step, size[dim]), min((rank + 1) * step, size[dim]))
+
+
+def _place_of(tensor: torch.Tensor) -> Any:
+    return storage_key(tensor), Layout.of(tensor).key
+
+
+def _where(tensor: torch.Tensor) -> tuple[Any, Any, int]:
+    return tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset()
+
+
 def _cell(recording: Recording, tensor: torch.Tensor) -> Cell:
     cell = recording.cell_of(tensor)
+    if cell is None and tensor.fake_mode is recording.mode and tensor.layout is not torch.strided:
+        raise DeferredError(
+            f"a tensor of layout {tensor.layout} and size {tuple(tensor.size())} is to be materialized",
+            why="only strided tensors are deferred",
+            hint="keep the dense tensor, and convert it once it is materialized",
+        )
     if cell is None:
         raise NotDeferredError(
             f"a fake tensor of size {tuple(tensor.size())} is to be materialized",
@@ -88,21 +143,31 @@ def _laid_out(cell: Cell, value: torch.Tensor, target: Target) -> torch.Tensor:
 def _presented(tensor: FakeTensor, cell: Cell) -> torch.Tensor:
     """The real tensor for a fake one of a cell whose memory is real."""
     assert cell.made is not None
-    where = tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset()
+    size, stride, offset = _where(tensor)
     with kernels_alone(), torch.inference_mode(tensor.is_inference()):
-        memory = cell.made.detach()
+        real = cell.made.detach()
         if tensor.dtype != cell.layout.dtype:
             _refuse_other_dtype(cell)
-            memory = torch.empty(0, dtype=tensor.dtype, device=memory.device).set_(
-                memory.untyped_storage(), *where[::-1]
+            real = torch.empty(0, dtype=tensor.dtype, device=real.device).set_(
+                real.untyped_storage(), offset, size, stride
             )
-        real = memory.as_strided(*where)
+        real = real.as_strided(size, stride, offset)
+        real = real.conj() if tensor.is_conj() != real.is_conj() else real
+        if tensor.is_neg() != real.is_neg():
+            real = aten._neg_view.default(real)
+    real = _dressed(tensor, real)
+    setattr(tensor, _MADE, (_place_of(tensor), real))
+    return real
+
+
+def _dressed(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:
+    """A real tensor of a fake one's class, with the attributes and the hooks that the program gave to that."""
+    with kernels_alone():
         real = _of_kind(tensor, real)
-        for name, value in attributes_of_users(tensor).items():
-            if name != _MADE:
-                setattr(real, name, value)
+    for name, value in attributes_of_users(tensor).items():
+        if name not in (_MADE, _SHARDS):
+            setattr(real, name, value)
     share_gradient_hooks(tensor, real)
-    setattr(tensor, _MADE, ((storage_key(tensor), Layout.of(tensor).key), real))
     return real
 
 

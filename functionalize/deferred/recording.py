@@ -33,6 +33,8 @@ from functionalize.deferred.externals import Externals
 from functionalize.deferred.fills import fill_of
 from functionalize.deferred.function_mode import DeferredFunctionMode
 from functionalize.deferred.recorder import DeferredRecorder
+from functionalize.deferred.refusals import explained
+from functionalize.deferred.sharding import ShardEvaluation
 from functionalize.deferred.specs import specs_of
 from functionalize.errors import DeferredError
 from functionalize.tracing.metas import METAS
@@ -90,6 +92,11 @@ class Recording:
                 try:
                     with recording(self.tracer, self.mode, symbolic=False), self.recorder:
                         return self._session(program, args, kwargs)
+                except RuntimeError as error:
+                    known = explained(error)
+                    if known is None:
+                        raise
+                    raise known from error
                 finally:
                     self._context = None
                     with kernels_alone():
@@ -211,6 +218,11 @@ class Recording:
     def evaluation(self, device: torch.device | None = None) -> Evaluation:
         """A run over a part of the graph; ``device``: where to compute what was recorded for one that is not there."""
         return Evaluation(self.tracer.root, self.draws, self.externals, device)
+
+    def shard_evaluation(self) -> ShardEvaluation:
+        """A run that computes a part of a node."""
+        there = torch.device("cpu")
+        return ShardEvaluation(lambda: self.evaluation(there), self.draws, self.evaluation(there).compute)
 
     def cell_of(self, tensor: torch.Tensor) -> Cell | None:
         """What the storage of a tensor holds; None of a tensor that is not deferred."""

@@ -1,0 +1,50 @@
+"""What cannot be deferred, in words: errors of torch's fake tensors, and what to do then.
+
+Limits: errors of torch's are known by their class or their text, written against 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from functionalize._torch.deferred import UnsupportedOperatorException
+from functionalize.call_stack import decisive_line
+from functionalize.errors import DeferredError
+
+_NO_FAKE_IMPL = re.compile(r"There was no fake impl registered for <CustomOpDef\((?P<op>[^)]*)\)>")
+
+
+def explained(error: Exception) -> DeferredError | None:
+    """An error of fake tensors in other words, where it is one of those that are known."""
+    known = _NO_FAKE_IMPL.search(str(error))
+    if not (known or isinstance(error, UnsupportedOperatorException)):
+        return None
+    return DeferredError(
+        f"{known['op'] if known else error.args[0] if error.args else error} on deferred tensors",
+        why="the operator has no meta kernel: nobody says what its results look like without computing them",
+        hint="register one (torch.library.register_fake), or call the operator outside of deferred_init and pass what "
+        "it gives",
+        at=decisive_line(error),
+    )
+
+
+def address_asked() -> DeferredError:
+    """For a program that asks where a deferred tensor lies."""
+    return DeferredError(
+        "the construction asks for the address of a tensor (data_ptr)",
+        why="it has no memory yet",
+        hint="ask once it is materialized; whether two tensors share memory tells untyped_storage()._cdata",
+    )
+
+
+def not_callable(value: object) -> TypeError:
+    """For what is no function."""
+    kind = type(value).__name__
+    made = " that is made already: pass its class, and the arguments after it" if _is_made(value) else ""
+    return TypeError(f"deferred_init takes a module's class or a function, and its arguments, not a {kind}{made}")
+
+
+def _is_made(value: object) -> bool:
+    return isinstance(value, (torch.Tensor, torch.nn.Module))
