@@ -26,7 +26,29 @@ def _recording() -> Recording:
 
 
 def deferred_init(module_or_fn: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """What a function returns, a module's class say, with fake tensors for those that it makes."""
+    """What a function returns, a module's class say, with fake tensors for those that it makes.
+
+    They report the true device, size, strides and dtype. Random numbers are drawn when they are made real, those that
+    the function would have drawn now: torch's generator stays as it is.
+
+    Args:
+        module_or_fn: a module's class, or any function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        What the function returns.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import deferred_init, is_deferred, materialize_module
+        >>> layer = deferred_init(torch.nn.Linear, 4, 2)
+        >>> is_deferred(layer), layer.weight.shape
+        (True, torch.Size([2, 4]))
+        >>> materialize_module(layer)
+        >>> is_deferred(layer), layer(torch.ones(1, 4)).shape
+        (False, torch.Size([1, 2]))
+    """
     if not callable(module_or_fn) or isinstance(module_or_fn, torch.Tensor):
         raise not_callable(module_or_fn)
     result: Result = _recording().run(module_or_fn, args, kwargs)
@@ -34,7 +56,14 @@ def deferred_init(module_or_fn: Callable[..., Result], *args: Any, **kwargs: Any
 
 
 def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
-    """Whether a tensor is deferred, or some parameter or buffer of a module."""
+    """Whether a tensor is deferred, or some parameter or buffer of a module.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import deferred_init, is_deferred
+        >>> is_deferred(deferred_init(torch.ones, 2)), is_deferred(torch.ones(2))
+        (True, False)
+    """
     if isinstance(value, torch.nn.Module):
         return any(map(is_deferred, _tensors(value)))
     return isinstance(value, FakeTensor) and _recording().cell_of(value) is not None
@@ -47,7 +76,25 @@ def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def materialize_tensor(tensor: torch.Tensor, shard: Shard | None = None) -> torch.Tensor:
-    """The real tensor for a deferred one."""
+    """The real tensor for a deferred one: the same object for the same tensor. A real one is returned as it is.
+
+    Args:
+        tensor: the tensor.
+        shard: ``(dim, rank, world)``: the part of one dimension that one rank of some has.
+
+    Returns:
+        The tensor, equal bit for bit to the one of the construction that was deferred; or a part of it.
+
+    Raises:
+        ValueError: it is a fake tensor that no construction made.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import deferred_init, materialize_tensor
+        >>> layer = deferred_init(torch.nn.Linear, 4, 2)
+        >>> materialize_tensor(layer.bias).shape, materialize_tensor(layer.weight, shard=(0, 1, 2)).shape
+        (torch.Size([2]), torch.Size([1, 4]))
+    """
     if not isinstance(tensor, FakeTensor):
         return tensor
     recording = _recording()
@@ -64,7 +111,23 @@ def materialize_module(
     device: Any = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Make the parameters and buffers of a module real."""
+    """Make the parameters and buffers of a module real, in place.
+
+    Args:
+        module: the module; its children come with it.
+        buffers_only: leave parameters deferred.
+        check_fn: whether the tensors that a module itself holds are made real; all modules are asked.
+        device: where to; unless given, where the construction would have put each.
+        dtype: of floating-point tensors; unless given, their own.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import deferred_init, materialize_module
+        >>> model = deferred_init(lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+        >>> materialize_module(model, dtype=torch.float64)
+        >>> model[0].weight.dtype
+        torch.float64
+    """
     recording = _recording()
     target = None if device is None else torch.device(device), dtype
     with recording.lock:
