@@ -459,3 +459,16 @@ def test_a_resized_input_has_a_storage_as_large_as_that_of_the_capture() -> None
     assert torch.equal(program(memory[:2]), torch.tensor([0.0, 2, 6, 8]))
     with pytest.raises(InputMismatchError, match="the storage size in bytes of the input `x` is 32, and was 8 when"):
         capture(run, (torch.ones(2),))(memory[:2])
+
+
+def test_an_input_moves_to_what_another_one_has_gained() -> None:
+    def run(x: Any, y: Tensor) -> None:
+        y.resize_(18)
+        y[12:].fill_(1)
+        x.set_(y.untyped_storage(), 3, (4,), (3,))
+
+    program = capture(run, (torch.zeros(()), torch.arange(12.0)))
+    x, y = torch.zeros(()), torch.arange(12.0)
+    program(x, y)
+    assert x.tolist() == [3, 6, 9, 1]
+    assert x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
