@@ -7,9 +7,12 @@ Limits: written against torch 2.13 and 2.15.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,20 +26,38 @@ from functionalize._torch.tracing import TensorTracker
 Heard = Callable[[Any, Any, Any], Any]  # what is done: an op, its arguments
 
 
+class _Silence(threading.local):
+    """Whether what a thread does is recorded already, or is not to be."""
+
+    value = False
+
+
 class DeferredFakeMode(CaptureFakeMode):
     """Makes the fake tensors of what is deferred. All of a process are of one mode, so that they can meet."""
 
-    heard: Heard | None = None  # None while what is done is recorded already, or is not to be
+    heard: Heard | None = None
+
+    def __init__(self, **options: Any) -> None:
+        self._silence = _Silence()
+        super().__init__(**options)
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """While what this thread does is recorded already, or is not to be."""
+        before, self._silence.value = self._silence.value, True
+        try:
+            yield
+        finally:
+            self._silence.value = before
 
     @contextlib.contextmanager
     def of_this_thread(self) -> Iterator[None]:
         """A capture runs on tensors of this mode: what it does is no part of the construction."""
-        heard, self.heard = self.heard, None
         try:
-            with super().of_this_thread():
+            with self.silent(), super().of_this_thread():
                 yield
         finally:
-            self.heard, self._ended = heard, False
+            self._ended = False
 
     def __deepcopy__(self, memo: Any) -> DeferredFakeMode:
         """Copies of fake tensors are of the same mode."""
@@ -49,16 +70,47 @@ class DeferredFakeMode(CaptureFakeMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         heard = self.heard
-        if heard is None or current_proxy_mode() is not None or functionalized_outside():
+        if heard is None or self._silence.value or current_proxy_mode() is not None or functionalized_outside():
             return super().__torch_dispatch__(func, types, args, kwargs)
         return heard(func, args, kwargs or {})
 
 
 def new_deferred_mode(metas: Mapping[Any, Callable[..., Any]]) -> DeferredFakeMode:
     """The mode of a recording."""
-    mode = new_fake_mode(symbolic=False, metas=metas, kind=DeferredFakeMode)
-    mode._allow_unsafe_data_ptr_access = True  # `copy.deepcopy` asks for the address, which is zero, to learn that
-    return mode
+    return new_fake_mode(symbolic=False, metas=metas, kind=DeferredFakeMode)
+
+
+def copy_by(copied: Callable[[FakeTensor, dict[int, Any]], Any]) -> None:
+    """Have `copy.deepcopy` ask a function for copies of fake tensors of deferred modes: torch looks for their data."""
+    table: Any = attrgetter("_deepcopy_dispatch")(copy)
+
+    def copier(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+        ours = isinstance(tensor.fake_mode, DeferredFakeMode)
+        return copied(tensor, memo) if ours else tensor.__deepcopy__(memo)
+
+    table[FakeTensor] = copier
+
+
+@contextlib.contextmanager
+def swapping(swap: Callable[[FakeTensor, FakeTensor], None]) -> Iterator[None]:
+    """Have a function do what `torch.utils.swap_tensors` does, in this thread: that refuses what is tracked."""
+    before, thread = torch.utils.swap_tensors, threading.get_ident()
+
+    def swapped(one: torch.Tensor, two: torch.Tensor) -> None:
+        ours = type(one) is FakeTensor and type(two) is FakeTensor and threading.get_ident() == thread
+        return swap(one, two) if ours else before(one, two)
+
+    torch.utils.swap_tensors = swapped
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = before
+
+
+def exchange(one: FakeTensor, two: FakeTensor) -> None:
+    """Exchange two tensor objects, whoever refers to them."""
+    torch._C._swap_tensor_impl(one, two)
+    one.__dict__, two.__dict__ = two.__dict__, one.__dict__
 
 
 def placed(

@@ -21,7 +21,8 @@ Result = TypeVar("Result")
 
 
 @cache
-def _recording() -> Recording:
+def recording() -> Recording:
+    """The one of this process."""
     return Recording()
 
 
@@ -51,7 +52,7 @@ def deferred_init(module_or_fn: Callable[..., Result], *args: Any, **kwargs: Any
     """
     if not callable(module_or_fn) or isinstance(module_or_fn, torch.Tensor):
         raise not_callable(module_or_fn)
-    result: Result = _recording().run(module_or_fn, args, kwargs)
+    result: Result = recording().run(module_or_fn, args, kwargs)
     return result
 
 
@@ -66,7 +67,7 @@ def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
     """
     if isinstance(value, torch.nn.Module):
         return any(map(is_deferred, _tensors(value)))
-    return isinstance(value, FakeTensor) and _recording().cell_of(value) is not None
+    return isinstance(value, FakeTensor) and recording().cell_of(value) is not None
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -97,11 +98,11 @@ def materialize_tensor(tensor: torch.Tensor, shard: Shard | None = None) -> torc
     """
     if not isinstance(tensor, FakeTensor):
         return tensor
-    recording = _recording()
-    with recording.lock:
+    own = recording()
+    with own.lock:
         if shard is not None:
-            return shard_of(recording, tensor, shard)
-        return materialized(recording, [tensor], (None, None))[id(tensor)]
+            return shard_of(own, tensor, shard)
+        return materialized(own, [tensor], (None, None))[id(tensor)]
 
 
 def materialize_module(
@@ -128,19 +129,19 @@ def materialize_module(
         >>> model[0].weight.dtype
         torch.float64
     """
-    recording = _recording()
+    own = recording()
     target = None if device is None else torch.device(device), dtype
-    with recording.lock:
+    with own.lock:
         modules = [one for one in module.modules() if check_fn is None or check_fn(one)]
         places = [place for one in modules for place in _places(one, buffers_only)]
         fakes = {id(fake): fake for _, _, fake in places}
         given = {key for key, fake in fakes.items() if made_before(fake) is not None}
-        made = materialized(recording, fakes.values(), target)
+        made = materialized(own, fakes.values(), target)
         left = {key for key in made if key in given or not take_place(fakes[key], made[key])}
         for container, name, fake in places:
             if id(fake) in left:
                 container[name] = made[id(fake)]
-        recording.sweep()
+        own.sweep()
 
 
 Place = tuple[dict[str, Any], str, FakeTensor]

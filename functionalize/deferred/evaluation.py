@@ -111,7 +111,7 @@ class Evaluation:
 
     def place(self, device: torch.device) -> torch.device:
         """Where to compute what was recorded for a device."""
-        if device.type != "cuda" or torch.cuda.is_available():
+        if here(device) == device:
             return device
         if self._device is None:
             raise DeferredError(
@@ -120,6 +120,11 @@ class Evaluation:
                 hint='name one: materialize_module(module, device="cpu")',
             )
         return self._device
+
+
+def here(device: torch.device) -> torch.device:
+    """A device, or the CPU where there is no such device."""
+    return torch.device("cpu") if device.type == "cuda" and not torch.cuda.is_available() else device
 
 
 def needs(wanted: Iterable[Node]) -> Mapping[Node, Sequence[Node]]:

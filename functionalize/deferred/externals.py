@@ -6,6 +6,7 @@ has no versions: its bytes are summed up instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,12 @@ class Externals:
         for name in [name for name in vars(tracer.root) if name.startswith("_tensor_constant") and name not in read]:
             delattr(tracer.root, name)
 
+    def check(self, guards: Iterable[External]) -> None:
+        """Raise if something has changed by which a construction decided."""
+        for external in guards:
+            if external.changed:
+                raise _changed(external)
+
     def read(self, node: Node, root: torch.nn.Module) -> Any:
         """What a node reads.
 
@@ -70,10 +77,14 @@ class Externals:
         if external is None:
             return getattr(root, str(node.target))
         if external.changed:
-            raise DeferredError(
-                f"{external.name} was changed after a deferred construction had read it",
-                why="what is materialized now would not be what the construction computed",
-                hint="materialize before changing the tensor, or pass a copy (`.clone()`) to the construction",
-                at=external.line,
-            )
+            raise _changed(external)
         return external.tensor
+
+
+def _changed(external: External) -> DeferredError:
+    return DeferredError(
+        f"{external.name} was changed after a deferred construction had read it",
+        why="what is materialized now would not be what the construction computed",
+        hint="materialize before changing the tensor, or pass a copy (`.clone()`) to the construction",
+        at=external.line,
+    )

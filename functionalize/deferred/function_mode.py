@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
-from functionalize._torch import FakeTensor, below_all_modes, storage_key
+from functionalize._torch import FakeTensor, below_all_modes
 from functionalize.deferred.refusals import address_asked
 
-_MAKE_LAZY = {kind.__new__.__code__ for kind in (UninitializedParameter, UninitializedBuffer)}
-_Copies = dict[Any, Any]  # what `copy.deepcopy` has copied already, by identity
+_LAZY = (UninitializedParameter, UninitializedBuffer)
+_MAKE_LAZY = {kind.__new__.__code__ for kind in _LAZY}
 
 
 class DeferredFunctionMode(TorchFunctionMode):
@@ -33,12 +33,12 @@ class DeferredFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty and args == (0,) and _makes_uninitialized():
             return below_all_modes(func, args, kwargs or {})  # it holds nothing that could be deferred
-        if args and isinstance(args[0], UninitializedTensorMixin):
+        if args and isinstance(args[0], _LAZY):
             initialized = func == _SET_DATA and isinstance(args[1], FakeTensor)
             return self._become(*args) if initialized else below_all_modes(func, args, kwargs or {})
+        if func in _TO_DEVICES and not torch.cuda.is_available():
+            func, args, kwargs = _to_missing_device(func, args, kwargs or {})
         if args and isinstance(args[0], FakeTensor):
-            if func is _DEEPCOPY and args[0].is_leaf:
-                return _deepcopy(*args)
             if func is _DATA_PTR:
                 raise address_asked()
             if func is _NUMPY:
@@ -56,37 +56,22 @@ def _makes_uninitialized() -> bool:
     return sys._getframe(2).f_code in _MAKE_LAZY
 
 
-_DEEPCOPY, _NUMPY, _DATA_PTR = torch.Tensor.__deepcopy__, torch.Tensor.numpy, torch.Tensor.data_ptr
+_NUMPY, _DATA_PTR = torch.Tensor.numpy, torch.Tensor.data_ptr
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 
 
-def _deepcopy(tensor: torch.Tensor, memo: _Copies) -> torch.Tensor:
-    """As ``copy.deepcopy`` copies a real tensor: those that shared memory do so as copies; parameters do not."""
-    if id(tensor) in memo:
-        copied: torch.Tensor = memo[id(tensor)]
-        return copied
-    with torch.no_grad():
-        if isinstance(tensor, torch.nn.Parameter):
-            new: Any = torch.nn.Parameter(tensor.data.clone(memory_format=torch.preserve_format), tensor.requires_grad)
-        else:
-            new = _at_its_place(tensor, memo).requires_grad_(tensor.requires_grad)
-    if tensor.grad is not None:
-        new.grad = _deepcopy(tensor.grad, memo)
-    for name, value in tensor.__dict__.items():
-        if name not in new.__dict__:
-            setattr(new, name, value)
-    memo[id(tensor)] = new
-    return new  # type: ignore[no-any-return]
+def _to_missing_device(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """A move to CUDA where there is none: torch asks the driver which device is meant, unless it is told."""
+
+    def told(value: Any) -> Any:
+        plain = isinstance(value, (str, torch.device)) and torch.device(value) == torch.device("cuda")
+        return torch.device("cuda", 0) if plain else value
+
+    if func is _CUDA:
+        device, *rest = (*args[1:], kwargs.pop("device", None))[:1] or (None,)
+        args = (args[0], torch.device("cuda", 0) if device is None else told(device), *rest)
+    return torch.Tensor.to, tuple(map(told, args)), {name: told(value) for name, value in kwargs.items()}
 
 
-def _at_its_place(tensor: torch.Tensor, memo: _Copies) -> torch.Tensor:
-    """A copy of a tensor, in a copy of its storage."""
-    count = tensor.untyped_storage().nbytes() // tensor.itemsize
-    where = tensor.size(), tensor.stride(), tensor.storage_offset()
-    key = "storage", storage_key(tensor), tensor.dtype
-    if tensor.is_contiguous() and tensor.numel() == count:
-        whole = memo[key] if key in memo else tensor.detach().clone().view(-1)
-    else:
-        whole = memo[key] if key in memo else tensor.detach().as_strided((count,), (1,), 0).clone()
-    memo[key] = whole
-    return whole.as_strided(*where).detach() if tensor.dim() != 1 or tensor.numel() != count else whole.detach()
+_CUDA = torch.Tensor.cuda
+_TO_DEVICES = (torch.Tensor.to, _CUDA)

@@ -44,10 +44,24 @@ def materialized(recording: Recording, tensors: Iterable[FakeTensor], target: Ta
         for cell in of_node[node]:
             cell.made = _laid_out(cell, value, target)
 
+    for cells in of_node.values():
+        recording.externals.check(guard for cell in cells for guard in cell.guards)
     recording.evaluation(target[0]).run(of_node, done)
     for tensor, cell in waiting.values():
         found[id(tensor)] = _presented(tensor, cell)
+    _gradients(recording, [tensor for tensor, _ in waiting.values()], found, target)
     return found
+
+
+def _gradients(
+    recording: Recording, fakes: Iterable[FakeTensor], made: dict[int, torch.Tensor], target: Target
+) -> None:
+    """Give real tensors the gradients that the fake ones have."""
+    gradients = {id(fake): fake.grad for fake in fakes if fake.is_leaf and isinstance(fake.grad, FakeTensor)}
+    if gradients:
+        real = materialized(recording, gradients.values(), target)
+        for key, gradient in gradients.items():
+            made[key].grad = real[id(gradient)]
 
 
 def made_before(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -69,6 +83,7 @@ def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Te
     made: Any = getattr(tensor, _SHARDS, {}).get(shard)
     if made is not None and made[0] == _place_of(tensor):
         return made[1]  # type: ignore[no-any-return]
+    recording.externals.check(cell.guards)
     if cell.made is not None:
         part = window.of(_presented(tensor, cell).detach()).clone(memory_format=torch.contiguous_format)
     elif Layout.of(tensor).key != cell.layout.key:
@@ -101,11 +116,11 @@ def _place_of(tensor: torch.Tensor) -> Any:
     return storage_key(tensor), Layout.of(tensor).key
 
 
-def _where(tensor: torch.Tensor) -> tuple[Any, Any, int]:
+def _where(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
     return tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset()
 
 
-def _cell(recording: Recording, tensor: torch.Tensor) -> Cell:
+def _cell(recording: Recording, tensor: FakeTensor) -> Cell:
     cell = recording.cell_of(tensor)
     if cell is None and tensor.fake_mode is recording.mode and tensor.layout is not torch.strided:
         raise DeferredError(

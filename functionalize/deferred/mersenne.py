@@ -30,8 +30,8 @@ State = torch.Tensor  # as `torch.Generator.get_state` gives it
 def skipped(state: State, count: int) -> State:
     """The state after ``count`` draws of 32 bits."""
     if count < JUMP_FROM or not _is_as_known():
-        return _drawn(state, count)
-    return _jumped(state, count)
+        return drawn(state, count)
+    return jumped(state, count)
 
 
 def drawn_from_start(state: State) -> int | None:
@@ -41,7 +41,8 @@ def drawn_from_start(state: State) -> int | None:
     return None if any(data[_HEADER.size + _BLOCK.size :]) else following
 
 
-def _drawn(state: State, count: int) -> State:
+def drawn(state: State, count: int) -> State:
+    """The same, by drawing."""
     generator = torch.Generator()
     generator.set_state(state)
     room = torch.empty(min(count, _CHUNK), dtype=torch.int32)
@@ -50,8 +51,8 @@ def _drawn(state: State, count: int) -> State:
     return generator.get_state()
 
 
-def _jumped(state: State, count: int) -> State:
-    """The draws of the blocks that are left behind are skipped together."""
+def jumped(state: State, count: int) -> State:
+    """The same, where the blocks that are left behind are skipped together."""
     data = bytearray(state.tolist())
     seed, left, seeded, following = _HEADER.unpack_from(data)
     words = list(_BLOCK.unpack_from(data, _HEADER.size))
@@ -139,4 +140,4 @@ def _is_as_known() -> bool:
     if state.numel() != _BYTES:
         return False
     counts = (5, 624, 40_000)
-    return all(torch.equal(_jumped(state, count), _drawn(state, count)) for count in counts)
+    return all(torch.equal(jumped(state, count), drawn(state, count)) for count in counts)

@@ -11,29 +11,39 @@ process, one thread at a time.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from functionalize._torch import FakeTensor, storage_key
-from functionalize._torch.deferred import DeferredFakeMode, become, forget_tensors, new_deferred_mode, placed, users_of
+from functionalize._torch import FakeTensor, current_proxy_mode, functionalized_outside, storage_key
+from functionalize._torch.deferred import (
+    DeferredFakeMode,
+    become,
+    copy_by,
+    exchange,
+    forget_tensors,
+    new_deferred_mode,
+    placed,
+    swapping,
+    users_of,
+)
 from functionalize._torch.dispatch import kernels_alone
 from functionalize._torch.fakes import FakeFactory
 from functionalize._torch.tracing import recording, track, tracked_node
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout
+from functionalize.deferred.copies import copied
 from functionalize.deferred.draws import Draws
 from functionalize.deferred.evaluation import Evaluation, needs
-from functionalize.deferred.externals import Externals
+from functionalize.deferred.externals import External, Externals
 from functionalize.deferred.fills import fill_of
 from functionalize.deferred.function_mode import DeferredFunctionMode
 from functionalize.deferred.recorder import DeferredRecorder
-from functionalize.deferred.refusals import explained
+from functionalize.deferred.refusals import explained, inside_of_trace
 from functionalize.deferred.sharding import ShardEvaluation
 from functionalize.deferred.specs import specs_of
 from functionalize.errors import DeferredError
@@ -52,6 +62,7 @@ class Cell:
     layout: Layout
     device: torch.device
     node: Node
+    guards: tuple[External, ...] = ()  # what the construction decided by
     made: torch.Tensor | None = None  # the real tensor at this layout, once there is one
 
     @property
@@ -73,10 +84,12 @@ class Recording:
         self.recorder = recorder = DeferredRecorder(self.factory, self._note, self._answer)
         self.tracer: Any = recorder.tracer
         self._new: list[Node] = []
+        self._guards: tuple[External, ...] = ()  # of the session
         self._found: list[tuple[Base, Cell]] = []
         self._swept = 0  # nodes that were left
         self._context: FunctionalizationContext | None = None
         self.mode.heard = self._heard
+        copy_by(lambda tensor, memo: self.run(copied, (tensor, memo), {}))
 
     @property
     def active(self) -> bool:
@@ -88,7 +101,9 @@ class Recording:
         with self.lock:
             if self.active:
                 return program(*args, **kwargs)
-            with self._silent():
+            if current_proxy_mode() is not None or functionalized_outside():
+                raise inside_of_trace()
+            with self.mode.silent():
                 try:
                     with recording(self.tracer, self.mode, symbolic=False), self.recorder:
                         return self._session(program, args, kwargs)
@@ -110,21 +125,13 @@ class Recording:
 
         def kept(*args: Any, **kwargs: Any) -> Any:
             try:
-                with DeferredFunctionMode(self.value, self.become):
+                with swapping(self._swap), DeferredFunctionMode(self.value, self.become):
                     return program(*args, **kwargs)
             finally:  # what a program did before it raised stays done
                 with tracing_disabled():
                     self._found = self._read(context)
 
         return run_call(mode, kept, args, kwargs, lambda context, inputs, result: result, reached=[])
-
-    @contextlib.contextmanager
-    def _silent(self) -> Iterator[None]:
-        heard, self.mode.heard = self.mode.heard, None
-        try:
-            yield
-        finally:
-            self.mode.heard = heard
 
     def _heard(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operation on deferred tensors outside of a session."""
@@ -140,7 +147,7 @@ class Recording:
                 value = context.read(base.top)
                 node = tracked_node(self.tracer, value)
                 assert node is not None
-                found.append((base, Cell(base.storage, base.top.layout, self._device_of(node), node)))
+                found.append((base, Cell(base.storage, base.top.layout, self._device_of(node), node, self._guards)))
         return found
 
     def _settle(self) -> None:
@@ -154,7 +161,8 @@ class Recording:
             key = storage_key(tensor)
             if key > 0 and key not in self.cells:
                 node = entry.node if hasattr(entry, "node") else entry.proxy.node
-                self.cells[key] = Cell(tensor.untyped_storage(), Layout.of(tensor), tensor.fake_device, node)
+                place = tensor.untyped_storage(), Layout.of(tensor), tensor.fake_device
+                self.cells[key] = Cell(*place, node, self._guards)
         for node in self._new:
             node.meta = {name: node.meta[name] for name in ("draw", "external") if name in node.meta} | {
                 "val": specs_of(node.meta.get("val"))
@@ -162,6 +170,7 @@ class Recording:
             if fill_of(node) is not None and node.args and isinstance(node.args[0], Node):
                 node.update_arg(0, None)  # what it fills it does not read
         self._new.clear()
+        self._guards = ()
         self.draws.settle(self.evaluation(torch.device("cpu")).compute)
         if len(self.tracer.graph.nodes) > 2 * self._swept + _FEW:
             self.sweep()
@@ -196,6 +205,8 @@ class Recording:
         """What nodes come to, asked while a program runs."""
         found: list[Any] = []
         self.evaluation().run(nodes, lambda node, value: found.append(value))
+        read = [one.meta["external"] for one in needs(nodes) if "external" in one.meta]
+        self._guards = tuple(dict.fromkeys((*self._guards, *read)))
         return found
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -218,6 +229,20 @@ class Recording:
     def evaluation(self, device: torch.device | None = None) -> Evaluation:
         """A run over a part of the graph; ``device``: where to compute what was recorded for one that is not there."""
         return Evaluation(self.tracer.root, self.draws, self.externals, device)
+
+    def _swap(self, one: FakeTensor, two: FakeTensor) -> None:
+        """What ``torch.utils.swap_tensors`` does, while a session tracks the tensors."""
+        context = self._context
+        assert context is not None
+        with tracing_disabled():
+            for tensor in (one, two):
+                context.unseen.adopt([tensor])  # type: ignore[union-attr]
+                context.unshare(tensor)
+                context.graph.ensure(tensor).base.handles.pop(id(tensor), None)
+                self.tracer.tensor_tracker.pop(tensor, None)
+            exchange(one, two)
+            for tensor in (one, two):
+                context.graph.relocate(tensor)
 
     def shard_evaluation(self) -> ShardEvaluation:
         """A run that computes a part of a node."""

@@ -39,6 +39,15 @@ def address_asked() -> DeferredError:
     )
 
 
+def inside_of_trace() -> DeferredError:
+    """For a construction that is deferred while a graph is traced."""
+    return DeferredError(
+        "deferred_init, or an operation on a deferred tensor, inside of what is traced",
+        why="the trace records what runs already, and tensors of its own stand in the places of others",
+        hint="construct outside, and trace what runs the module",
+    )
+
+
 def not_callable(value: object) -> TypeError:
     """For what is no function."""
     kind = type(value).__name__

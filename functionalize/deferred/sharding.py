@@ -20,7 +20,7 @@ from functionalize._torch import OpOverload
 from functionalize._torch.deferred import is_sole_user
 from functionalize._torch.dispatch import kernels_alone
 from functionalize.deferred.draws import Draws
-from functionalize.deferred.evaluation import Evaluation, in_place
+from functionalize.deferred.evaluation import Evaluation, here, in_place, map_arg_devices
 from functionalize.deferred.fills import fill_of
 from functionalize.deferred.ranges import fill_part
 from functionalize.deferred.specs import Spec, spec_of
@@ -117,6 +117,7 @@ def _applied(node: Node, needs: list[Part], args: Any = None) -> Plan:
     def compute(given: list[Any]) -> Any:
         values = dict(zip((need for need, _ in needs), given, strict=True))
         call_args, call_kwargs = map_arg((tuple(args), node.kwargs), values.__getitem__)
+        call_args, call_kwargs = map_arg_devices((call_args, call_kwargs), here)
         return node.target(*call_args, **call_kwargs)  # type: ignore[operator]
 
     return needs, compute
@@ -156,10 +157,10 @@ def _same(node: Node, spec: Spec, window: Window) -> Plan | None:
 
 def _made(number: int | None, node: Node, spec: Spec, window: Window) -> Plan:
     """What has one number in all places, or none: at an index of the arguments, or itself."""
-    value = node.args[number] if number is not None and number < len(node.args) else None
+    value: Any = node.args[number] if number is not None and number < len(node.args) else None
 
     def compute(given: list[Any]) -> torch.Tensor:
-        made = torch.empty(window.size(spec.size), dtype=spec.dtype, device=spec.device)
+        made = torch.empty(window.size(spec.size), dtype=spec.dtype, device=here(spec.device))
         return made if number is None else made.fill_(value)
 
     return [], compute
@@ -167,7 +168,7 @@ def _made(number: int | None, node: Node, spec: Spec, window: Window) -> Plan:
 
 def _number(value: float, node: Node, spec: Spec, window: Window) -> Plan:
     size = window.size(spec.size)
-    return [], lambda given: torch.full(size, value, dtype=spec.dtype, device=spec.device)
+    return [], lambda given: torch.full(size, value, dtype=spec.dtype, device=here(spec.device))
 
 
 def _permuted(order: Callable[[Node, int], Sequence[int]], node: Node, spec: Spec, window: Window) -> Plan | None:
@@ -177,10 +178,16 @@ def _permuted(order: Callable[[Node, int], Sequence[int]], node: Node, spec: Spe
 
 
 def _swapped(node: Node, count: int) -> list[int]:
-    one, two = (int(dim) % count for dim in node.args[1:3])  # type: ignore[call-overload, arg-type]
+    args: Any = node.args
+    one, two = (int(dim) % count for dim in args[1:3])
     dims = list(range(count))
     dims[one], dims[two] = dims[two], dims[one]
     return dims
+
+
+def _reordered(node: Node, count: int) -> list[int]:
+    dims: Any = node.args[1]
+    return [dim % count for dim in dims]
 
 
 def _viewed(node: Node, spec: Spec, window: Window) -> Plan | None:
@@ -194,35 +201,37 @@ def _viewed(node: Node, spec: Spec, window: Window) -> Plan | None:
 
 
 def _select_scatter(node: Node, spec: Spec, window: Window) -> Plan | None:
-    base, source, dim, index = (*node.args, 0, 0)[:4]
+    args: Any = node.args
+    base, source, dim, index = (*args, 0, 0)[:4]
     count = len(spec.size)
-    dim, index = int(dim) % count, int(index) % spec.size[int(dim)]  # type: ignore[call-overload, arg-type]
+    dim, index = int(dim) % count, int(index) % spec.size[int(dim)]
     if dim != window.dim:
         inner = window._replace(dim=window.dim - (dim < window.dim))
-        return _written([(base, window), (source, inner)], lambda part: part.select(dim, index))  # type: ignore[list-item]
+        return _written([(base, window), (source, inner)], lambda part: part.select(dim, index))
     if not window.start <= index < window.stop:
-        return [(base, window)], lambda given: given[0]  # type: ignore[list-item]
+        return [(base, window)], lambda given: given[0]
     at = index - window.start
-    return _written([(base, window), (source, None)], lambda part: part.select(dim, at))  # type: ignore[list-item]
+    return _written([(base, window), (source, None)], lambda part: part.select(dim, at))
 
 
 def _slice_scatter(node: Node, spec: Spec, window: Window) -> Plan | None:
-    base, source, dim, start, stop, step = (*node.args, *(0, 0, None, 1)[len(node.args) - 2 :])[:6]
+    args: Any = node.args
+    base, source, dim, start, stop, step = (*args, *(0, 0, None, 1)[len(args) - 2 :])[:6]
     count = len(spec.size)
-    whole = spec.size[int(dim) % count]  # type: ignore[call-overload, arg-type]
+    whole = spec.size[int(dim) % count]
     first, last, _ = slice(start, stop, 1).indices(whole)
-    dim = int(dim) % count  # type: ignore[call-overload, arg-type]
+    dim = int(dim) % count
     if dim != window.dim:
         return _written(
             [(base, window), (source, window)], lambda part: part[(slice(None),) * dim + (slice(first, last, step),)]
-        )  # type: ignore[list-item]
+        )
     if step != 1:
         return None
     low, high = max(first, window.start), min(last, window.stop)
     if low >= high:
-        return [(base, window)], lambda given: given[0]  # type: ignore[list-item]
+        return [(base, window)], lambda given: given[0]
     inner = Window(dim, low - first, high - first)
-    return _written([(base, window), (source, inner)], lambda part: part.narrow(dim, low - window.start, high - low))  # type: ignore[list-item]
+    return _written([(base, window), (source, inner)], lambda part: part.narrow(dim, low - window.start, high - low))
 
 
 def _written(needs: list[Part], place: Callable[[torch.Tensor], torch.Tensor]) -> Plan:
@@ -248,7 +257,7 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), partial(_number, 1)),
     aten.t.default: partial(_permuted, lambda node, count: range(count)[::-1]),
     aten.transpose.int: partial(_permuted, _swapped),
-    aten.permute.default: partial(_permuted, lambda node, count: [dim % count for dim in node.args[1]]),  # type: ignore[union-attr, operator, misc]
+    aten.permute.default: partial(_permuted, _reordered),
     aten.view.default: _viewed,
     aten._unsafe_view.default: _viewed,
     aten.select_scatter.default: _select_scatter,
