@@ -18,11 +18,11 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from functionalize.backends import onnx  # noqa: E402
 
-_FAST = ("decode",)
+_FULL = ("python-counter", "swap", "tied", "tied-step", "outputs-alias-inputs", "sgd", "mutates-input")
 
 
 def _marked(name: str) -> Any:
-    return name if name in _FAST else pytest.param(name, marks=pytest.mark.slow(seconds=4))
+    return pytest.param(name, marks=pytest.mark.full if name in _FULL else pytest.mark.slow(seconds=3))
 
 
 def assert_three_calls(program: Any, inputs: Any, twin: Any, path: Path) -> Any:
