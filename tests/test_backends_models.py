@@ -78,15 +78,20 @@ def test_decode_with_a_static_cache(way: str, route: str, tmp_path: Path) -> Non
         model: Any = llama().eval()
         held = StaticCache(config=model.config, max_cache_len=16)
 
-        def decode(ids: Any, position: Any, cache: Any = held) -> Any:
+        def decode(ids: Any, position: Any, cache: Any) -> Any:
             with torch.no_grad():
                 return model(ids, past_key_values=cache, use_cache=True, position_ids=position).logits
 
-        return decode, held
+        def closed_over(ids: Any, position: Any) -> Any:
+            return decode(ids, position, held)
 
-    (decode, cache), (eager, _) = made(), made()
+        return (decode, held) if way == "argument" else (closed_over, None)
+
+    decode, cache = made()
+    way, argument = "closed over", way == "argument"
+    eager, _ = made()
     example: tuple[Any, ...] = (tokens(1, 1), torch.tensor([[0]]))
-    run = ROUTES[route](capture(decode, example + ((cache,) if way == "argument" else ())), tmp_path / "decode.onnx")
+    run = ROUTES[route](capture(decode, (*example, cache) if argument else example), tmp_path / "decode.onnx")
     for position in range(4):
         given = tokens(1, 1), torch.tensor([[position]])
         torch.testing.assert_close(run(*given), eager(*given), rtol=1e-4, atol=1e-5)

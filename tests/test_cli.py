@@ -273,12 +273,14 @@ def test_exported_files_are_run_with_their_state(run: Any, kind: str) -> None:
 
 
 def test_files_that_cannot_be_written_or_run(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "text.onnx").write_text("no model")
+    for name in ("text.onnx", "text.pt2"):
+        (tmp_path / name).write_text("no model")
     (tmp_path / "net").mkdir()
     for arguments, said in (
         (("run", "none.pt2"), "there is no file none.pt2"),
         (("run", "net.txt"), "end in .pt2, .onnx"),
         (("run", "text.onnx"), "is no ONNX file"),
+        (("run", "text.pt2"), "is no program of torch.export"),
         (("export", "cli_models:Net", "f32[4,3]", "--to", "pt2", "-o", "net.onnx"), "ends in .pt2: net.pt2"),
         (("export", "cli_models:Net", "f32[4,3]", "-o", "text.onnx"), "name a folder, or say --to pt2"),
     ):

@@ -18,11 +18,11 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from functionalize.backends import onnx  # noqa: E402
 
-_FAST = ("decode",)
+_FULL = ("python-counter", "swap", "tied", "tied-step", "outputs-alias-inputs", "sgd", "mutates-input")
 
 
 def _marked(name: str) -> Any:
-    return name if name in _FAST else pytest.param(name, marks=pytest.mark.slow(seconds=4))
+    return pytest.param(name, marks=pytest.mark.full if name in _FULL else pytest.mark.slow(seconds=3))
 
 
 def assert_three_calls(program: Any, inputs: Any, twin: Any, path: Path) -> Any:
@@ -104,6 +104,26 @@ def test_arguments_that_share_memory_otherwise_are_refused(tmp_path: Path) -> No
     run = onnx.load(capture(program, inputs()).to_onnx(tmp_path / "aliased.onnx"))
     with pytest.raises(InputMismatchError, match="share memory"):
         run(torch.randn(6), torch.randn(3))
+
+
+@pytest.mark.slow(seconds=5)
+def test_names_that_the_graph_has_as_well(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(3, 3)
+
+    def named(t: torch.Tensor, add: torch.Tensor, output_0: torch.Tensor) -> Any:
+        t.add_(1)
+        return layer(t).add(add), add, output_0.t() + add.t(), output_0
+
+    twin = copy.deepcopy(layer)
+
+    def eager(t: torch.Tensor, add: torch.Tensor, output_0: torch.Tensor) -> Any:
+        t.add_(1)
+        return twin(t).add(add), add, output_0.t() + add.t(), output_0
+
+    assert_three_calls(named, lambda: tuple(torch.randn(3, 3, 3).unbind()), eager, tmp_path / "named.onnx")
+    nothing = onnx.load(capture(lambda x: x, (torch.zeros(2),)).to_onnx(tmp_path / "nothing.onnx"))
+    x = torch.ones(2)
+    assert nothing(x) is x
 
 
 @pytest.mark.slow(seconds=3)

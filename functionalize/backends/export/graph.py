@@ -99,8 +99,9 @@ class ExportGraph:
                 self._refuse(f"the program {what} {inputs[mutation.input].label}", why, hint)
         entries = {entry.name: entry for entry in inputs}
         for group in self.found.program.recorded.shared if self._metadata.mutations else ():
-            arguments = [entries[name].label for name in group if entries[name].argument is not None]
-            state = [entries[name].label for name in group if entries[name].argument is None]
+            given = [name for name in group if self.inputs.is_argument(entries[name].name)]
+            arguments = [entries[name].label for name in given]
+            state = [entries[name].label for name in group if name not in given]
             if arguments and state:
                 self._refuse(
                     f"{arguments[0]} shares memory with {state[0]}, and the program writes",

@@ -137,6 +137,9 @@ class Prepared:
         """The name of the output that a node is; ``name``: what it is called if it is none yet."""
         if node in self._outputs:
             return self.output_names[self._outputs.index(node)]
+        inputs = {known for spec in self._inputs for known in (spec.arg.name, spec.target)}
+        while name in inputs or name in self.output_names:
+            name += "_"
         self._outputs.append(node)
         self.output_names.append(name)
         return name
@@ -166,6 +169,10 @@ class Prepared:
         return made or node
 
     def _assembled(self) -> ExportedProgram:
+        if not self._outputs:  # an engine wants one
+            node = self._graph.call_function(aten.full.default, ([], 0))
+            node.meta["val"] = torch.zeros([], dtype=torch.int64)
+            self._output(node, "nothing")
         self._graph.output(tuple(self._outputs))
         self._graph.eliminate_dead_code()
         inputs = [spec for spec in self._inputs if not isinstance(spec.arg, ConstantArgument)]
