@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functionalize import capture
-from functionalize.errors import UnsupportedMutationError
+from functionalize.errors import InputMismatchError, UnsupportedMutationError
 from functionalize.tracing import meta_cache
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import clone_inputs, differences, observe
@@ -433,3 +433,42 @@ def test_what_ends_a_program_is_not_cast() -> None:
         capture(run, (x,))(x)
     run(other)
     assert torch.equal(x, other)
+
+
+@pytest.mark.parametrize("op", [torch.abs, torch.angle])
+def test_a_resized_out_of_a_real_part_is_contiguous(op: Any) -> None:
+    def run(x: Tensor, out: Tensor) -> None:
+        op(x, out=out)
+
+    for x in (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.complex64)):
+        outs = [torch.empty(0) for _ in range(3)]
+        run(x.t(), outs[0])
+        capture(run, (x.t(), outs[1]))(x.t(), outs[2])
+        assert outs[2].stride() == outs[0].stride()
+
+
+def test_a_resized_input_has_a_storage_as_large_as_that_of_the_capture() -> None:
+    """A larger one holds what the input gains, a smaller one does not hold what the graph reads."""
+
+    def run(x: Tensor) -> Tensor:
+        x.resize_(4)
+        x[2:].add_(1)
+        return x * 2
+
+    program, memory = capture(run, (torch.ones(2),), on_guard_failure="recapture"), torch.arange(8.0)
+    assert torch.equal(program(memory[:2]), torch.tensor([0.0, 2, 6, 8]))
+    with pytest.raises(InputMismatchError, match="the storage size in bytes of the input `x` is 32, and was 8 when"):
+        capture(run, (torch.ones(2),))(memory[:2])
+
+
+def test_an_input_moves_to_what_another_one_has_gained() -> None:
+    def run(x: Any, y: Tensor) -> None:
+        y.resize_(18)
+        y[12:].fill_(1)
+        x.set_(y.untyped_storage(), 3, (4,), (3,))
+
+    program = capture(run, (torch.zeros(()), torch.arange(12.0)))
+    x, y = torch.zeros(()), torch.arange(12.0)
+    program(x, y)
+    assert x.tolist() == [3, 6, 9, 1]
+    assert x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()

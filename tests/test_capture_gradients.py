@@ -722,3 +722,14 @@ def test_pieces_of_a_part_are_refused_where_another_part_is_written(write: Calla
     with pytest.raises(UnsupportedMutationError, match=r"`y` is written, and the program makes pieces .* of `x`"):
         capture(run, parts(torch.ones(4, requires_grad=True)))
     assert torch.equal(capture(run, parts(torch.ones(4)))(*parts(torch.ones(4))), torch.zeros(1))
+
+
+def test_a_view_that_requires_gradients_whose_memory_is_written_behind_it_is_refused() -> None:
+    def run(x: Tensor) -> None:
+        leaf = x[0].requires_grad_()
+        view = leaf.expand(2, 1)
+        x.detach().add_(-2)
+        (view * view).sum().backward()
+
+    with pytest.raises(UnsupportedProgramError, match="a view is told to require gradients, and then the memory"):
+        capture(run, (torch.ones(1, 1),))

@@ -256,6 +256,39 @@ def test_export_writes_what_can_be_loaded(run: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(results[place], model(x))
 
 
+@pytest.mark.slow(seconds=6)
+@pytest.mark.parametrize("kind", ["pt2", "onnx"])
+def test_exported_files_are_run_with_their_state(run: Any, kind: str) -> None:
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+    file = f"net.{kind}"
+    assert passes(run("export", "cli_models:Net", "f32[4,3]", "--to", kind, "-o", file)) == f"wrote {kind}: {file}\n"
+    data = json.loads(passes(run("run", file, "--calls", "3", "--json")))
+    assert [call[0]["shape"] for call in data["calls"]] == [[4, 2]] * 3
+    assert data["state"]["norm.num_batches_tracked"]["first"] == [3]
+    assert data["calls"][0] != data["calls"][1]
+    assert "state norm.num_batches_tracked: int64[] 2" in passes(run("run", file, "f32[4,3]", "--calls", "2"))
+    assert passes(run("run", file, "--json")) == passes(run("run", file, "--json"))
+
+
+def test_files_that_cannot_be_written_or_run(run: Any, tmp_path: Path) -> None:
+    for name in ("text.onnx", "text.pt2"):
+        (tmp_path / name).write_text("no model")
+    (tmp_path / "net").mkdir()
+    for arguments, said in (
+        (("run", "none.pt2"), "there is no file none.pt2"),
+        (("run", "net.txt"), "end in .pt2, .onnx"),
+        (("run", "text.onnx"), "is no ONNX file"),
+        (("run", "text.pt2"), "is no program of torch.export"),
+        (("export", "cli_models:Net", "f32[4,3]", "--to", "pt2", "-o", "net.onnx"), "ends in .pt2: net.pt2"),
+        (("export", "cli_models:Net", "f32[4,3]", "-o", "text.onnx"), "name a folder, or say --to pt2"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code != 0
+        assert said in " ".join(result.output.split())
+
+
 def test_report(run: Any, tmp_path: Path) -> None:
     printed = passes(run("report", "cli_models:decode", "f32[4,3]", "f32[3]", "-o", "page.html"))
     assert printed == "wrote page.html\n"

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.export import Dim
 
-from functionalize import capture
+from functionalize import UnsupportedExportError, capture, from_exported_program
+from tests.export_programs import PROGRAMS, made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
@@ -62,3 +63,138 @@ def test_state_arguments_and_nesting(as_run: str) -> None:
     torch.testing.assert_close(dict(model.named_buffers()), dict(Counter().named_buffers()))  # is left as it was
     with pytest.raises(AssertionError, match="<= 100"):
         module(torch.randn(200, 3), more={"z": z})
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_three_calls_after_save_and_load(name: str) -> None:
+    program, inputs = made(name)
+    twin, _ = made(name)
+    module = saved_and_loaded(capture(program, inputs()).to_exported_program()).module()
+    for _ in range(3):
+        given = inputs()
+        mine = copy.deepcopy(given)
+        expected, found = twin(*given), module(*mine)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(mine, given)
+
+
+@pytest.mark.parametrize("name", ["sgd", "decode", "sizes-by-data"])
+def test_decomposed(name: str) -> None:
+    program, inputs = made(name)
+    twin, _ = made(name)
+    module = capture(program, inputs()).to_core_aten().module()
+    for _ in range(3):
+        given = inputs()
+        mine = copy.deepcopy(given)
+        torch.testing.assert_close(module(*mine), twin(*given))
+
+
+def test_optimizer_state_and_gradients_are_buffers() -> None:
+    program, inputs = made("adamw")
+    exported = capture(program, inputs()).to_exported_program()
+    buffers = exported.graph_signature.buffers_to_mutate.values()
+    assert {"update.state.0.step", "update.state.0.exp_avg", "model.0.weight_grad"} <= set(buffers)
+    assert set(exported.graph_signature.parameters_to_mutate.values()) == set(exported.graph_signature.parameters)
+
+
+def test_state_that_the_first_call_makes_otherwise() -> None:
+    """The momentum of the first step is not damped: as later steps with zeros it would be another program."""
+    layer = torch.nn.Linear(2, 1)
+    update = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        update.zero_grad()
+        loss: torch.Tensor = layer(x).sum()
+        loss.backward()
+        update.step()
+        return loss
+
+    program = capture(step, (torch.ones(3, 2),))
+    with pytest.raises(UnsupportedExportError, match=r"(?s)momentum_buffer.*call the program once"):
+        program.to_exported_program()
+    assert not update.state
+    program(torch.ones(3, 2))
+    module = program.to_exported_program().module()
+    for _ in range(3):
+        torch.testing.assert_close(module(torch.ones(3, 2)), program(torch.ones(3, 2)))
+
+
+def test_objects_among_the_arguments_are_bound() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.rows = torch.zeros(3)
+
+    def add(x: torch.Tensor, cache: Any) -> torch.Tensor:
+        cache.rows = cache.rows + x
+        result: torch.Tensor = cache.rows
+        return result
+
+    cache, twin = Cache(), Cache()
+    module = capture(add, (torch.zeros(3), cache)).to_exported_program().module()
+    for _ in range(3):
+        x = torch.randn(3)
+        torch.testing.assert_close(module(x), add(x, twin))
+    with pytest.raises(ValueError, match=r"input tree spec|args and kwargs"):
+        module(torch.zeros(3), Cache())
+
+
+def test_objects_among_the_results_are_dicts() -> None:
+    class Pair:
+        def __init__(self, first: torch.Tensor, rest: list[torch.Tensor]) -> None:
+            self.first, self.rest = first, rest
+
+    module = capture(lambda x: (x, Pair(x + 1, [x * 2])), (torch.zeros(2),)).to_exported_program().module()
+    x = torch.ones(2)
+    torch.testing.assert_close(module(x), (x, {"first": x + 1, "rest.0": x * 2}))
+
+
+def test_all_causes_in_one_error() -> None:
+    log: list[torch.Tensor] = []
+
+    def everything(x: torch.Tensor, y: torch.Tensor) -> Any:
+        log.append(x.sum())
+        x.resize_(2)
+        y.t_()
+        return object.__new__(torch.nn.Module)
+
+    program = capture(everything, (torch.zeros(3), torch.zeros(2, 3)))
+    with pytest.raises(UnsupportedExportError) as caught:
+        program.to_exported_program()
+    assert len(caught.value.causes) == 3
+    for part in ("for 3 causes", "a list that gets longer", "`x`", "`y`"):
+        assert part in str(caught.value)
+
+
+def test_other_decisions_are_refused() -> None:
+    program = capture(lambda x: x * 2 if x.sum() > 0 else x, (torch.ones(2),))
+    module = saved_and_loaded(program.to_exported_program()).module()
+    torch.testing.assert_close(module(torch.ones(2)), torch.full((2,), 2.0))
+    with pytest.raises(RuntimeError, match="test_exported_program"):
+        module(-torch.ones(2))
+
+
+def test_what_is_kept_of_the_program() -> None:
+    model = Counter()
+    exported = capture(model, (torch.randn(4, 3),), {"more": {"z": torch.randn(1, 3)}}).to_exported_program()
+    nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
+    assert any("self.count.add_(1)" in node.meta["stack_trace"] for node in nodes)
+    assert any("linear" in str(node.meta["nn_module_stack"]) for node in nodes)
+    assert {"", "linear", "norm"} <= {entry.fqn for entry in exported.module_call_graph}
+    assert set(exported.state_dict) == set(model.state_dict())
+    assert exported.state_dict["linear.weight"].data_ptr() == model.linear.weight.data_ptr()
+    assert exported.state_dict["count"].data_ptr() != model.count.data_ptr()
+
+
+def test_from_an_exported_program() -> None:
+    model = Counter()
+    twin = copy.deepcopy(model)
+    batch = Dim("batch", min=2, max=100)
+    example = (torch.randn(4, 3),), {"more": {"z": torch.randn(1, 3)}}
+    exported = torch.export.export(model, *example, dynamic_shapes={"x": {0: batch}, "more": {"z": None}})
+    program = from_exported_program(exported)
+    assert {"count", "x"} <= {write.target for write in program.mutations}
+    for rows in (4, 6):
+        x, z = torch.randn(rows, 3), torch.randn(1, 3)
+        mine = x.clone()
+        torch.testing.assert_close(program(mine, more={"z": z}), twin(x, more={"z": z}))
+        torch.testing.assert_close(mine, x)

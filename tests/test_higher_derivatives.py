@@ -469,3 +469,20 @@ def test_gradients_that_are_computed_from_nothing_have_derivatives() -> None:
 
     program = capture(run, (torch.ones(3, requires_grad=True) * 1,))
     torch.testing.assert_close(derivatives(program), derivatives(run))
+
+
+def test_gradients_require_gradients_as_in_eager_where_autograd_missed_a_write() -> None:
+    def run(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        y.add_(1)
+        return (x * weight).sum()
+
+    def requires(function: Callable[..., Any]) -> list[bool]:
+        leaves, memory = [torch.ones(3, requires_grad=True) for _ in range(3)], torch.ones(3)
+        x, y = (torch.empty(0).set_(memory.untyped_storage(), 0, (3,), (1,)).mul_(leaf) for leaf in leaves[:2])
+        result = function(x, y, leaves[2])
+        return [one.requires_grad for one in torch.autograd.grad([result, y.sum()], leaves, create_graph=True)]
+
+    leaf, memory = torch.ones(3, requires_grad=True), torch.ones(3)
+    x, y = (torch.empty(0).set_(memory.untyped_storage(), 0, (3,), (1,)).mul_(leaf) for _ in range(2))
+    assert requires(run) == [True, False, True]
+    assert requires(capture(run, (x, y, leaf))) == [True, False, True]

@@ -27,14 +27,16 @@ from functionalize._torch.dispatch import HigherOrderOperator, OpOverload
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """While the exporter says nothing of other packages that are not there."""
-    logger = logging.getLogger(ONNXRegistry.__module__)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """While the exporter says nothing of packages that are not there, and of what it does not make simpler."""
+    loggers = [logging.getLogger(name) for name in (ONNXRegistry.__module__, "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 @functools.cache

@@ -254,6 +254,11 @@ class Base:
         self.kept = None
         self.storage = self.held = self.seed = self.twin = None
 
+    @property
+    def first(self) -> torch.Tensor | None:
+        """The handle that was first seen on the storage, if it lives and addresses all of it."""
+        return None if self.original is None else self.original()
+
     def is_original(self, handle: torch.Tensor) -> bool:
         """Whether a handle is the one that was first seen on the storage, and its value."""
         return self.original is not None and self.original() is handle

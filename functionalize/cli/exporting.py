@@ -5,6 +5,7 @@ Invariant: a format is known by its suffix when it is read. Limits: formats that
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,13 @@ def _read_pt2(path: Path) -> Loaded:
 
     from functionalize._torch import pytree
 
-    exported = torch.export.load(path)
+    if not zipfile.is_zipfile(path):
+        raise TargetError(f"{path} is no program of torch.export, or is not complete")
+    try:
+        exported = torch.export.load(path)
+    except Exception as error:  # torch logs where it fails, and raises what it met there
+        said = str(error).strip().split("\n", maxsplit=1)[0]
+        raise TargetError(f"{path} is no program of torch.export, or is not complete: {said}") from error
     module = exported.module()
     named = {
         *exported.graph_signature.buffers_to_mutate.values(),

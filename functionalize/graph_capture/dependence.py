@@ -34,7 +34,14 @@ def reads_storages(graph: Graph) -> bool:
     return any(graph.find_nodes(op="call_function", target=op, sort=False) for op in _BY_ADDRESS)
 
 
+def counts_from_storages(graph: Graph) -> bool:
+    """Whether a graph says where in a storage something lies: it is right for inputs that lie where they did."""
+    calls = [(at, graph.find_nodes(op="call_function", target=op)) for op, at in _WITH_OFFSETS.items()]
+    return any(len(node.args) > at for at, nodes in calls for node in nodes)
+
+
 _BY_ADDRESS = [aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default]
+_WITH_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
 _OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read none of its values
     getattr(aten, name).default
     for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")

@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-from functionalize._torch import OFFSET, storage_key
+from functionalize._torch import OFFSET, STORAGE, storage_key
 from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.graph_capture.decisions import Decider
+from functionalize.graph_capture.dependence import counts_from_storages
 from functionalize.graph_capture.differentiability import refuse_gradients_of_made, refused_write
 from functionalize.graph_capture.gradients_of_state import drop_unread, left_by
 from functionalize.graph_capture.graph_symbols import symbol_sources
@@ -354,16 +355,14 @@ class GraphFinalizer:
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
         asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
         detaches = tuple(self.context.notes.detaches)
+        asked |= {STORAGE} if any(map(self._is_resized_input, self.context.graph.bases.values())) else set()
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked), detaches)
+
+    def _is_resized_input(self, base: Base) -> bool:
+        """Whether the storage of an input was resized: what it gains is not what it has."""
+        return type(base.capacity) is int and id(base.first) in self._numbers
 
 
 aten = torch.ops.aten
 _STRIDED = torch.strided
-_WITH_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
-
-
-def counts_from_storages(graph: Graph) -> bool:
-    """Whether a graph says where in a storage something lies: it is right for inputs that lie where they did."""
-    calls = [(at, graph.find_nodes(op="call_function", target=op)) for op, at in _WITH_OFFSETS.items()]
-    return any(len(node.args) > at for at, nodes in calls for node in nodes)

@@ -62,6 +62,12 @@ _KNOWN = (
         "a captured program begins with its inputs: what lies before them is none of its graph",
         "call backward() outside of what is captured, or pass leaves and compute the inputs of them inside",
     ),
+    _Known(
+        "new_fn INTERNAL ASSERT",
+        "a view is told to require gradients, and then the memory of what it is a view of is written",
+        "of fake tensors, autograd takes views of such a leaf by the same steps again, from what requires no gradients",
+        "write first, or have a copy of the view (`.clone()`) require gradients",
+    ),
 )
 
 

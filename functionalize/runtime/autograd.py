@@ -72,22 +72,32 @@ class Derivation:
         except RuntimeError as error:
             held = [value.data for value in self.held.values() if isinstance(value, SavedTensor)]
             return Undifferentiable.apply(error, len(gradients), *gradients, *held, *tangents)  # type: ignore[no-untyped-call,no-any-return]
-        if self.call.joint.hides_writes:
-            known = self._known_to_next(len(gradients))
-        else:
-            required = sum(1 << n for n, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad)
-            known = self.call.may_require_grad(required)
+        required = [isinstance(value, torch.Tensor) and value.requires_grad for value in values]
+        known = (self._known_to_next if self.call.joint.hides_writes else self.call.may_require_grad)(required)
         if not any(known):
             return gradients
         return _Gradients.apply(self, gradients, known, *values)  # type: ignore[no-untyped-call,no-any-return]
 
-    def _known_to_next(self, count: int) -> list[bool]:
-        """Of each gradient whether the next order differentiates it; all, where there is none: it is asked again."""
+    def _known_to_next(self, required: Sequence[bool]) -> list[bool]:
+        """Of each gradient whether it depends on what requires gradients, inputs and tangents, in the next order.
+
+        All may, where there is none: it is asked again.
+        """
+        count = len(self.call.differentiated)
         try:
-            known = self.orders.call(self.order + 1).joint.tangents
+            joint = self.orders.call(self.order + 1).joint
         except RuntimeError:
             return [True] * count
-        return [number in known for number in range(count)]
+        wanted = {name for name, one in zip(self._names(), required, strict=True) if one}
+        pairs = zip(joint.names, joint.gradients, strict=True)
+        read = [joint.values[n] for name, n in pairs if n is not None and name in wanted]
+        tangents = {result: len(joint.names) + number for number, result in enumerate(joint.tangents)}
+        return [n in tangents and any(one >> tangents[n] & 1 for one in read) for n in range(count)]
+
+    def _names(self) -> list[str]:
+        """What the next order calls inputs and tangents of this one."""
+        joint = self.call.joint
+        return [*joint.names, *(tangent_name(self.order, number) for number in range(len(joint.tangents)))]
 
     def _still_there(self, number: int) -> torch.Tensor:
         """An input that no gradient of this order is computed from, but one of the next is: as long as it lives."""
@@ -100,8 +110,7 @@ class Derivation:
     def next_results(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The gradients of this call, computed by the next order from its inputs and tangents."""
         own, call = self.call.joint, self.orders.call(self.order + 1)
-        names = [*own.names, *(tangent_name(self.order, number) for number in range(len(own.tangents)))]
-        known = dict(zip(names, values, strict=True))
+        known = dict(zip(self._names(), values, strict=True))
         for number, name in enumerate(own.names):
             if number in self.known and name in call.joint.names:
                 known[name] = self._still_there(number)

@@ -114,10 +114,11 @@ class ForwardCall:
         every = self.joint.hides_writes  # what was overwritten has gradients, and is none of the sources
         return frozenset(number for number in range(len(self.joint.names)) if every or known >> number & 1)
 
-    def may_require_grad(self, required: int) -> list[bool]:
-        """Of each gradient: whether it is computed from what requires gradients; ``required``: a bit for each."""
+    def may_require_grad(self, required: Sequence[bool]) -> list[bool]:
+        """Of each gradient: whether it is computed from what requires gradients, of inputs and tangents."""
+        bits = sum(1 << number for number, one in enumerate(required) if one)
         positions = [self.joint.gradients[number] for number in self.differentiated]
-        return [bool(self.joint.values[position] & required) for position in positions]  # type: ignore[index]
+        return [bool(self.joint.values[position] & bits) for position in positions]  # type: ignore[index]
 
 
 def tangent_name(order: int, number: int) -> str:

@@ -120,7 +120,7 @@ class Epilogue:
                     self.context.executor.retarget_proxy(handle, self._presentable(handle, view))
 
     def _plan(self) -> list[WriteBack]:
-        """The write-backs, in input order."""
+        """The write-backs, in input order; those that make a storage larger come first: others may need the room."""
         changed: list[tuple[Input, View, bool]] = []
         for entry in self.inputs:
             base = self.context.graph.bases.get(entry.storage)
@@ -130,6 +130,7 @@ class Epilogue:
             written = view is not None and not view.base.untouched(view, since=0)
             if view is not None and (written or entry in self.moved):
                 changed.append((entry, view, written))
+        changed.sort(key=lambda one: not (one[0] in self.moved and grows(one[0])))
         metadata = _Metadata(self.inputs, self.moved, self.context)
         storages = {entry.storage for entry, _, _ in changed}
         return [
@@ -267,6 +268,11 @@ def moved(entry: Input) -> bool:
     return (layout is not entry.layout and layout.key != entry.layout.key) or storage_key(entry.handle) != entry.storage
 
 
+def grows(entry: Input) -> bool:
+    """Whether an input kept its storage, which had no room for what the input shows now."""
+    return storage_key(entry.handle) == entry.storage and not fits(Layout.of(entry.handle), entry.capacity)
+
+
 class _Metadata:
     """The ops that give inputs their new metadata, in the order in which they run."""
 
@@ -286,8 +292,7 @@ class _Metadata:
         if key == entry.storage and self._runs_below_autograd:
             return False
         if key == entry.storage:
-            grows = entry.requires_grad and not fits(Layout.of(entry.handle), entry.capacity)
-            return grows and key in self._alone
+            return entry.requires_grad and grows(entry) and key in self._alone
         return key not in self._holder
 
     def steps(self, entry: Input) -> Iterator[OpCall]:

@@ -27,6 +27,8 @@ from functionalize.transform.context import FunctionalizationContext
 
 aten = torch.ops.aten
 _CANNOT_CAST = "result type {} can't be cast to the desired output type {}"  # eager's words
+# Of complex numbers these compute complex ones, and copy their real part to an `out=` that is contiguous where resized.
+_COPY_THEIR_RESULT = frozenset({aten.abs.out, aten.angle.out})
 DTYPE_NAMES = {  # in errors of eager
     torch.bool: "Bool",
     torch.uint8: "Byte",
@@ -124,7 +126,8 @@ class WritingCall:
                 twin = value  # fake tensors that run the kernel for real do not see that it resized its `out=`
             if differ(twin.size(), handle.size()):
                 # A fake twin is resized to contiguous strides, a real one to those of the result.
-                by_value = is_fake(twin) and not differ(value.size(), twin.size())
+                copied = self.func in _COPY_THEIR_RESULT and self.args[0].is_complex()
+                by_value = is_fake(twin) and not (copied or differ(value.size(), twin.size()))
                 self._resize(handle, self._as_in_eager(value, results, variant) if by_value else twin)
                 self._refuse_overlap(handle)
             if value.dtype != handle.dtype:

@@ -163,11 +163,12 @@ class EffectReader:
 
 def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:
     """The side effects of a program whose entries are no longer, or not yet, as it found them."""
+    stand_ins = StandIns(call)
     for effect in call.program.metadata.side_effects:
-        states: list[Walked] = [call.program.capture.state, call.arguments]
-        container = list(states[effect.state].containers.values())[effect.container][0]
+        container = list(stand_ins.states[effect.state].containers.values())[effect.container][0]
         now = copy_of(container)
-        for key, before in effect.before.items():
+        for name, before in effect.before.items():
+            key = stand_ins.made(name)
             found = now.get(key, ABSENT) if isinstance(now, dict) else (now[key] if key < len(now) else ABSENT)
             if not before.is_found(found):
                 yield effect

@@ -15,7 +15,7 @@ import torch
 from functionalize._torch import pytree
 from functionalize.backends.export.effects import GraphValue, StandIns
 from functionalize.backends.export.example_call import ExampleCall
-from functionalize.backends.export.graph import ExportGraph
+from functionalize.backends.export.graph import ExportGraph, tensors_of
 from functionalize.errors import UnsupportedExportError
 
 
@@ -71,7 +71,8 @@ def _returned(call: ExampleCall, results: Sequence[Any]) -> list[Any]:
     stand_ins, metadata = StandIns(call), call.program.metadata
     made = [stand_ins.made(part) for part in metadata.results]
     found = []
-    for leaf in pytree.tree_leaves(pytree.tree_unflatten(made, metadata.spec)):
+    leaves, spec = pytree.tree_flatten(pytree.tree_unflatten(made, metadata.spec))
+    for leaf in pytree.tree_leaves(pytree.tree_unflatten(list(map(tensors_of, leaves)), spec)):
         value = stand_ins.of_marker.get(id(leaf), leaf)
         alias = value.alias if isinstance(value, GraphValue) else None
         position = value.result if isinstance(value, GraphValue) else None

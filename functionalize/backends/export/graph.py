@@ -24,6 +24,7 @@ from functionalize.backends.export.steady import Exportable
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation
+from functionalize.runtime.state_walk import StateWalk
 
 aten = torch.ops.aten
 _UNSEEN = ("profiler",)  # operators that only measure
@@ -96,6 +97,17 @@ class ExportGraph:
             if what:
                 why, hint = _SIZES_STAY
                 self._refuse(f"the program {what} {inputs[mutation.input].label}", why, hint)
+        entries = {entry.name: entry for entry in inputs}
+        for group in self.found.program.recorded.shared if self._metadata.mutations else ():
+            given = [name for name in group if self.inputs.is_argument(entries[name].name)]
+            arguments = [entries[name].label for name in given]
+            state = [entries[name].label for name in group if name not in given]
+            if arguments and state:
+                self._refuse(
+                    f"{arguments[0]} shares memory with {state[0]}, and the program writes",
+                    "an exported program has state of its own, in other memory",
+                    "pass a copy, or reach the tensor as state alone",
+                )
         for number, gradient in self._metadata.gradients.items():
             if inputs[number].argument is not None and gradient is not None:
                 self._refuse(
@@ -233,7 +245,9 @@ class ExportGraph:
         stand_ins = StandIns(self.found.call)
         inputs = {id(value): n for n, value in reversed(list(enumerate(stand_ins.inputs)))}
         made = [stand_ins.made(part) for part in self._metadata.results]
-        leaves, self.spec = pytree.tree_flatten(pytree.tree_unflatten(made, self._metadata.spec))
+        leaves, spec = pytree.tree_flatten(pytree.tree_unflatten(made, self._metadata.spec))
+        plain = pytree.tree_unflatten(list(map(tensors_of, leaves)), spec)
+        leaves, self.spec = pytree.tree_flatten(plain)
         for leaf in leaves:
             value = stand_ins.of_marker.get(id(leaf), leaf)
             if isinstance(leaf, torch.Tensor) and not isinstance(value, GraphValue):
@@ -279,6 +293,15 @@ class ExportGraph:
             base = self.emitter.graph.call_function(viewing(step.target), (base, *step.args[1:]), step.kwargs)
             base.meta = dict(step.meta)
         return base
+
+
+def tensors_of(leaf: Any) -> Any:
+    """An object that pytrees do not know as a dict of its tensors; any other leaf itself."""
+    if isinstance(leaf, (torch.Tensor, GraphValue, *CONSTANTS)):
+        return leaf
+    walk = StateWalk()
+    walk.walk([leaf], 0, "")
+    return {slot.path.strip("."): slot.get() for slot in walk.tensors} or leaf
 
 
 def symbolic_sizes(look: Any) -> list[tuple[int, Any]]:

@@ -75,6 +75,10 @@ class ExportInputs:
             found.append(ExportInput(InputKind.BUFFER, name, gradient_target(entry), value, False))
         return found
 
+    def is_argument(self, name: str) -> bool:
+        """Whether an input is an argument here as well: objects are bound."""
+        return any(one.name == name and one.kind is InputKind.USER_INPUT for one in self.all)
+
     def gradient(self, number: int) -> ExportInput | None:
         """The buffer of an input's gradient."""
         entries = enumerate(self._metadata.inputs)

@@ -25,6 +25,8 @@ def with_views(exported: ExportedProgram) -> ExportedProgram:
     """The same program, in which views are not copied."""
     graph = Graph()
     results: Any = graph.graph_copy(exported.graph, {})
+    for old, new in zip(*(one.find_nodes(op="placeholder") for one in (exported.graph, graph)), strict=True):
+        new.name = old.name  # FX gives another to those that Python has a function for
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         node.target = _BY_SIZE.get(node.target) or viewing(node.target) or node.target
     replaced = [_copied(graph, result) if isinstance(result, Node) else result for result in results]

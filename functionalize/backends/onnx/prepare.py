@@ -24,6 +24,7 @@ from torch.fx import Graph, Node
 
 from functionalize._torch import SYMBOLS, pytree
 from functionalize.backends.onnx.convention import Argument, Check, Convention, Result, State
+from functionalize.errors import UnsupportedExportError
 
 aten = torch.ops.aten
 _ASSERTIONS = {aten._assert_scalar.default, aten._assert_async.msg}
@@ -82,9 +83,16 @@ class Prepared:
 
     def _describe(self) -> None:
         convention, exported = self.convention, self._exported
-        convention.in_spec, convention.out_spec = (
-            pytree.treespec_dumps(spec) for spec in (exported.call_spec.in_spec, exported.call_spec.out_spec)
-        )
+        specs = (exported.call_spec.in_spec, exported.call_spec.out_spec)
+        try:
+            convention.in_spec, convention.out_spec = map(pytree.treespec_dumps, specs)
+        except NotImplementedError as error:
+            cause = UnsupportedExportError.cause(
+                "the arguments or the results hold an object of a class that has no name in files",
+                why=str(error),
+                hint="use tuples, lists and dicts, or register the class with a serialized_type_name",
+            )
+            raise UnsupportedExportError("ONNX", [cause]) from error
         whole = exported.module_call_graph[0].signature
         convention.names = list(whole.forward_arg_names or []) if whole is not None else []
         for spec in self._signature.input_specs:
@@ -129,6 +137,9 @@ class Prepared:
         """The name of the output that a node is; ``name``: what it is called if it is none yet."""
         if node in self._outputs:
             return self.output_names[self._outputs.index(node)]
+        inputs = {known for spec in self._inputs for known in (spec.arg.name, spec.target)}
+        while name in inputs or name in self.output_names:
+            name += "_"
         self._outputs.append(node)
         self.output_names.append(name)
         return name
@@ -158,6 +169,10 @@ class Prepared:
         return made or node
 
     def _assembled(self) -> ExportedProgram:
+        if not self._outputs:  # an engine wants one
+            node = self._graph.call_function(aten.full.default, ([], 0))
+            node.meta["val"] = torch.zeros([], dtype=torch.int64)
+            self._output(node, "nothing")
         self._graph.output(tuple(self._outputs))
         self._graph.eliminate_dead_code()
         inputs = [spec for spec in self._inputs if not isinstance(spec.arg, ConstantArgument)]

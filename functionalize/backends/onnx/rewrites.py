@@ -86,6 +86,18 @@ def index_copy(base: Any, dim: int, index: Any, source: Any) -> Any:
     return aten.scatter.src(base, dim, index.reshape(shape).expand(source.size()), source)
 
 
+@rewrite(aten.index_put.default)
+def index_put(base: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """Rows along one dimension, by :func:`index_copy`."""
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    index = indices[dims[0]] if len(dims) == 1 and not accumulate else None
+    if index is None or index.dim() != 1 or index.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    size = list(base.size())
+    size[dims[0]] = index.size(0)
+    return index_copy(base, dims[0], index, values.expand(size))
+
+
 _LSTM = 2  # among the kinds of layers
 
 

@@ -63,9 +63,10 @@ class OnnxProgram:
             first = _first_values(model, self.convention, path)
             options = {"providers": ["CPUExecutionProvider"], "sess_options": _quiet(), **options}
             self.session = onnxruntime.InferenceSession(str(path), **options)
-        except (OSError, RuntimeError, onnx.checker.ValidationError) as error:
+        except Exception as error:  # ONNX Runtime has several kinds, of no common class
             raise ValueError(
-                f"{path} cannot be loaded: {error}\n    try  keep its `.data` file beside it, or write it again"
+                f"{path} cannot be loaded: {error}\n    try  keep its `.data` file beside it; other providers, for "
+                "types that this one does not compute with; or write it again"
             ) from error
         in_place = not self.convention.checks  # else a call that is refused would have written
         self._state = {

@@ -27,6 +27,7 @@ from functionalize._torch.onnx import by_torch, decompositions, quiet, translate
 from functionalize.backends.export.views import with_views
 from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import KEY
+from functionalize.backends.onnx.naming import provisional, rename
 from functionalize.backends.onnx.prepare import Prepared
 from functionalize.backends.onnx.rewrites import BY_TORCH, FIRST_ALONE, rows_for
 from functionalize.backends.onnx.sharing import shared_memory
@@ -50,6 +51,7 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
         made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
+    rename(made.model, prepared.input_names, prepared.output_names)
     _finish(made.model, prepared)
     _save(made, path, external_data)
     return path
@@ -99,7 +101,8 @@ def _line(trace: str) -> str | None:
 def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
     with contextlib.redirect_stdout(io.StringIO()), quiet():
         try:
-            return translate(program, input_names=prepared.input_names, output_names=prepared.output_names)
+            names = [provisional(len(some), "value") for some in (prepared.input_names, prepared.output_names)]
+            return translate(program, input_names=names[0], output_names=[f"{name}.out" for name in names[1]])
         except torch.onnx.errors.OnnxExporterError as error:
             text = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()
             cause = UnsupportedExportError.cause("torch's exporter fails", why=text[0], hint="compute it otherwise")

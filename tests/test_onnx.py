@@ -1,0 +1,170 @@
+"""Captured programs as ONNX files, run by ONNX Runtime: held against eager over three calls, state threaded."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from functionalize import DataDependentError, InputMismatchError, UnsupportedExportError, capture
+from tests.export_programs import PROGRAMS, made
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from functionalize.backends import onnx  # noqa: E402
+
+_FULL = ("python-counter", "swap", "tied", "tied-step", "outputs-alias-inputs", "sgd", "mutates-input")
+
+
+def _marked(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.full if name in _FULL else pytest.mark.slow(seconds=3))
+
+
+def assert_three_calls(program: Any, inputs: Any, twin: Any, path: Path) -> Any:
+    """Write a program, load it, and hold three calls against those of its twin."""
+    run = onnx.load(capture(program, inputs()).to_onnx(path))
+    for _ in range(3):
+        given = inputs()
+        mine = copy.deepcopy(given)
+        expected, found = twin(*given), run(*mine)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine, given)
+    return run
+
+
+@pytest.mark.parametrize("name", list(map(_marked, PROGRAMS)))
+def test_three_calls(name: str, tmp_path: Path) -> None:
+    program, inputs = made(name)
+    twin, _ = made(name)
+    assert_three_calls(program, inputs, twin, tmp_path / "program.onnx")
+
+
+def test_state_is_explicit_and_bound_in_place(tmp_path: Path) -> None:
+    program, inputs = made("decode")
+    run = onnx.load(capture(program, inputs()).to_onnx(tmp_path / "decode.onnx"))
+    names = [one.name for one in run.session.get_inputs()], [one.name for one in run.session.get_outputs()]
+    assert "keys" in names[0]
+    assert "new.keys" in names[1]
+    (memory,) = [value.data_ptr() for value in run.state.values()]
+    run(*inputs())
+    assert [value.data_ptr() for value in run.state.values()] == [memory]
+
+
+@pytest.mark.slow(seconds=6)
+def test_nesting_keywords_and_dynamic_axes(tmp_path: Path) -> None:
+    model = torch.nn.BatchNorm1d(3)
+    twin = copy.deepcopy(model)
+
+    def nested(x: torch.Tensor, *, more: dict[str, torch.Tensor], factor: int = 2) -> dict[str, Any]:
+        x[0].mul_(factor)
+        return {"y": model(x) + more["z"], "x": x, "rows": x.size(0)}
+
+    def eager(x: torch.Tensor, *, more: dict[str, torch.Tensor]) -> dict[str, Any]:
+        x[0].mul_(2)
+        return {"y": twin(x) + more["z"], "x": x, "rows": x.size(0)}
+
+    shapes = {"x": {0: torch.export.Dim("rows", min=2)}, "more": {"z": None}, "factor": None}
+    program = capture(nested, (torch.randn(4, 3),), {"more": {"z": torch.randn(3)}, "factor": 2}, dynamic_shapes=shapes)
+    run = onnx.load(program.to_onnx(tmp_path / "nested.onnx"))
+    for rows in (2, 5, 7):
+        x, z = torch.randn(rows, 3), torch.randn(3)
+        mine = x.clone()
+        expected, found = eager(x, more={"z": z}), run(more={"z": z}, factor=2, x=mine)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert found["x"] is mine
+        torch.testing.assert_close(mine, x)
+    for wrong in ({"factor": 3}, {"more": [torch.zeros(3)]}, {"x": torch.zeros(4, 2)}, {"x": 1}, {"y": 1}):
+        with pytest.raises(InputMismatchError):
+            run(**{"x": torch.randn(4, 3), "more": {"z": torch.zeros(3)}, "factor": 2} | wrong)
+
+
+@pytest.mark.slow(seconds=3)
+def test_other_decisions_write_nothing(tmp_path: Path) -> None:
+    count = torch.zeros(())
+
+    def decide(x: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return x * 2 if x.sum() > 0 else x
+
+    run = onnx.load(capture(decide, (torch.ones(2),)).to_onnx(tmp_path / "decide.onnx"))
+    run(torch.ones(2))
+    with pytest.raises(DataDependentError, match="in decide: return x"):
+        run(-torch.ones(2))
+    assert run.state["count"].item() == 1
+
+
+@pytest.mark.slow(seconds=3)
+def test_arguments_that_share_memory_otherwise_are_refused(tmp_path: Path) -> None:
+    program, inputs = made("aliased-inputs")
+    run = onnx.load(capture(program, inputs()).to_onnx(tmp_path / "aliased.onnx"))
+    with pytest.raises(InputMismatchError, match="share memory"):
+        run(torch.randn(6), torch.randn(3))
+
+
+@pytest.mark.slow(seconds=5)
+def test_names_that_the_graph_has_as_well(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(3, 3)
+
+    def named(t: torch.Tensor, add: torch.Tensor, output_0: torch.Tensor) -> Any:
+        t.add_(1)
+        return layer(t).add(add), add, output_0.t() + add.t(), output_0
+
+    twin = copy.deepcopy(layer)
+
+    def eager(t: torch.Tensor, add: torch.Tensor, output_0: torch.Tensor) -> Any:
+        t.add_(1)
+        return twin(t).add(add), add, output_0.t() + add.t(), output_0
+
+    assert_three_calls(named, lambda: tuple(torch.randn(3, 3, 3).unbind()), eager, tmp_path / "named.onnx")
+    nothing = onnx.load(capture(lambda x: x, (torch.zeros(2),)).to_onnx(tmp_path / "nothing.onnx"))
+    x = torch.ones(2)
+    assert nothing(x) is x
+
+
+@pytest.mark.slow(seconds=3)
+def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
+    program, inputs = made("batch-norm")
+    twin, _ = made("batch-norm")
+    path = capture(program, inputs()).to_onnx(tmp_path / "norm.onnx", external_data=True)
+    run = onnx.load(path)
+    x = inputs()
+    torch.testing.assert_close(run(*x), twin(*x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow(seconds=3)
+def test_all_operators_that_have_no_translation_are_named(tmp_path: Path) -> None:
+    def odd(x: torch.Tensor) -> Any:
+        (first, *_) = torch.linalg.svd(x)
+        second = torch.linalg.eigh(x @ x.t())
+        return first, second[0]
+
+    program = capture(odd, (torch.randn(3, 3),))
+    with pytest.raises(UnsupportedExportError) as caught:
+        program.to_onnx(tmp_path / "odd.onnx")
+    assert len(caught.value.causes) == 2
+    assert all(text in str(caught.value) for text in ("svd", "eigh", "second = torch.linalg.eigh(x @ x.t())"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    import onnx as package
+
+    empty = package.helper.make_model(package.helper.make_graph([], "empty", [], []))
+    package.save(empty, str(tmp_path / "other.onnx"))
+    whole = (tmp_path / "other.onnx").read_bytes()
+    (tmp_path / "truncated.onnx").write_bytes(whole[:-3])
+    (tmp_path / "text.onnx").write_text("no model")
+    with pytest.raises(FileNotFoundError, match="no file"):
+        onnx.load(tmp_path / "none.onnx")
+    for name in ("other", "truncated", "text"):
+        with pytest.raises(ValueError, match=r"was not written by to_onnx|is no ONNX file"):
+            onnx.load(tmp_path / f"{name}.onnx")
+    package.helper.set_model_props(empty, {"functionalize": '{"format": 0}'})
+    package.save(empty, str(tmp_path / "older.onnx"))
+    with pytest.raises(ValueError, match="another version"):
+        onnx.load(tmp_path / "older.onnx")
