@@ -150,7 +150,10 @@ def test_other_ways_to_begin(name: str) -> None:
 
 @pytest.mark.slow(seconds=2)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("gpt2", "resnet") else pytest.param(name, marks=pytest.mark.full) for name in TRANSFORMERS],
+)
 def test_models_of_transformers(name: str) -> None:
     model: Any = TRANSFORMERS[name]
     make = model[0] if isinstance(model, tuple) else model
@@ -256,7 +259,7 @@ def test_ties() -> None:
 def test_parametrizations(make: Callable[[], nn.Module]) -> None:
     eager, _ = pair(make)
     deferred = check(make)
-    x = torch.randn(2, next(iter(eager.parameters())).size(-1) if eager.in_features is None else eager.in_features)
+    x = torch.randn(2, next(iter(eager.parameters())).size(-1) if eager.in_features is None else eager.in_features)  # type: ignore[call-overload]
     assert torch.equal(eager.eval()(x), deferred.eval()(x))
 
 
@@ -266,7 +269,7 @@ def test_copies_of_modules() -> None:
     compare(eager, deferred)  # the layer was real, and so are its copies
     layer: Any = nn.TransformerEncoderLayer
     check(lambda: nn.TransformerEncoder(layer(8, 2, 16, batch_first=True), 2))
-    eager, deferred = pair(nn.Linear, 3, 4)
+    eager, deferred = pair(nn.Linear, 3, 4)  # type: ignore[arg-type]
     copied = copy.deepcopy(deferred)
     materialize_module(copied)
     compare(eager, copied)
@@ -561,14 +564,14 @@ def test_everything_that_refers_to_a_parameter_sees_it_materialized() -> None:
     assert weight is deferred.weight_hh_l0 is deferred._flat_weights[1]
     assert all(one is two and not is_fake(one) for one, two in zip(kept, deferred.parameters(), strict=True))
     deferred(torch.randn(2, 3))[0].sum().backward()
-    before = weight.detach().clone()
+    before = weight.detach().clone()  # type: ignore[operator]
     optimizer.step()
-    assert not torch.equal(weight, before)
+    assert not torch.equal(weight, before)  # type: ignore[arg-type]
     assert not any(name.startswith(("_functionalize", "_item_memo")) for name in weight.__dict__)
 
 
 def test_attributes_hooks_and_gradients_of_parameters() -> None:
-    seen = []
+    seen: list[Any] = []
 
     def make() -> nn.Module:
         layer = nn.Linear(3, 3)
@@ -580,7 +583,7 @@ def test_attributes_hooks_and_gradients_of_parameters() -> None:
     eager, deferred = pair(make)
     assert is_deferred(deferred.weight.grad)  # type: ignore[arg-type]
     materialize_module(deferred)
-    assert deferred.weight.tag == "no decay" and torch.equal(deferred.weight.grad, eager.weight.grad)  # type: ignore[arg-type]
+    assert deferred.weight.tag == "no decay" and torch.equal(deferred.weight.grad, eager.weight.grad)  # type: ignore[arg-type, union-attr]
     deferred(torch.ones(2, 3)).sum().backward()
     assert len(seen) == 1
 
@@ -629,7 +632,7 @@ def test_lazy_modules() -> None:
     check(module(make))
     later = deferred_init(nn.LazyLinear, 3)
     materialize_module(later)
-    assert later(torch.ones(2, 4)).shape == (2, 3) and type(later.weight) is nn.Parameter
+    assert later(torch.ones(2, 4)).shape == (2, 3) and type(later.weight) is nn.Parameter  # type: ignore[comparison-overlap]
 
 
 def test_nested_constructions() -> None:

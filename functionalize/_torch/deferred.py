@@ -98,7 +98,8 @@ def swapping(swap: Callable[[FakeTensor, FakeTensor], None]) -> Iterator[None]:
 
     def swapped(one: torch.Tensor, two: torch.Tensor) -> None:
         ours = type(one) is FakeTensor and type(two) is FakeTensor and threading.get_ident() == thread
-        return swap(one, two) if ours else before(one, two)
+        exchange: Any = swap if ours else before
+        exchange(one, two)
 
     torch.utils.swap_tensors = swapped
     try:
