@@ -20,6 +20,8 @@ aten = torch.ops.aten
 # A value may have other strides than the program's tensor had, and be no view of that size: torch decides.
 _BY_SIZE = {aten.view_copy.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
+_ADDRESSING = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+
 
 def with_views(exported: ExportedProgram) -> ExportedProgram:
     """The same program, in which views are not copied."""
@@ -27,11 +29,24 @@ def with_views(exported: ExportedProgram) -> ExportedProgram:
     results: Any = graph.graph_copy(exported.graph, {})
     for old, new in zip(*(one.find_nodes(op="placeholder") for one in (exported.graph, graph)), strict=True):
         new.name = old.name  # FX gives another to those that Python has a function for
+    for node in [node for node in graph.nodes if node.target in _ADDRESSING]:
+        _keep_memory(graph, node)
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         node.target = _BY_SIZE.get(node.target) or viewing(node.target) or node.target
     replaced = [_copied(graph, result) if isinstance(result, Node) else result for result in results]
     graph.output(tuple(replaced))
     return remade(exported, graph, replaced)
+
+
+def _keep_memory(graph: Graph, node: Node) -> None:
+    """Have an operator that addresses memory find what it reads in order, as it does where views are copied."""
+    base: Any = node.args[0]
+    if base.op == "placeholder":
+        return
+    with graph.inserting_before(node):
+        made = graph.call_function(aten.clone.default, (base,), {"memory_format": torch.contiguous_format})
+    made.meta = dict(base.meta)
+    node.args = (made, *node.args[1:])
 
 
 def _copied(graph: Graph, node: Node) -> Node:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from functionalize.errors import UnsupportedExportError
+
 aten = torch.ops.aten
 Rewrite = Callable[..., Any]
 REWRITES: dict[Any, Rewrite] = {}
@@ -57,15 +59,27 @@ def _places(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Any:
     return found.expand(size).reshape(-1)
 
 
+def _in_order(base: Any) -> Any:
+    """The elements of a tensor as they lie in memory, which ONNX does not know: only of one that is contiguous."""
+    if not base.is_contiguous():
+        cause = UnsupportedExportError.cause(
+            f"as_strided of a tensor of size {tuple(base.size())} and strides {tuple(base.stride())}",
+            why="ONNX has no strides, so that the elements are not where the program looks for them",
+            hint="call .contiguous() first, or use views by dimension",
+        )
+        raise UnsupportedExportError("ONNX", [cause])
+    return base.reshape(-1)
+
+
 @rewrite(aten.as_strided_scatter.default)
 def as_strided_scatter(base: Any, value: Any, size: Any, stride: Any, offset: Any = None) -> Any:
-    flat = base.reshape(-1)
+    flat = _in_order(base)
     return aten.scatter.src(flat, 0, _places(size, stride, offset or 0), value.reshape(-1)).reshape(base.size())
 
 
 @rewrite(aten.as_strided.default)
 def as_strided(base: Any, size: Any, stride: Any, offset: Any = None) -> Any:
-    return aten.index_select.default(base.reshape(-1), 0, _places(size, stride, offset or 0)).reshape(size)
+    return aten.index_select.default(_in_order(base), 0, _places(size, stride, offset or 0)).reshape(size)
 
 
 @rewrite(aten.diagonal_scatter.default)
