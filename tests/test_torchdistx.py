@@ -56,7 +56,7 @@ def test_one_tensor_becomes_one_tensor() -> None:
 
 
 def test_is_deferred() -> None:
-    module = deferred.deferred_init(Tied)
+    module: Any = deferred.deferred_init(Tied)
     assert deferred.is_deferred(module) and deferred.is_deferred(module.one) and fake.is_fake(module.one)
     module.one = module.two = deferred.materialize_tensor(module.one)
     assert deferred.is_deferred(module)  # the rest is
@@ -205,7 +205,7 @@ def test_11_20_changes_after_construction(change: Callable[[nn.Module], nn.Modul
 
 def test_12_other_references() -> None:
     module = deferred.deferred_init(Tied)
-    others = [module.one, {"buffer": module.buffer}]
+    others: list[Any] = [module.one, {"buffer": module.buffer}]
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     deferred.materialize_module(module)
     assert others[0] is module.one and others[1]["buffer"] is module.buffer
