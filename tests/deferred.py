@@ -6,7 +6,7 @@ Invariant: both begin with the same seed, and leave the generator in the same st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,10 @@ from torch.nn.parameter import is_lazy
 
 from functionalize import deferred_init, is_deferred, materialize_module, materialize_tensor
 
-Made = TypeVar("Made")
 SEED = 7
 
 
-def pair(make: Callable[..., Made], *args: Any, **kwargs: Any) -> tuple[Made, Made]:
+def pair(make: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """What a constructor gives in eager, and deferred."""
     torch.manual_seed(SEED)
     eager = make(*args, **kwargs)
@@ -45,7 +44,7 @@ def assert_same(one: Tensor, two: Tensor, name: str = "") -> None:
     assert (one.device, one.requires_grad) == (two.device, two.requires_grad), name
 
 
-def check(make: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
+def check(make: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> Any:
     """A module is the same whole, one tensor after another from the last to the first, and by submodules."""
     eager, deferred = pair(make, *args, **kwargs)
     torch.rand(1)  # what is drawn in between changes nothing

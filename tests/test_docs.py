@@ -115,6 +115,11 @@ def test_demo_ends_well() -> None:
     assert "Both graphs are pure and equal to eager." in run_script("examples/demo.py")
 
 
+@pytest.mark.slow
+def test_deferred_example_ends_well() -> None:
+    assert "from the last layer to the first, equal to eager: True" in run_script("examples/deferred.py")
+
+
 def run_script(path: str) -> str:
     done = subprocess.run([sys.executable, ROOT / path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

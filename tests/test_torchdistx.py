@@ -56,9 +56,9 @@ def test_one_tensor_becomes_one_tensor() -> None:
 
 
 def test_is_deferred() -> None:
-    module = deferred.deferred_init(Tied)
+    module: Any = deferred.deferred_init(Tied)
     assert deferred.is_deferred(module) and deferred.is_deferred(module.one) and fake.is_fake(module.one)
-    module.one = module.two = deferred.materialize_tensor(module.one)  # type: ignore[assignment]
+    module.one = module.two = deferred.materialize_tensor(module.one)
     assert deferred.is_deferred(module)  # the rest is
     deferred.materialize_module(module)
     assert not deferred.is_deferred(module) and not deferred.is_deferred(module.one)
@@ -205,10 +205,10 @@ def test_11_20_changes_after_construction(change: Callable[[nn.Module], nn.Modul
 
 def test_12_other_references() -> None:
     module = deferred.deferred_init(Tied)
-    others = [module.one, {"buffer": module.buffer}]
+    others: list[Any] = [module.one, {"buffer": module.buffer}]
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     deferred.materialize_module(module)
-    assert others[0] is module.one and others[1]["buffer"] is module.buffer  # type: ignore[index]
+    assert others[0] is module.one and others[1]["buffer"] is module.buffer
     module.one.sum().backward()
     optimizer.step()
     assert module.one[0] == 0.9
@@ -233,7 +233,7 @@ def test_materialization_in_any_order_is_seeded_as_eager() -> None:
     eager, module = pair(lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 6)))
     for index in (2, 0, 1):
         deferred.materialize_module(module[index])
-        assert torch.equal(eager[index].weight, module[index].weight)  # type: ignore[arg-type]
+        assert torch.equal(eager[index].weight, module[index].weight)
 
 
 FSDP = """

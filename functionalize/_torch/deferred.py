@@ -97,9 +97,10 @@ def swapping(swap: Callable[[FakeTensor, FakeTensor], None]) -> Iterator[None]:
     before, thread = torch.utils.swap_tensors, threading.get_ident()
 
     def swapped(one: torch.Tensor, two: torch.Tensor) -> None:
-        ours = type(one) is FakeTensor and type(two) is FakeTensor and threading.get_ident() == thread
-        exchange: Any = swap if ours else before
-        exchange(one, two)
+        if isinstance(one, FakeTensor) and isinstance(two, FakeTensor) and threading.get_ident() == thread:
+            swap(one, two)
+        else:
+            before(one, two)  # type: ignore[no-untyped-call]
 
     torch.utils.swap_tensors = swapped
     try:
@@ -200,7 +201,7 @@ class PlainFakeMode(FakeTensorMode):
     """Torch's mode; ``fake_cuda``: whether it makes tensors of devices that are not there."""
 
     def __init__(self, *, fake_cuda: bool) -> None:
-        super().__init__(allow_non_fake_inputs=False)
+        super().__init__(allow_non_fake_inputs=True)  # real tensors that a program has from outside
         self._refuses_cuda = not (fake_cuda or torch.cuda.is_available())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

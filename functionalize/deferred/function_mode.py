@@ -29,6 +29,7 @@ class DeferredFunctionMode(TorchFunctionMode):
         """``value``: what a deferred tensor comes to; ``become`` makes a real tensor object a deferred one."""
         super().__init__()
         self._value, self._become = value, become
+        self._held: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty and args == (0,) and _makes_uninitialized():
@@ -39,6 +40,8 @@ class DeferredFunctionMode(TorchFunctionMode):
         if func in _TO_DEVICES and not torch.cuda.is_available():
             func, args, kwargs = _to_missing_device(func, args, kwargs or {})
         if args and isinstance(args[0], FakeTensor):
+            if func in _STORAGES:
+                self._held.append(args[0])  # what a storage holds only its tensors tell
             if func is _DATA_PTR:
                 raise address_asked()
             if func is _NUMPY:
@@ -73,5 +76,6 @@ def _to_missing_device(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[An
     return torch.Tensor.to, tuple(map(told, args)), {name: told(value) for name, value in kwargs.items()}
 
 
+_STORAGES = (torch.Tensor.untyped_storage, torch.Tensor.storage)
 _CUDA = torch.Tensor.cuda
 _TO_DEVICES = (torch.Tensor.to, _CUDA)

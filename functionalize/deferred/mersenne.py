@@ -11,7 +11,7 @@ torch's; where it is not as known here, numbers are drawn.
 from __future__ import annotations
 
 import struct
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -88,8 +88,9 @@ def _next_block(words: list[int]) -> list[int]:
     return following
 
 
+@lru_cache(maxsize=256)
 def _power(exponent: int) -> int:
-    """``t ** exponent``, reduced."""
+    """``t ** exponent``, reduced: layers of one model are often as far apart."""
     result = 1
     for bit in f"{exponent:b}":
         spread = "0".join(f"{result:b}")  # a square has the coefficients at every other place

@@ -31,7 +31,7 @@ from functionalize._torch.deferred import (
     swapping,
     users_of,
 )
-from functionalize._torch.dispatch import kernels_alone
+from functionalize._torch.dispatch import below_mode, kernels_alone
 from functionalize._torch.fakes import FakeFactory
 from functionalize._torch.tracing import recording, track, tracked_node
 from functionalize.aliasing.bases import Base, View
@@ -126,12 +126,19 @@ class Recording:
         def kept(*args: Any, **kwargs: Any) -> Any:
             try:
                 with swapping(self._swap), DeferredFunctionMode(self.value, self.become):
-                    return program(*args, **kwargs)
-            finally:  # what a program did before it raised stays done
-                with tracing_disabled():
-                    self._found = self._read(context)
+                    return program(*args, **kwargs), None
+            except BaseException as error:  # what a program did before it raised stays done
+                return None, error
 
-        return run_call(mode, kept, args, kwargs, lambda context, inputs, result: result, reached=[])
+        def end(context: FunctionalizationContext, inputs: Any, outcome: Any) -> Any:
+            with tracing_disabled():
+                self._found = self._read(context)
+            result, error = outcome
+            if error is not None:
+                raise error
+            return result
+
+        return run_call(mode, kept, args, kwargs, end, reached=[])
 
     def _heard(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operation on deferred tensors outside of a session."""
@@ -212,7 +219,7 @@ class Recording:
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
         """What a tensor comes to, while a session runs."""
         assert self._context is not None
-        with tracing_disabled():
+        with tracing_disabled(), below_mode(self._context.enter()):
             node = tracked_node(self.tracer, self._context.value(tensor))
         assert node is not None
         (value,) = self._answer([node])
@@ -221,7 +228,7 @@ class Recording:
     def become(self, lazy: Any, source: torch.Tensor) -> None:
         """Make a tensor object that holds nothing yet a deferred one, with the memory of another."""
         assert self._context is not None
-        with tracing_disabled():
+        with tracing_disabled(), below_mode(self._context.enter()):
             layout = self._context.graph.ensure(source).layout
         where = layout.size, layout.stride, layout.offset
         become(lazy, placed(self.factory, source.untyped_storage(), where, layout.dtype, source.device))
@@ -234,7 +241,7 @@ class Recording:
         """What ``torch.utils.swap_tensors`` does, while a session tracks the tensors."""
         context = self._context
         assert context is not None
-        with tracing_disabled():
+        with tracing_disabled(), below_mode(context.enter()):
             for tensor in (one, two):
                 context.unseen.adopt([tensor])  # type: ignore[union-attr]
                 context.unshare(tensor)
