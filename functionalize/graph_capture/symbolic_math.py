@@ -1,4 +1,4 @@
-"""Functions of ``math`` on numbers that the data tell: they give symbols, as Python's operators do. So does ``float``.
+"""Functions of ``math`` on numbers that the data tell give symbols, as operators do; so do ``min``, ``max``, ``float``.
 
 Invariant: for numbers that are none of a trace's they do what they did, in every thread. Limits: functions of floats
 that give floats, by the name of their module; others ask for the value of a symbol. ``float`` is Python's own, which
@@ -7,6 +7,7 @@ nobody can replace: modules of torch whose ``float(tensor)`` only flows into ari
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import math
 import sys
@@ -23,6 +24,7 @@ _CIRCULAR = ("acos", "asin", "atan", "atan2", "cos", "sin", "tan", "degrees", "r
 _HYPERBOLIC = ("acosh", "asinh", "atanh", "cosh", "sinh", "tanh")
 _OTHERS = ("copysign", "erf", "erfc", "fabs", "fmod", "gamma", "hypot", "lgamma", "remainder")
 _OF_FLOATS = [name for name in (*_EXPONENTIALS, *_CIRCULAR, *_HYPERBOLIC, *_OTHERS) if hasattr(math, name)]
+_CHOOSING: tuple[Callable[..., Any], ...] = (min, max)
 _TAKING_FLOATS = ("torch.nn.modules.batchnorm", "torch.optim.lr_scheduler")
 
 
@@ -33,6 +35,8 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
     method: Any = torch.SymFloat.is_integer
     for name, function in before.items():
         setattr(math, name, _symbolic(function, tracer))
+    for function in _CHOOSING:
+        setattr(builtins, function.__name__, _choosing(function, tracer))
     # Torch's own method is no target of a node that can be printed.
     torch.SymFloat.is_integer = lambda x: opaque_float(tracer, rest, (x,)) == 0  # type: ignore[method-assign]
     taking = [vars(sys.modules[name]) for name in _TAKING_FLOATS if name in sys.modules]
@@ -47,6 +51,8 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
         kind.get_lr = looking_up
         for variables in taking:
             variables.pop("float", None)
+        for function in _CHOOSING:
+            setattr(builtins, function.__name__, function)
         for name, function in before.items():
             setattr(math, name, function)
         torch.SymFloat.is_integer = method  # type: ignore[method-assign]
@@ -86,5 +92,19 @@ def _symbolic(function: Callable[..., float], tracer: Any) -> Callable[..., Any]
     def called(*args: Any) -> Any:
         symbolic = any(isinstance(arg, SYMBOLS) for arg in args)
         return opaque_float(tracer, function, args) if symbolic else function(*args)
+
+    return called
+
+
+def _choosing(function: Callable[..., Any], tracer: Any) -> Callable[..., Any]:
+    """``min`` or ``max``, which compares its arguments: of floats that the data tell it gives one without asking."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        numbers = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+        if kwargs or not any(isinstance(number, torch.SymFloat) for number in numbers):
+            return function(*args, **kwargs)
+        if not all(isinstance(number, (float, torch.SymFloat)) for number in numbers):  # a whole number stays one
+            return function(*args)
+        return opaque_float(tracer, function, tuple(numbers))
 
     return called

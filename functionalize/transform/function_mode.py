@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import (
@@ -81,6 +82,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         self._unused = context.notes.unused
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_dynamo_compiling():  # the body of a higher-order op: it comes again when that is called
+            return func(*args, **(kwargs or {}))
         if types and not PLAIN_TYPES.issuperset(types):
             self._context.refuse_subclasses(types)
         if self._unused:  # one inside of a list has a node that uses it
