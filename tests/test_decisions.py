@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import threading
 from collections.abc import Callable
@@ -497,6 +498,23 @@ def test_functions_of_math_make_no_variants() -> None:
         (ours, one), (theirs, other) = program(x), run(x)
         assert torch.equal(ours, theirs) and one == other and type(one) is float
     assert len(program.variants) == 1 and math.exp(0) == 1
+
+
+def test_the_least_and_the_largest_of_numbers_are_no_decisions() -> None:
+    def clipped(x: Tensor) -> Any:
+        norm = x.norm().item()
+        return x * min(1.0, 2.0 / (norm + 1e-6)), max(norm, 1.0, 3.5), max([norm, 0.5])
+
+    program = capture(clipped, (torch.ones(3),))
+    for value in (1.0, 9.0, 0.01, math.nan, 0.0):
+        x = torch.full((3,), value)
+        assert str(program(x)) == str(clipped(x))
+    assert len(program.variants) == 1 and max is builtins.max and max.__module__ == "builtins"
+
+
+def test_a_whole_number_among_floats_stays_one() -> None:
+    program = capture(lambda x: min(1, x.sum().item()), (torch.ones(3),))
+    assert [str(program(torch.full((3,), value))) for value in (9.0, 0.25)] == ["1", "0.75"]
 
 
 def test_functions_of_math_have_gradients() -> None:
