@@ -36,6 +36,7 @@ class DeferredFakeMode(CaptureFakeMode):
     """Makes the fake tensors of what is deferred. All of a process are of one mode, so that they can meet."""
 
     heard: Heard | None = None
+    copied: Callable[[FakeTensor, dict[int, Any]], Any] | None = None  # by `copy.deepcopy`
 
     def __init__(self, **options: Any) -> None:
         self._silence = _Silence()
@@ -77,18 +78,16 @@ class DeferredFakeMode(CaptureFakeMode):
 
 def new_deferred_mode(metas: Mapping[Any, Callable[..., Any]]) -> DeferredFakeMode:
     """The mode of a recording."""
+    table: Any = attrgetter("_deepcopy_dispatch")(copy)
+    table[FakeTensor] = _copied
     return new_fake_mode(symbolic=False, metas=metas, kind=DeferredFakeMode)
 
 
-def copy_by(copied: Callable[[FakeTensor, dict[int, Any]], Any]) -> None:
-    """Have `copy.deepcopy` ask a function for copies of fake tensors of deferred modes: torch looks for their data."""
-    table: Any = attrgetter("_deepcopy_dispatch")(copy)
-
-    def copier(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
-        ours = isinstance(tensor.fake_mode, DeferredFakeMode)
-        return copied(tensor, memo) if ours else tensor.__deepcopy__(memo)
-
-    table[FakeTensor] = copier
+def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+    """What `copy.deepcopy` makes of a fake tensor: torch looks for its data."""
+    mode = tensor.fake_mode
+    copied = mode.copied if isinstance(mode, DeferredFakeMode) else None
+    return tensor.__deepcopy__(memo) if copied is None else copied(tensor, memo)
 
 
 @contextlib.contextmanager

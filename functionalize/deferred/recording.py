@@ -23,7 +23,6 @@ from functionalize._torch import FakeTensor, current_proxy_mode, functionalized_
 from functionalize._torch.deferred import (
     DeferredFakeMode,
     become,
-    copy_by,
     exchange,
     forget_tensors,
     new_deferred_mode,
@@ -89,7 +88,7 @@ class Recording:
         self._swept = 0  # nodes that were left
         self._context: FunctionalizationContext | None = None
         self.mode.heard = self._heard
-        copy_by(lambda tensor, memo: self.run(copied, (tensor, memo), {}))
+        self.mode.copied = lambda tensor, memo: self.run(copied, (tensor, memo), {})
 
     @property
     def active(self) -> bool:
