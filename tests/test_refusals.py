@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from functionalize import UnsupportedMutationError, functionalize
+from functionalize import UnsupportedMutationError, capture, functionalize
 from tests.graphs import REMOVES
 
 
@@ -49,3 +49,15 @@ def test_refused(func: Callable[..., Any], inputs: tuple[Tensor, ...], mode: Any
 
 def test_sparse_values_are_written_in_direct_use() -> None:
     assert torch.equal(functionalize(write_to_the_values_of_a_sparse_tensor)(torch.ones(3)), 2 * torch.eye(3))
+
+
+@pytest.mark.parametrize("op", [torch.amax, torch.amin])
+def test_an_out_of_another_dtype_is_refused_as_in_eager(op: Callable[..., Any]) -> None:
+    """Fake kernels of these write a result of any dtype."""
+    x, out = torch.arange(8, dtype=torch.int32).view(2, 4), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="dtype for input and out to match"):
+        op(x, 0, out=out)
+    with pytest.raises(RuntimeError, match="dtype for input and out to match"):
+        capture(lambda x, out: op(x, 0, out=out), (x, out))
+    total = capture(lambda x, out: torch.sum(x, 0, dtype=torch.int64, out=out), (x, out))
+    assert torch.equal(total(x, out), x.sum(0))

@@ -66,23 +66,55 @@ def on_copies(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: K
     Fake kernels do not look at what shares memory, so fake arguments get real stand-ins, of zeros.
     """
     handles = list(tensor_leaves(args, kwargs))
-    if any(handle.layout is not torch.strided for handle in handles):
+    if not _can_be_copied(handles):
         return
     fake = any(map(is_fake, handles))
-    if fake and sum(hint(handle.untyped_storage().nbytes()) for handle in handles) > _MAX_BYTES:
-        return
-
-    def run() -> None:
-        copies = _copies(handles, partial(_zeros, symbolic=executor.symbolic) if fake else copy_of_memory)
-        new = pytree.tree_map_only(torch.Tensor, lambda handle: copies[id(handle)], (tuple(args), kwargs))
-        func(*new[0], **new[1])
-
+    copy = partial(_zeros, symbolic=executor.symbolic) if fake else copy_of_memory
     try:
-        with _same_random_numbers(func, args, kwargs):
-            below_all_modes(run, (), {})
+        _run_on(lambda: _copies(handles, copy), func, args, kwargs)
     except Exception as error:  # what else zeros cannot do says nothing of the program
         if not fake or str(error).startswith("unsupported operation:"):
             raise
+
+
+def refuse_dtype(
+    executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: Kwargs, target: torch.Tensor, dtype: torch.dtype
+) -> None:
+    """Raise what eager raises where an op takes zeros, but no ``target`` of another dtype than its result's, ``dtype``.
+
+    Fake kernels of some ops write a result of any dtype to their `out=`.
+    """
+    handles = list(tensor_leaves(args, kwargs))
+    if not _can_be_copied(handles):
+        return
+
+    def copies(made: Callable[..., torch.Tensor] = torch.Tensor.to) -> dict[int, torch.Tensor]:
+        found = _copies(handles, partial(_zeros, symbolic=executor.symbolic))
+        return found | {id(target): made(found[id(target)], dtype)}
+
+    try:
+        _run_on(copies, func, args, kwargs)
+    except Exception:  # which says nothing of the program
+        return
+    _run_on(lambda: copies(lambda copy, dtype: copy), func, args, kwargs)
+
+
+def _can_be_copied(handles: Sequence[torch.Tensor]) -> bool:
+    if any(handle.layout is not torch.strided for handle in handles):
+        return False
+    return not any(map(is_fake, handles)) or sum(hint(one.untyped_storage().nbytes()) for one in handles) <= _MAX_BYTES
+
+
+def _run_on(copies: Callable[[], dict[int, torch.Tensor]], func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
+    """Run an op below all modes, on copies of its arguments."""
+
+    def run() -> None:
+        made = copies()
+        new = pytree.tree_map_only(torch.Tensor, lambda handle: made[id(handle)], (tuple(args), kwargs))
+        func(*new[0], **new[1])
+
+    with _same_random_numbers(func, args, kwargs):
+        below_all_modes(run, (), {})
 
 
 def _copies(handles: Sequence[torch.Tensor], copy: Callable[..., torch.Tensor]) -> dict[int, torch.Tensor]:

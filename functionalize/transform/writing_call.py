@@ -133,6 +133,8 @@ class WritingCall:
             if value.dtype != handle.dtype:
                 if self.row.kind is Kind.INPLACE and not torch.can_cast(value.dtype, handle.dtype):
                     raise RuntimeError(_CANNOT_CAST.format(DTYPE_NAMES[value.dtype], DTYPE_NAMES[handle.dtype]))
+                if self.row.kind is Kind.OUT and is_fake(twin) and not cannot:
+                    dry_run.refuse_dtype(self.context.executor, self.func, self.args, self.kwargs, handle, value.dtype)
                 if not (value.is_floating_point() or value.is_complex()):
                     self.context.notes.note_untold(handle)
                 value = self.context.executor.call(aten._to_copy.default, value, dtype=handle.dtype)
