@@ -546,11 +546,12 @@ def test_what_a_capture_made_does_not_outlive_it(make: Function) -> None:
     assert captured.signature
 
 
-def test_nothing_of_the_class_runs_in_a_call() -> None:
-    program = capture(Plain, (torch.zeros(4), torch.zeros(4)))
+def test_what_a_class_counts_when_it_makes_objects_is_counted_by_calls() -> None:
     made = Plain.made
-    program(torch.ones(4), torch.ones(4))
+    program = capture(Plain, (torch.zeros(4), torch.zeros(4)))
     assert Plain.made == made
+    program(torch.ones(4), torch.ones(4))
+    assert Plain.made == made + 1
 
 
 # What cannot be made again

@@ -96,6 +96,17 @@ WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
         ["y = y + (1 if t00 in s00 else 2)"],
         {"changes": ["", "t00 = torch.full((3,), 7.0)"], "again": "recapture"},
     ),
+    "a hook is removed that alone knows a list, beside an object that changes": (
+        [
+            "p00 = nn.Parameter(torch.ones(3))",
+            "o00 = Plain(torch.ones(3))",
+            "o00.inner = Slots(o00.a)",
+            "l00 = [2]",
+            "h00 = p00.register_hook(lambda g: l00.append(1))",
+        ],
+        ["(y * p00).sum().backward()", "o00.a = o00.a * 2", "h00.remove()"],
+        {},
+    ),
     "a view is bound by a partial": (
         ["t00 = torch.arange(6.0).reshape(2, 3)", "f00 = functools.partial(torch.mul, t00)"],
         ["y = y * f00(2)"],

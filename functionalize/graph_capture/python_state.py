@@ -6,6 +6,7 @@ deep, by the names that their code has; functions of torch have none.
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import itertools
@@ -20,12 +21,13 @@ from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
 from functionalize.errors import UnsupportedProgramError
-from functionalize.runtime.containers import ABSENT, BoundBy, SlotsOf, Variable, per_class, place_of, read
+from functionalize.runtime.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content, per_class, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
 from functionalize.runtime.state_walk import StateWalk, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
 _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
+_NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _STORE_GLOBAL = opmap["STORE_GLOBAL"]
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -106,9 +108,20 @@ class Follower:
         """What an object runs: methods of its class, hooks of a module."""
         if is_module(value):
             yield from hooks_of(value)
+        if isinstance(value, type):
+            return
         if type(value) not in self._kinds:
             self._kinds.add(type(value))
+            self._open_class(type(value))
             yield from methods(type(value))
+
+    def _open_class(self, kind: type) -> None:
+        """Enter what a class of a program's own, and those that it inherits from, have for all their objects."""
+        if issubclass(kind, (tuple, enum.Enum)):
+            return
+        for one in kind.__mro__:
+            if is_own(one.__module__):
+                self._state.open(one, one.__qualname__)
 
     def _follow(self, func: Any, depth: int) -> None:
         inner = inspect.unwrap(func) if callable(func) else func
@@ -128,6 +141,8 @@ class Follower:
                     self._follow(value, depth - 1)
 
     def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
+        if isinstance(value, type):
+            self._open_class(value)
         if isinstance(value, _CONSTANT):
             return
         where, place = place_of(container, key)
@@ -188,9 +203,19 @@ def methods(kind: type) -> Iterator[Any]:
 @per_class
 def is_installed(kind: type) -> bool:
     """Whether a class is one of Python's or of a library's."""
-    module = sys.modules.get(kind.__module__)
+    return _is_of_library(sys.modules.get(kind.__module__))
+
+
+def _is_of_library(module: types.ModuleType | None) -> bool:
     file = getattr(module, "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file or file.startswith(sys.base_prefix)
+
+
+@functools.cache
+def is_own(name: str) -> bool:
+    """Whether a module, by its name, is a program's own: none of Python's, nor of a library."""
+    root = name.partition(".")[0]
+    return not (root in _NOT_OWN or root in sys.stdlib_module_names or _is_of_library(sys.modules.get(name)))
 
 
 def variables(func: Any) -> Iterator[Named]:
@@ -211,6 +236,11 @@ def variables(func: Any) -> Iterator[Named]:
     if func.__module__ and func.__module__.split(".")[0] == "torch":
         return
     yield from _defaults(func)
+    yield from _named(func)
+
+
+def _named(func: Any) -> Iterator[Named]:
+    """Variables that a function closes over, global ones, and those of modules that it names."""
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
         yield name, Variable(cell, None), 0
     read_names, stored = _global_names(func.__code__)
@@ -219,6 +249,32 @@ def variables(func: Any) -> Iterator[Named]:
             yield name, func.__globals__, name
     for name in stored:
         yield name, Variable(func.__globals__, name), 0
+    seen = set[str]()
+    for name, module in _modules_of(func, read_names):
+        yield from _of_module(module, name, read_names, seen)
+
+
+def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
+    """The modules that a function may know by a name, those among them that it imports when it runs."""
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
+        yield name, cell_content(cell)
+    for name in names:
+        yield name, func.__globals__.get(name, sys.modules.get(name))
+
+
+def _of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
+    """What a function may reach of a module that it names, if that is a program's own, by the names that it has."""
+    if not isinstance(value, types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
+        return
+    seen.add(value.__name__)
+    content = vars(value)
+    for name in names:
+        found = content.get(name, ABSENT)
+        if isinstance(found, types.ModuleType):
+            yield from _of_module(found, f"{path}.{name}", names, seen)
+        elif found is not ABSENT and not name.startswith("__"):
+            constant = isinstance(found, (type, *_FUNCTIONS))
+            yield (f"{path}.{name}", content, name) if constant else (f"{path}.{name}", Variable(content, name), 0)
 
 
 def _defaults(func: Any) -> Iterator[Named]:

@@ -1,13 +1,14 @@
 """What Python values sit in: entries of dicts and lists, variables of functions, slots of objects, items of sets.
 
-All are read and written alike, as a dict or as a list is: :class:`Variable`, :class:`SetItems` and :class:`SlotsOf` are
-such views of what is neither.
+All are read and written alike, as a dict or as a list is: :class:`Variable`, :class:`ContextValue`, :class:`SetItems`,
+:class:`SlotsOf` and :class:`ClassAttributes` are such views of what is neither.
 
 Invariant: a container is written past the methods that its class overrides. Limits: the order of a set is Python's.
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import types
 import weakref
@@ -107,6 +108,25 @@ class Variable(_Items):
             self._where.pop(self._key, None)
 
 
+class ContextValue(_Items):
+    """What a ``ContextVar`` is in this context: one item; none where it has no value."""
+
+    __slots__ = ("_variable",)
+
+    def __init__(self, variable: contextvars.ContextVar[Any]) -> None:
+        self._variable = variable
+
+    def get(self) -> list[Any]:
+        try:
+            return [self._variable.get()]
+        except LookupError:
+            return []
+
+    def put(self, items: list[Any]) -> None:
+        for item in items:  # a value cannot be taken away
+            self._variable.set(item)
+
+
 class SetItems(_Items):
     """The items of a set, in the order in which it gives them."""
 
@@ -152,6 +172,32 @@ class SlotsOf(MutableMapping[str, Any]):
 
     def __delitem__(self, key: str) -> None:
         object.__delattr__(self._owner, key)
+
+
+class ClassAttributes(SlotsOf):
+    """The attributes of a class itself that are data: neither code nor classes nor what Python keeps there."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: type) -> None:
+        super().__init__(owner, ())
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, value in list(vars(self._owner).items()) if _is_data(name, value))
+
+    def __getitem__(self, key: str) -> Any:
+        return vars(self._owner)[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        type.__setattr__(self._owner, key, value)
+
+    def __delitem__(self, key: str) -> None:
+        type.__delattr__(self._owner, key)
+
+
+def _is_data(name: str, value: Any) -> bool:
+    special = name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
+    return not (special or isinstance(value, (type, types.ModuleType)) or hasattr(type(value), "__get__"))
 
 
 class BoundBy(SlotsOf):

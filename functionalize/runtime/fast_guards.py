@@ -135,7 +135,7 @@ class FastGuards:
         source.lines += ["except LookupError: return None"] if entries else []
         for content in found.empty:
             source.refuse(source.name("empty", content))
-        if found.contents:
+        if found.contents or found.arrays:
             source.refuse("changed()", changed=found.changed)
 
     def _take_inputs(self) -> None:

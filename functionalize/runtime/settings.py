@@ -14,13 +14,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize.runtime.containers import Variable, is_number, place_of, read, unchanged
+from functionalize.runtime.containers import (
+    ClassAttributes,
+    SlotsOf,
+    Variable,
+    is_number,
+    place_of,
+    read,
+    slots_of,
+    unchanged,
+)
+from functionalize.runtime.opaque_values import ARRAYS, held_by
 from functionalize.runtime.state_walk import HOOKS_OF_MODULES, OPAQUE, StateWalk, joined
 
 _VALUES: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, torch.Size),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 _NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 _DEPTH = 4
 _OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training", *HOOKS_OF_MODULES}
@@ -42,6 +53,22 @@ class _Object(_Identity):
 
     def __repr__(self) -> str:
         return f"<{type(self.value).__name__}>"
+
+
+class _Equal(_Identity):
+    """A value that is what it is equal to, as text too: a date, a decimal number."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Array:
+    """An array: what it held, and that as text."""
+
+    kind: type
+    held: Any
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 class _Same:
@@ -97,6 +124,13 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = _DEPTH) -> Any:
 
 
 def _content(value: Any, memo: dict[int, Any], depth: int) -> Any:
+    kind = type(value)
+    if not (isinstance(value, _CONTAINERS) or hasattr(value, "__dict__") or slots_of(kind)):  # of an extension
+        held = held_by(value, ARRAYS)
+        if held is not None:
+            return _Array(kind, held, repr(value))
+        own: Any = kind.__hash__  # none of what cannot be hashed
+        return _Identity(value) if own in (None, object.__hash__) else _Equal(value)
     keys, items = _parts(value)
     return _Content(type(value), keys, tuple(frozen(item, memo, depth) for item in items))
 
@@ -117,6 +151,8 @@ def _parts(value: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
     if isinstance(value, (set, frozenset)):
         return (), sorted(value, key=repr)
     content = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    if not isinstance(value, dict) and slots_of(type(value)):
+        content = {**SlotsOf(value, slots_of(type(value))), **content}
     return tuple(content), list(content.values())
 
 
@@ -132,6 +168,10 @@ def same(now: Any, before: Any) -> bool:
         return True
     if type(now) is not type(before):
         return False
+    if isinstance(now, _Equal):
+        return type(now.value) is type(before.value) and bool(now.value == before.value) and repr(now) == repr(before)
+    if isinstance(now, _Array):
+        return now.kind is before.kind and bool(now.held == before.held)
     if isinstance(now, _Identity):
         return now.value is before.value
     if isinstance(now, _Content):
@@ -212,7 +252,7 @@ class Settings:
             content = frozen(value, self._memo) if slot.steps else _Object(value)
             self.found.append(Setting("", slot.path, container, key, value, content))
         for container, path in state.containers.values():
-            if not isinstance(container, Variable):
+            if not (isinstance(container, Variable) or (isinstance(container, ClassAttributes) and not container)):
                 length = len(container)
                 self.found.append(Setting("", f"len({path or 'the module'})", container, LENGTH, length, length))
 
@@ -248,6 +288,7 @@ class SettingsCheck:
         self.entries: list[tuple[Any, Any, Any]] = []  # containers, keys, and the very objects that are to be there
         self.empty: list[Any] = []  # containers that are to be empty
         self.contents: list[tuple[Any, Any]] = []  # containers, and copies of what they are to hold
+        self.arrays: list[tuple[Any, Any]] = []  # likewise
         seen: set[int] = set()
         for setting in settings.found:
             value = settings.read(setting.container, setting.key)
@@ -260,6 +301,10 @@ class SettingsCheck:
         if isinstance(value, (*_VALUES, *_NOT_ENTERED)) or callable(value) or id(value) in seen or not depth:
             return
         seen.add(id(value))
+        array = held_by(value, ARRAYS)
+        if array is not None:
+            self.arrays.append((value, array))
+            return
         held = value if isinstance(value, (list, dict, set)) else getattr(value, "__dict__", None)
         if held is not None and not held:
             self.empty.append(held)
@@ -273,4 +318,4 @@ class SettingsCheck:
         return not all(
             set(content) == container if isinstance(container, set) else unchanged(container, content)
             for container, content in self.contents
-        )
+        ) or any(held_by(array, ARRAYS) != content for array, content in self.arrays)

@@ -10,6 +10,7 @@ Limits: objects of the standard library and of torch's private modules are enter
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import enum
 import inspect
 import logging
@@ -25,7 +26,9 @@ import torch
 
 from functionalize._torch import buffers_of, modules_of, parameters_of
 from functionalize.runtime.containers import (
+    ClassAttributes,
     Container,
+    ContextValue,
     SetItems,
     Slot,
     SlotsOf,
@@ -216,7 +219,7 @@ def joined(path: str, key: Any) -> str:
 @per_class
 def is_entered(kind: type) -> bool:
     """Whether objects of a class are entered: containers, modules, and what may have attributes of a program's own."""
-    if issubclass(kind, (*_CONTAINERS, torch.nn.Module, torch.optim.Optimizer)):
+    if issubclass(kind, (*_CONTAINERS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
         return True
     if issubclass(kind, OPAQUE) or _is_foreign(kind):
         return False
@@ -251,6 +254,10 @@ def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
     if isinstance(value, _CONTAINERS):
         items = SetItems(value) if isinstance(value, set) else value
         yield items, list(copy_of(value)) if isinstance(value, dict) else list(range(len(value)))
+    if isinstance(value, (type, contextvars.ContextVar)):
+        held: Any = ClassAttributes(value) if isinstance(value, type) else ContextValue(value)
+        yield held, list(copy_of(held)) if isinstance(value, type) else list(range(len(held)))
+        return
     attributes = getattr(value, "__dict__", None)
     if attributes or (attributes is not None and not isinstance(value, _CONTAINERS)):
         yield attributes, list(attributes)

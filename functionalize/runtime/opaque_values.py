@@ -1,0 +1,75 @@
+"""Values that hold what Python does not show as attributes or items of objects: arrays, generators of random numbers.
+
+Invariant: what is read can be written back. Limits: the rows below; arrays that are large are not compared.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import pickle
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+_MAX_BYTES = 2**20  # of arrays that calls compare
+
+
+class Access(NamedTuple):
+    """How what an object holds is read, as a value that can be compared, and written back."""
+
+    name: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], object]
+    size: Callable[[Any], float] = lambda value: 0  # in bytes
+
+
+def _write_items(value: Any, held: Any) -> None:
+    value[:] = held
+
+
+def _write_numpy(value: Any, held: Any) -> None:
+    numpy: Any = sys.modules["numpy"]  # there is an array of it
+    value[...] = numpy.frombuffer(held[2], value.dtype).reshape(value.shape)
+
+
+def _write_state(generator: Any, held: bytes) -> None:
+    generator.bit_generator.state = pickle.loads(held)
+
+
+# By the module and the name of a class: not all are loaded.
+ARRAYS: Mapping[tuple[str, str], Access] = {
+    ("builtins", "bytearray"): Access("a bytearray", bytes, _write_items, len),
+    ("array", "array"): Access(
+        "an array.array", lambda a: array.array(a.typecode, a), _write_items, lambda a: len(a) * a.itemsize
+    ),
+    ("numpy", "ndarray"): Access(
+        "an array of NumPy",
+        lambda a: (a.shape, a.dtype.str, a.tobytes()),
+        _write_numpy,
+        lambda a: math.inf if a.dtype.hasobject else a.nbytes,
+    ),
+}
+GENERATORS: Mapping[tuple[str, str], Access] = {
+    ("random", "Random"): Access("a random.Random", random.Random.getstate, random.Random.setstate),
+    ("numpy.random.mtrand", "RandomState"): Access(
+        "a RandomState of NumPy", lambda g: pickle.dumps(g.get_state()), lambda g, held: g.set_state(pickle.loads(held))
+    ),
+    ("numpy.random._generator", "Generator"): Access(
+        "a Generator of NumPy", lambda g: pickle.dumps(g.bit_generator.state), _write_state
+    ),
+}
+
+
+def access_to(value: Any, table: Mapping[tuple[str, str], Access]) -> Access | None:
+    """The row of a value's class, if it has one and the value is not too large."""
+    kind = type(value)
+    access = table.get((kind.__module__, kind.__qualname__))
+    return None if access is None or access.size(value) > _MAX_BYTES else access
+
+
+def held_by(value: Any, table: Mapping[tuple[str, str], Access]) -> Any:
+    """What a value holds; None where nobody can tell."""
+    access = access_to(value, table)
+    return None if access is None else access.read(value)

@@ -1,0 +1,205 @@
+"""State of programs in other places than objects: classes, modules of Python, context variables, arrays, generators."""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import datetime
+import decimal
+import fractions
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from functionalize import InputMismatchError, UnsupportedProgramError, capture
+
+X = torch.arange(3.0)
+
+
+class Config:
+    scale = 2.0
+    table = torch.ones(3)
+    seen: list[int] = []  # noqa: RUF012
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x.mul(self.scale)
+
+
+class Inherits(Config):
+    pass
+
+
+@pytest.fixture
+def settings() -> Iterator[types.ModuleType]:
+    """A module of a program's own."""
+    module: Any = types.ModuleType("settings_of_a_program")
+    module.SCALE, module.count, module.table = 2.0, 0, torch.ones(3)
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+@pytest.fixture(autouse=True)
+def config() -> Iterator[None]:
+    before: dict[str, Any] = {"scale": Config.scale, "table": Config.table, "seen": Config.seen}
+    Config.seen = []
+    yield
+    for name, value in before.items():
+        setattr(Config, name, value)
+    for name in set(vars(Config)) - set(before) - {"scaled"}:
+        if not name.startswith("__"):
+            delattr(Config, name)
+
+
+def _add_to_class(x: Tensor) -> Tensor:
+    Config.scale += 1
+    Config.table = Config.table + x
+    Config.seen.append(len(Config.seen))
+    return Config.table * Config.scale
+
+
+def _add_attribute(x: Tensor) -> Tensor:
+    kind: Any = Config
+    if not hasattr(kind, "calls"):
+        kind.calls = 0
+    kind.calls += 1
+    return x.add(kind.calls)
+
+
+@pytest.mark.parametrize("program", [_add_to_class, _add_attribute])
+def test_what_a_program_leaves_in_classes_calls_leave_there(program: Callable[[Tensor], Tensor]) -> None:
+    def attributes() -> dict[str, Any]:
+        return {name: value for name, value in vars(Config).items() if not callable(value) and name[:2] != "__"}
+
+    first = attributes() | {"seen": []}
+    eager = [(program(X).tolist(), str(attributes())) for _ in range(4)]
+    for name in attributes():
+        delattr(Config, name)
+    for name, value in first.items():
+        setattr(Config, name, value)
+    before = str(attributes())
+    captured = capture(program, (X,))
+    assert str(attributes()) == before
+    assert [(captured(X).tolist(), str(attributes())) for _ in range(4)] == eager
+
+
+def test_attributes_of_classes_are_guards() -> None:
+    by_name, by_object = capture(lambda x: x * Config.scale, (X,)), capture(Inherits().scaled, (X,))
+    Config.scale = 5.0
+    for program in (by_name, by_object):
+        torch.testing.assert_close(program(X), X * 5)
+
+
+def test_variables_of_other_modules_are_state(settings: Any) -> None:
+    def program(x: Tensor) -> Tensor:
+        settings.count += 1
+        settings.table.add_(1)
+        return x.mul(settings.SCALE).add(settings.table * settings.count)
+
+    captured = capture(program, (X,))
+    assert settings.count == 0 and settings.table.sum() == 3
+    for call in range(1, 4):
+        torch.testing.assert_close(captured(X), X * settings.SCALE + (call + 1.0) * call)
+        assert settings.count == call
+        settings.SCALE += 1
+
+
+def test_modules_that_are_imported_inside_are_state(settings: Any) -> None:
+    def program(x: Tensor) -> Tensor:
+        import settings_of_a_program  # type: ignore[import-not-found]
+
+        return x.mul(settings_of_a_program.SCALE)
+
+    captured = capture(program, (X,))
+    settings.SCALE = 7.0
+    torch.testing.assert_close(captured(X), X * 7)
+
+
+def test_context_variables_are_state() -> None:
+    depth = contextvars.ContextVar("depth", default=1)
+
+    def program(x: Tensor) -> Tensor:
+        depth.set(depth.get() + 1)
+        return x * depth.get()
+
+    captured = capture(program, (X,))
+    assert depth.get() == 1
+    for call in range(2, 5):
+        torch.testing.assert_close(captured(X), X * call)
+        assert depth.get() == call
+    depth.set(10)
+    torch.testing.assert_close(captured(X), X * 11)
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (decimal.Decimal(1), decimal.Decimal(1)),
+        (fractions.Fraction(1, 2), fractions.Fraction(1)),
+        (datetime.timedelta(seconds=1), datetime.timedelta(seconds=2)),
+    ],
+)
+def test_numbers_of_libraries_count(first: Any, more: Any) -> None:
+    held = [first]
+
+    def program(x: Tensor) -> Tensor:
+        held[0] += more
+        return x * (held[0].total_seconds() if isinstance(held[0], datetime.timedelta) else float(held[0]))
+
+    captured = capture(program, (X,))
+    expected = first
+    for _ in range(3):
+        expected = expected + more
+        factor = expected.total_seconds() if isinstance(expected, datetime.timedelta) else float(expected)
+        torch.testing.assert_close(captured(X), X * factor)
+        assert held == [expected]
+
+
+ARRAYS: dict[str, Callable[[], Any]] = {
+    "array of NumPy": lambda: np.ones(3),
+    "array.array": lambda: array.array("d", [1.0, 2.0]),
+    "bytearray": lambda: bytearray(b"\x01\x02"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_arrays_are_guards_and_are_not_written(kind: str) -> None:
+    held = ARRAYS[kind]()
+    program = capture(lambda x: x * float(held[0]), (X,))
+    again = capture(lambda x: x * float(held[0]), (X,), on_guard_failure="recapture")
+    torch.testing.assert_close(program(X), X)
+    held[0] = 3
+    torch.testing.assert_close(again(X), X * 3)
+    with pytest.raises(InputMismatchError, match="held"):
+        program(X)
+
+    def writes(x: Tensor) -> Tensor:
+        held[0] = 4
+        return x
+
+    with pytest.raises(UnsupportedProgramError, match=kind):
+        capture(writes, (X,))
+    assert held[0] == 3
+
+
+GENERATORS: dict[str, Callable[[], Any]] = {
+    "random.Random": lambda: random.Random(0),
+    "Generator of NumPy": lambda: np.random.default_rng(0),
+    "RandomState of NumPy": lambda: np.random.RandomState(0),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_generators_of_others_are_refused_and_as_they_were(kind: str) -> None:
+    generator, twin = GENERATORS[kind](), GENERATORS[kind]()
+    draw = "rand" if "State" in kind else "random"
+    with pytest.raises(UnsupportedProgramError, match=kind):
+        capture(lambda x: x * getattr(generator, draw)(), (X,))
+    assert getattr(generator, draw)() == getattr(twin, draw)()
