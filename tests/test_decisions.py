@@ -648,3 +648,22 @@ def test_whether_a_number_that_the_data_tell_is_whole() -> None:
         return x * 2 if total.is_integer() else x * 3
 
     assert follows(run, ONES, ONES / 4, ONES / 0) == 2
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("dims", [(), (0,), ((0, 1),)])
+def test_squeezing_a_size_that_the_data_tell_is_a_decision(dims: tuple[Any, ...], inplace: bool) -> None:
+    def squeezed(x: Tensor) -> Tensor:
+        found = x.nonzero()
+        return found.squeeze_(*dims) if inplace else found.squeeze(*dims)
+
+    program = capture(squeezed, (torch.tensor([1.0, 0.0, 2.0]),))
+    strict = capture(squeezed, (torch.tensor([1.0, 0.0, 2.0]),), on_data="raise")
+    for values in ([1.0, 0.0, 2.0], [0.0, 3.0, 0.0], [0.0, 0.0, 0.0]):
+        x = torch.tensor(values)
+        assert torch.equal(program(x), squeezed(x)) and program(x).shape == squeezed(x).shape
+        if sum(value != 0 for value in values) == 1:
+            with pytest.raises(DataDependentError, match="dimensions|does not hold"):
+                strict(x)
+        else:
+            assert strict(x).shape == squeezed(x).shape

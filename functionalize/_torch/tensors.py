@@ -212,6 +212,20 @@ def unbacked(numbers: Sequence[Any]) -> bool:
     return any(type(number) is not int and hint_of(number) is None for number in numbers)
 
 
+def decide_ones(sizes: Sequence[Any]) -> None:
+    """Ask of each size that only the data tell whether it is one, where somebody answers; else it is no one.
+
+    Torch takes it for none that is, without a word.
+    """
+    for size in sizes:
+        environment = size.node.shape_env if is_symbol(size) else None
+        if hasattr(environment, "decider") and unbacked([size]):
+            if environment.decider is not None:
+                bool(size == 1)
+            else:
+                torch._check(size != 1)
+
+
 def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
     """Whether sizes, of a tensor or among numbers, are known when the program runs only, or were so until a guard."""
     symbols = list(filter(is_symbol, numbers))

@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
+from functionalize.errors import DataDependentError
 from functionalize.runtime.containers import Slot
 from functionalize.runtime.decisions import Answers, Decision
 from functionalize.runtime.objects import GraphNumber
@@ -96,6 +97,13 @@ class SymbolBindings:
 
     def bind_layout(self, layout: Layout, tensor: torch.Tensor) -> None:
         """Read symbols off a tensor of a known layout."""
+        if tensor.dim() != len(layout.size):
+            raise DataDependentError(
+                f"the data give a tensor of {tensor.dim()} dimensions, where the program was captured with one of "
+                f"{len(layout.size)}",
+                why="squeeze() drops dimensions of one position, and those of this call have others than the capture's",
+                hint="name a dimension that is known to have one position, or capture with on_data='decide'",
+            )
         for expression, number in zip(layout.size, tensor.size(), strict=True):
             if type(expression) is not int:
                 self.bind_size(expression, number)

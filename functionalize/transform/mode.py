@@ -22,6 +22,7 @@ from functionalize._torch import (
     below_all_modes,
     counts_versions,
     current_proxy_mode,
+    decide_ones,
     mode_stack,
     on_handles,
     storage_key,
@@ -267,6 +268,7 @@ def _with_own_version(view: torch.Tensor) -> torch.Tensor:
 
 _SAFE_SPLITS = dict(zip([aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default], _SPLITS, strict=True))
 
+_SQUEEZES = frozenset({aten.squeeze, aten.squeeze_, aten.squeeze_copy})
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
 _FUNCTIONAL = FunctionalizeMode._functional
@@ -308,12 +310,30 @@ _BY_OP: dict[Any, Handler] = {
 }
 
 
+def _squeezing(handler: Handler) -> Handler:
+    """The same, once it is known which of the dimensions have one position."""
+
+    def squeeze(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        sizes: Sequence[Any] = args[0].size()
+        if len(args) > 1 and sizes:
+            sizes = [sizes[dim] for dim in (args[1] if isinstance(args[1], (list, tuple)) else [args[1]])]
+        decide_ones(sizes)
+        return handler(mode, func, args, kwargs)
+
+    return squeeze
+
+
 def _choose(func: Any) -> Handler:
     """The handler of an op, by its kind and its row."""
     if isinstance(func, HigherOrderOperator):
         return FunctionalizeMode._higher_order
     if func in _BY_OP:
         return _BY_OP[func]
+    handler = _by_row(func)
+    return _squeezing(handler) if func.overloadpacket in _SQUEEZES else handler
+
+
+def _by_row(func: Any) -> Handler:
     if tables.undeclared(func):
         return FunctionalizeMode._undeclared
     row: OpRow = tables.row(func)
