@@ -5,6 +5,7 @@ Torch is imported only by tests that already did: those of codegen run without i
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         items.sort(key=seconds, reverse=True)  # stable: all others stay in the order of their files
+
+
+def pytest_collection_finish() -> None:
+    """Have collections of garbage look at what tests make, not at all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_repetition(item: pytest.Item) -> bool:
