@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from functionalize import capture
+from functionalize import capture, functionalize
 from functionalize.errors import InputMismatchError, UnsupportedMutationError
 from functionalize.tracing import meta_cache
 from functionalize.verify import assert_functional
@@ -472,3 +474,48 @@ def test_an_input_moves_to_what_another_one_has_gained() -> None:
     program(x, y)
     assert x.tolist() == [3, 6, 9, 1]
     assert x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def test_deep_copies_share_memory_as_the_originals_do() -> None:
+    def program(x: Tensor) -> Any:
+        base = x.detach() * 2
+        part, other = base[1:], x.detach().t()
+        base.add_(1)
+        copies = copy.deepcopy({"base": base, "part": part, "other": other})
+        copies["base"].mul_(10)
+        return copies["base"], copies["part"], copies["other"], base
+
+    x = torch.arange(4.0).view(2, 2)
+    for run in (capture(program, (x,)), functionalize(program), make_fx(functionalize(program))(x)):
+        for ours, theirs in zip(run(x), program(x), strict=True):
+            assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+    one, two, *_ = capture(program, (x,))(x)
+    assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+
+
+def test_an_optimizers_state_is_copied_inside() -> None:
+    def make() -> Callable[[Tensor], Any]:
+        torch.manual_seed(0)
+        module = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(module.parameters())
+
+        def step(x: Tensor) -> Any:
+            optimizer.zero_grad()
+            module(x).square().mean().backward()
+            optimizer.step()
+            state = copy.deepcopy(optimizer.state_dict())
+            return state["state"][0]["exp_avg"], copy.deepcopy(module).weight.detach(), state["param_groups"][0]["lr"]
+
+        return step
+
+    mine, eager = make(), make()
+    program = capture(mine, (torch.ones(2, 3),))
+    for number in range(3):
+        x = torch.full((2, 3), number + 0.5)
+        torch.testing.assert_close(program(x), eager(x))
+
+
+def test_a_deep_copy_of_what_is_no_leaf_is_refused_as_in_eager() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        capture(lambda x: copy.deepcopy(x * 2), (x,))

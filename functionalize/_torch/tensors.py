@@ -218,7 +218,7 @@ def decide_ones(sizes: Sequence[Any]) -> None:
     Torch takes it for none that is, without a word.
     """
     for size in sizes:
-        environment = size.node.shape_env if is_symbol(size) else None
+        environment: Any = size.node.shape_env if is_symbol(size) else None
         if hasattr(environment, "decider") and unbacked([size]):
             if environment.decider is not None:
                 bool(size == 1)

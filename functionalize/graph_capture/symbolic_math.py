@@ -39,6 +39,9 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
         setattr(builtins, function.__name__, _choosing(function, tracer))
     # Torch's own method is no target of a node that can be printed.
     torch.SymFloat.is_integer = lambda x: opaque_float(tracer, rest, (x,)) == 0  # type: ignore[method-assign]
+    copied: list[Any] = [kind for kind in SYMBOLS if "__deepcopy__" not in vars(kind)]
+    for symbol in copied:  # as a number is
+        symbol.__deepcopy__ = lambda number, memo: number
     taking = [vars(sys.modules[name]) for name in _TAKING_FLOATS if name in sys.modules]
     for variables in taking:
         variables["float"] = _Float
@@ -56,6 +59,8 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
         for name, function in before.items():
             setattr(math, name, function)
         torch.SymFloat.is_integer = method  # type: ignore[method-assign]
+        for symbol in copied:
+            del symbol.__deepcopy__
 
 
 def rest(number: float) -> float:

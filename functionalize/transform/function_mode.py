@@ -36,6 +36,7 @@ from functionalize._torch import (
 )
 from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.handlers.deep_copies import deep_copy
 from functionalize.transform.handlers.numbers import SPELT_OUT
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
@@ -60,7 +61,10 @@ _DETACHES = frozenset(
     {torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 )
 _NOTED = _DETACHES | {_HOOK, _REQUIRE}
-_UNDISPATCHED = OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | _NOTED | {_SET_DATA}
+_DEEP_COPY: Any = torch.Tensor.__deepcopy__
+_UNDISPATCHED = (
+    {_DEEP_COPY, _SET_DATA} | OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | _NOTED
+)
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -112,6 +116,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):
             return self._context.set_data(*args)
+        if func is _DEEP_COPY and type(args[0]) in PLAIN_TYPES:
+            return deep_copy(*args)
         if func in _LOSE_OUT and kwargs.get("out") is not None:
             others = {name: value for name, value in kwargs.items() if name != "out"}
             result = func(*args, **others)

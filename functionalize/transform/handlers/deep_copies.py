@@ -1,0 +1,48 @@
+"""``copy.deepcopy`` of tensors: torch copies the memory, which handles do not have.
+
+Invariant: tensors that share a storage are copied with it, once, as their copies share one. Limits: attributes that a
+program has given a tensor are not copied; a copy of a part is a view of the copied whole, as eager's is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from functionalize._torch import storage_key
+
+_REFUSING: Any = torch.Tensor.__deepcopy__  # says why what is no leaf cannot be copied
+
+
+def deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    """What ``tensor.__deepcopy__(memo)`` gives.
+
+    Raises:
+        RuntimeError: as in eager, where the tensor is no leaf.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+    if not tensor.is_leaf:
+        return _REFUSING(tensor, memo)  # type: ignore[no-any-return]
+    with torch.no_grad():
+        made = _copied(tensor, memo)
+        made.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            made.grad = deep_copy(tensor.grad, memo)
+    memo[id(tensor)] = made
+    return made
+
+
+def _copied(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
+    storages = memo.setdefault("torch", {})  # torch notes storages there by their address
+    key = deep_copy, storage_key(tensor), tensor.dtype
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.numel() == count and torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    if key not in storages:
+        storages[key] = tensor.clone() if whole else tensor.as_strided((count,), (1,), 0).clone()
+        if whole:
+            return storages[key]  # type: ignore[no-any-return]
+    return tensor.new_empty(0).set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
