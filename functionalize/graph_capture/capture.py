@@ -324,7 +324,7 @@ class CaptureSession(RecordingSession):
                     entry.gradient_of.fake.grad = entry.fake
             if inputs.hooked:
                 lend(inputs.inputs)
-            effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log)
+            effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log, inputs.walk_again)
             symbols = math_of_symbols(self.recorder.tracer), text_of_symbols(mode.shape_env)
             with self.active(), symbols[0], symbols[1], HooksTakenBack(inputs.state):
                 if self._dims:

@@ -122,12 +122,9 @@ class ProgramInputs:
         numbers: ChangingNumbers | None = None,
     ) -> None:
         """``hooked``: with the hooks on gradients of state, which a program runs that takes gradients."""
-        self.hooked = hooked
+        self._func, self._roots, self.hooked = func, roots, hooked
         self.tied: Sequence[Any] = ()  # places of lists of numbers that are in other places as well
-        self.state = StateWalk()
-        for name in roots:
-            self.state.walk(roots, name, name)
-        self.follower = Follower(func, self.state, hooked)
+        self.state, self.follower = self._walk()
         self.args, self.kwargs = list(args), dict(kwargs)
         self.convention = CallingConvention.of(func, self.args, self.kwargs)
         self.call = self.convention.arguments(self.args, self.kwargs)
@@ -143,6 +140,21 @@ class ProgramInputs:
         for entry in self.inputs:
             if isinstance(entry.value, torch.Tensor):
                 refuse_tensor(entry.value, f"`{entry.target or entry.name}`")
+
+    def _walk(self) -> tuple[StateWalk, Follower]:
+        state = StateWalk()
+        for name in self._roots:
+            state.walk(self._roots, name, name)
+        return state, Follower(self._func, state, self.hooked)
+
+    def walk_again(self) -> StateWalk:
+        """What the program can reach now, arguments among it."""
+        state, _ = self._walk()
+        for position in range(len(self.args)):
+            state.walk(self.args, position, "")
+        for name in self.kwargs:
+            state.walk(self.kwargs, name, name)
+        return state
 
     def _state(self, taken: set[str]) -> Iterator[TracedInput]:
         found: dict[int, TracedInput] = {}

@@ -25,7 +25,7 @@ from functionalize.runtime.containers import (
 )
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.settings import content_of, frozen, same
-from functionalize.runtime.state_walk import StateWalk, containers_of, joined
+from functionalize.runtime.state_walk import Changed, StateWalk, containers_of, joined
 
 
 class Walked(Protocol):
@@ -96,9 +96,14 @@ class Objects(Protocol):
 class SideEffectRecorder:
     """Compares what containers hold with what they held when the program began."""
 
-    def __init__(self, states: Sequence[StateWalk], is_log: Callable[[Any], bool]) -> None:
-        """``is_log``: whether the program does nothing with a list but to add to it."""
-        self._states, self._is_log = states, is_log
+    def __init__(
+        self, states: Sequence[StateWalk], is_log: Callable[[Any], bool], walk_again: Callable[[], StateWalk]
+    ) -> None:
+        """``is_log``: whether the program does nothing with a list but to add to it.
+
+        ``walk_again``: what the program can reach now.
+        """
+        self._states, self._is_log, self._walk_again = states, is_log, walk_again
         self._numbers = {
             id(item): (index, number) for index, state in enumerate(states) for number, item in enumerate(state.seen)
         }
@@ -106,11 +111,29 @@ class SideEffectRecorder:
 
     def side_effects(self, objects: Objects, returned: list[Any]) -> list[SideEffect]:
         """The containers whose content the program changed. ``returned``: a list of what it gives, alone."""
-        changed = [one.changed for one in self._states]
+        changed = [self._lasting(self._states[0].changed, returned), *(one.changed for one in self._states[1:])]
         roots = [(container, _identities(before)) for found in changed for _, container, _, before in found]
         objects.look(self._numbers, self._stand_ins, [(returned, ()), *roots])
         effects = [self._effect(objects, index, *one) for index, found in enumerate(changed) for one in found]
         return [effect for effect in effects if effect is not None]
+
+    def _lasting(self, changed: list[Changed], returned: list[Any]) -> list[Changed]:
+        """The changes of state but for those of objects that the program replaced, and cannot reach any more."""
+        pairs = [(content, set(map(id, _items(copy_of(container))))) for _, container, _, content in changed]
+        replaced = [
+            item
+            for content, now in pairs
+            for item in _items(content)
+            if id(item) in self._numbers and id(item) not in now
+        ]
+        if not replaced:
+            return changed
+        gone, reached = StateWalk(), self._walk_again()
+        for place in range(len(replaced)):
+            gone.walk(replaced, place, "")
+        reached.walk([returned], 0, "the result")
+        lost = gone.containers.keys() - reached.containers.keys()
+        return [one for one in changed if id(one[1]) not in lost]
 
     def _before(self, value: Any, state: StateWalk) -> Before:
         """What was at an entry; an object counts by what it held, if that is no tensors and no other objects."""
