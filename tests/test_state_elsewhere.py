@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import array
+import collections
 import contextvars
 import datetime
 import decimal
 import fractions
 import random
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -203,3 +206,82 @@ def test_generators_of_others_are_refused_and_as_they_were(kind: str) -> None:
     with pytest.raises(UnsupportedProgramError, match=kind):
         capture(lambda x: x * getattr(generator, draw)(), (X,))
     assert getattr(generator, draw)() == getattr(twin, draw)()
+
+
+def test_attributes_of_functions_are_state() -> None:
+    def program(x: Tensor) -> Tensor:
+        known: Any = program
+        known.calls = getattr(known, "calls", 0) + 1
+        return x.mul(known.calls)
+
+    captured = capture(program, (X,))
+    assert not vars(program)
+    for call in range(1, 4):
+        torch.testing.assert_close(captured(X), X * call)
+        assert vars(program) == {"calls": call}
+
+
+def test_sets_of_numbers_that_the_data_tell() -> None:
+    def make() -> tuple[Callable[[Tensor], Tensor], set[int]]:
+        seen = set[int]()
+
+        def program(x: Tensor) -> Tensor:
+            seen.add(int(x.argmax()))
+            return x.mul(len(seen))
+
+        return program, seen
+
+    (mine, ours), (eager, theirs) = make(), make()
+    batches = [torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+    captured = capture(mine, (batches[0],), on_guard_failure="recapture", cache_size=20)
+    for x in batches:
+        assert torch.equal(captured(x), eager(x)) and ours == theirs
+
+
+CONTAINERS: dict[str, Callable[[], Any]] = {
+    "UserDict": lambda: collections.UserDict(n=1),
+    "ChainMap": lambda: collections.ChainMap({"n": 1}, {"m": 2}),
+    "defaultdict": lambda: collections.defaultdict(int, n=1),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_containers_of_the_standard_library_are_state(kind: str) -> None:
+    held = CONTAINERS[kind]()
+
+    def program(x: Tensor) -> Tensor:
+        held["n"] = held["n"] + 1
+        held["sum"] = held.get("sum", 0) + x
+        found: Tensor = held["sum"] * held["n"]
+        return found
+
+    captured = capture(program, (X,))
+    assert dict(held).get("sum") is None
+    for call in range(1, 4):
+        torch.testing.assert_close(captured(X), X * call * (call + 1))
+
+
+def test_values_that_are_weakly_kept_by_their_keys() -> None:
+    module = torch.nn.Linear(3, 3)
+    counts = weakref.WeakKeyDictionary({module: 0})
+
+    def program(x: Tensor) -> Tensor:
+        counts[module] += 1
+        found: Tensor = module(x)
+        return found.mul(counts[module])
+
+    captured = capture(program, (X,))
+    for call in range(1, 4):
+        torch.testing.assert_close(captured(X), module(X) * call)
+
+
+def test_what_an_object_keeps_to_itself_is_not_changed() -> None:
+    held = threading.local()
+    held.n = 0
+
+    def program(x: Tensor) -> Tensor:
+        held.n += 1
+        return x.mul(held.n)
+
+    with pytest.raises(UnsupportedProgramError, match="changes what `held` holds"):
+        capture(program, (X,))

@@ -341,6 +341,13 @@ class CaptureSession(RecordingSession):
             check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
         self._numbers.check()
+        changed = inputs.settings.changed_inside()
+        if changed is not None:
+            raise UnsupportedProgramError(
+                f"the program changes what `{changed.path}` holds, a {type(changed.value).__name__}",
+                why="objects of this class keep what they hold to themselves: a call could not do the same",
+                hint="keep it in an attribute, a list or a dict",
+            )
         return found
 
     def _follow(self, context: Any) -> None:

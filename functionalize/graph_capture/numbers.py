@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from functionalize.errors import UnsupportedProgramError
-from functionalize.runtime.containers import NUMBERS, NumberSlot, Slot, entry, place_of, unchanged, write
+from functionalize.runtime.containers import NUMBERS, NumberSlot, SetItems, Slot, entry, place_of, unchanged, write
 from functionalize.runtime.settings import LENGTH, Setting, Settings, is_numbers
 from functionalize.runtime.state_walk import StateWalk
 
@@ -47,7 +47,7 @@ class ChangingNumbers:
             return []
         places = Counter(id(slot.get()) for slot in state.entered)
         named = [one for one in settings.found if one.key is not LENGTH and not isinstance(one.key, torch.Tensor)]
-        candidates = [one for one in named if is_numbers(one.value)]
+        candidates = [one for one in named if is_numbers(one.value) and not isinstance(one.container, SetItems)]
         shared = Counter(id(one.value) for one in candidates if type(one.value) is list)
         candidates = [one for one in candidates if places[id(one.value)] in (0, shared[id(one.value)])]
         before = {one.path: one.value for one in last if one.key is not LENGTH}

@@ -29,7 +29,7 @@ _DEPTH = 4  # how far functions that call functions are followed
 _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
 _NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-_STORE_GLOBAL = opmap["STORE_GLOBAL"]
+_STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
@@ -130,9 +130,12 @@ class Follower:
             if code in self._codes:
                 return
             self._codes.add(code)
+        marks = code is not None and _STORE_ATTR in code.co_code[::2]
         for name, container, key in variables(func):
             value = read(container, key)
             self._walk(name, container, key, value)
+            if isinstance(value, types.FunctionType) and (marks or value.__dict__):
+                self._state.open(value, name)
             if isinstance(value, type):
                 self._named.add(value)
             elif isinstance(value, _FUNCTIONS):

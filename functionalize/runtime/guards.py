@@ -21,7 +21,7 @@ from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, FakeTensor
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.runtime.alias_pattern import Pattern, alias_pattern, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
-from functionalize.runtime.containers import ABSENT, place_of, read
+from functionalize.runtime.containers import ABSENT, SetItems, place_of, read
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
 from functionalize.runtime.objects import TensorRef
@@ -337,10 +337,11 @@ class Guards:
                     hint=_CHANGES_IT,
                     container=place_of(container, 0)[0],
                 )
+            items = list(container) if isinstance(container, SetItems) else []  # in Python's order
             for name, before in effect.before.items():
                 number = self._input_of(name) if isinstance(name, TensorRef) else None
                 now = read(container, name if number is None else values[number])
-                if not before.is_found(now):
+                if not (before.is_found(now) or any(map(before.is_found, items))):
                     label = name if number is None else self.inputs[number].target
                     raise StateMismatchError(
                         f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(before.value)} {_WHEN}",

@@ -271,6 +271,16 @@ class Settings:
         ]
         return kept
 
+    def changed_inside(self) -> Setting | None:
+        """The first that holds something else than it did, though nothing else was put in its place."""
+        memo: dict[int, Any] = {}
+        for setting in self.found:
+            if type(setting.content) is _Content:
+                now = self.read(setting.container, setting.key)
+                if now is setting.value and not same(frozen(now, memo), setting.content):
+                    return setting
+        return None
+
     def differing(self) -> tuple[Setting, Any] | None:
         """The first that is no longer what it was, and what it is now."""
         memo: dict[int, Any] = {}

@@ -9,6 +9,7 @@ Limits: objects of the standard library and of torch's private modules are enter
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import enum
@@ -229,7 +230,10 @@ def is_entered(kind: type) -> bool:
     return call is None or inspect.isfunction(call)
 
 
-_PLAIN_OBJECTS = (types.SimpleNamespace,)
+_PLAIN_OBJECTS = (  # of the standard library: what a program keeps in them it knows
+    *(types.SimpleNamespace, collections.ChainMap, collections.UserDict, collections.UserList),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+)
 
 
 def _is_foreign(kind: type) -> bool:
