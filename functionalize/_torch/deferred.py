@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,21 +93,20 @@ def copy_by(copied: Callable[[FakeTensor, dict[int, Any]], Any]) -> None:
 
 
 @contextlib.contextmanager
-def swapping(swap: Callable[[FakeTensor, FakeTensor], None]) -> Iterator[None]:
-    """Have a function do what `torch.utils.swap_tensors` does, in this thread: that refuses what is tracked."""
-    before, thread = torch.utils.swap_tensors, threading.get_ident()
+def in_place_of(places: Sequence[tuple[Any, str]], call: Callable[..., Any]) -> Iterator[None]:
+    """Have this thread call a function where torch has another; it is passed that one, and the arguments."""
+    kept, thread = [getattr(owner, name) for owner, name in places], threading.get_ident()
 
-    def swapped(one: torch.Tensor, two: torch.Tensor) -> None:
-        if isinstance(one, FakeTensor) and isinstance(two, FakeTensor) and threading.get_ident() == thread:
-            swap(one, two)
-        else:
-            before(one, two)  # type: ignore[no-untyped-call]
+    def called(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return call(before, *args, **kwargs) if threading.get_ident() == thread else before(*args, **kwargs)
 
-    torch.utils.swap_tensors = swapped
+    for (owner, name), before in zip(places, kept, strict=True):
+        setattr(owner, name, functools.wraps(before)(functools.partial(called, before)))
     try:
         yield
     finally:
-        torch.utils.swap_tensors = before
+        for (owner, name), before in zip(places, kept, strict=True):
+            setattr(owner, name, before)
 
 
 def exchange(one: FakeTensor, two: FakeTensor) -> None:
@@ -161,8 +161,12 @@ def check_sum(storage: torch.UntypedStorage) -> int | None:
     """A sum of the bytes of a memory; None of a device's."""
     if storage.device.type != "cpu" or not storage.nbytes():
         return None
-    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-    return zlib.crc32(memory)
+    return zlib.crc32(memory_of(storage))
+
+
+def memory_of(storage: torch.UntypedStorage) -> ctypes.Array[ctypes.c_char]:
+    """The bytes of a memory of the CPU, to be read and written."""
+    return (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
 
 
 def become(lazy: Any, fake: FakeTensor) -> None:

@@ -17,6 +17,7 @@ from functionalize._torch.deferred import attributes_of_users, is_sole_user
 from functionalize._torch.dispatch import kernels_alone
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.recording import Cell, Recording
+from functionalize.deferred.refusals import recorded_now
 from functionalize.deferred.sharding import Window
 from functionalize.errors import DeferredError, NotDeferredError
 
@@ -101,12 +102,13 @@ def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Te
 
 def window_of(size: Sequence[int], shard: Shard) -> Window:
     """A rank's part, as ``torch.chunk`` and DTensor's ``Shard`` part a dimension: the last ranks may have less."""
-    dim, rank, world = shard
-    if not (-len(size) <= dim < len(size) and 0 <= rank < world):
+    plain = isinstance(shard, tuple) and len(shard) == 3 and all(isinstance(one, int) for one in shard)
+    if not (plain and -len(size) <= shard[0] < len(size) and 0 <= shard[1] < shard[2]):
         raise ValueError(
-            f"shard={shard} of a tensor of size {tuple(size)}: it is (dim, rank, world), with a dimension of the "
+            f"shard={shard!r} of a tensor of size {tuple(size)}: it is (dim, rank, world), with a dimension of the "
             "tensor and 0 <= rank < world"
         )
+    dim, rank, world = shard
     dim %= len(size)
     step = -(-size[dim] // world)
     return Window(dim, min(rank * step, size[dim]), min((rank + 1) * step, size[dim]))
@@ -128,6 +130,8 @@ def _cell(recording: Recording, tensor: FakeTensor) -> Cell:
             why="only strided tensors are deferred",
             hint="keep the dense tensor, and convert it once it is materialized",
         )
+    if cell is None and tensor.fake_mode is recording.mode and recording.active:
+        raise recorded_now()
     if cell is None:
         raise NotDeferredError(
             f"a fake tensor of size {tuple(tensor.size())} is to be materialized",

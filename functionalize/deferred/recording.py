@@ -12,7 +12,8 @@ process, one thread at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,12 @@ from functionalize._torch.deferred import (
     copy_by,
     exchange,
     forget_tensors,
+    in_place_of,
     new_deferred_mode,
     placed,
-    swapping,
     users_of,
 )
-from functionalize._torch.dispatch import below_mode, kernels_alone
+from functionalize._torch.dispatch import below_mode, current_fake_mode, kernels_alone
 from functionalize._torch.fakes import FakeFactory
 from functionalize._torch.tracing import recording, track, tracked_node
 from functionalize.aliasing.bases import Base, View
@@ -51,6 +52,8 @@ from functionalize.tracing.metas import METAS
 from functionalize.transform.api import new_mode, run_call, tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 
+_SWAPS = ((torch.utils, "swap_tensors"),)  # it refuses what is tracked
+_STATES = ((torch, "get_rng_state"), (torch.random, "get_rng_state"))
 _FEW = 1000  # nodes that nothing needs are dropped when there are twice as many as then, and these
 
 
@@ -125,7 +128,7 @@ class Recording:
 
         def kept(*args: Any, **kwargs: Any) -> Any:
             try:
-                with swapping(self._swap), DeferredFunctionMode(self.value, self.become):
+                with self._replaced(), DeferredFunctionMode(self.value, self.become):
                     return program(*args, **kwargs), None
             except BaseException as error:  # what a program did before it raised stays done
                 return None, error
@@ -205,7 +208,7 @@ class Recording:
         self._new.append(node)
         if node.op == "get_attr":
             self.externals.note(node, self.tracer.root)
-        else:
+        elif current_fake_mode() in (None, self.mode):  # of another mode nothing is drawn
             self.draws.note(node, self.tracer.root)
 
     def _answer(self, nodes: list[Node]) -> Any:
@@ -237,8 +240,21 @@ class Recording:
         """A run over a part of the graph; ``device``: where to compute what was recorded for one that is not there."""
         return Evaluation(self.tracer.root, self.draws, self.externals, device)
 
-    def _swap(self, one: FakeTensor, two: FakeTensor) -> None:
+    @contextmanager
+    def _replaced(self) -> Iterator[None]:
+        """While functions of torch that no mode is told of are this recording's own."""
+        with in_place_of(_SWAPS, self._swap), in_place_of(_STATES, self._state):
+            yield
+
+    def _state(self, before: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """What ``torch.get_rng_state`` gives: as in eager, and no state that stands for it."""
+        with kernels_alone():
+            return self.draws.state_of(torch.default_generator, self.evaluation(torch.device("cpu")).compute)
+
+    def _swap(self, before: Callable[..., None], one: torch.Tensor, two: torch.Tensor) -> None:
         """What ``torch.utils.swap_tensors`` does, while a session tracks the tensors."""
+        if not (isinstance(one, FakeTensor) and isinstance(two, FakeTensor)):
+            return before(one, two)
         context = self._context
         assert context is not None
         with tracing_disabled(), below_mode(context.enter()):
