@@ -139,7 +139,28 @@ def forget_tensors(tracer: Any, mode: FakeTensorMode) -> list[tuple[FakeTensor, 
             if (fake := reference()) is not None:
                 fake.constant = None
     known.clear()
-    return [(tensor, entry) for tensor in tracker if isinstance(tensor, FakeTensor) for entry in [tracker[tensor]]]
+    meta: Any = converter.meta_converter
+    for memo in (meta.tensor_memo, meta.storage_memo, meta.describer.lookup_tensor, meta.describer.lookup_storage):
+        memo.clear()
+    found = [(tensor, tracker[tensor]) for tensor in tracker if isinstance(tensor, FakeTensor)]
+    tracker.clear()
+    return found
+
+
+def real_data(fake: FakeTensor) -> torch.Tensor | None:
+    """The real tensor whose memory a fake one was given by ``.data =``, which torch does behind every mode."""
+    storage = fake.untyped_storage()
+    if storage.device.type == "meta":
+        return None
+    where = storage, fake.storage_offset(), tuple(fake.size()), tuple(fake.stride())
+    with below_dispatch():
+        return torch.empty(0, dtype=fake.dtype, device=storage.device).set_(*where)
+
+
+def give_data(fake: FakeTensor, source: FakeTensor) -> None:
+    """Have a fake tensor take the memory of another."""
+    with below_dispatch():
+        fake.data = source
 
 
 def users_of(storage: torch.UntypedStorage) -> int:

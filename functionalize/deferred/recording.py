@@ -27,14 +27,16 @@ from functionalize._torch.deferred import (
     copy_by,
     exchange,
     forget_tensors,
+    give_data,
     in_place_of,
     new_deferred_mode,
     placed,
+    real_data,
     users_of,
 )
 from functionalize._torch.dispatch import below_mode, current_fake_mode, kernels_alone
 from functionalize._torch.fakes import FakeFactory
-from functionalize._torch.tracing import recording, track, tracked_node
+from functionalize._torch.tracing import erase, recording, track, tracked_node
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.copies import copied
@@ -167,6 +169,7 @@ class Recording:
             if old is None or old.node is not cell.node or old.layout.key != cell.layout.key:
                 self.cells[base.key] = cell
             base.handles.clear()
+            base.original = None
         for tensor, entry in forget_tensors(self.tracer, self.mode):
             key = storage_key(tensor)
             if key > 0 and key not in self.cells:
@@ -197,7 +200,7 @@ class Recording:
         needed = needs([cell.node for cell in self.cells.values()])
         for node in reversed(list(graph.nodes)):
             if node not in needed:
-                graph.erase_node(node)
+                erase(graph, node)
         self.externals.keep(graph, self.tracer)
         self._swept = len(graph.nodes)
 
@@ -276,6 +279,8 @@ class Recording:
         """What the storage of a tensor holds; None of a tensor that is not deferred."""
         if type(tensor) is not FakeTensor or tensor.fake_mode is not self.mode:
             return None
+        if not self.active and real_data(tensor) is not None:
+            self.run(torch.Tensor.detach, (tensor,), {})
         return self.cells.get(storage_key(tensor))
 
 
@@ -297,6 +302,7 @@ class Adoption:
                 continue
             cell = recording.cells.get(key)
             if cell is None:
+                self._take_data(tensor)
                 continue
             self._known.add(key)
             layout = cell.layout
@@ -304,6 +310,17 @@ class Adoption:
             stand_in = placed(recording.factory, cell.storage, where, layout.dtype, cell.device)
             track(recording.tracer, stand_in, cell.node)
             graph.track(stand_in, graph.create_base(stand_in, stand_in))
+
+    def _take_data(self, tensor: FakeTensor) -> None:
+        """Let a tensor that was given the memory of a real one stand for a copy of that."""
+        real = real_data(tensor)
+        if real is None or tensor.fake_mode is not self._recording.mode:
+            return
+        with below_mode(self._context.enter()):
+            copy = real.clone()
+        give_data(tensor, copy)  # type: ignore[arg-type]
+        self._known.add(storage_key(copy))
+        self._context.graph.track(copy, self._context.graph.create_base(copy, copy))
 
     def note(self, tensors: Iterable[torch.Tensor]) -> None:
         """Nothing is to be noted of results."""
