@@ -149,9 +149,9 @@ def forget_tensors(tracer: Any, mode: FakeTensorMode) -> list[tuple[FakeTensor, 
 
 def real_data(fake: FakeTensor) -> torch.Tensor | None:
     """The real tensor whose memory a fake one was given by ``.data =``, which torch does behind every mode."""
-    storage = fake.untyped_storage()
-    if storage.device.type == "meta":
+    if fake.layout is not torch.strided or fake.untyped_storage().device.type == "meta":
         return None
+    storage = fake.untyped_storage()
     where = storage, fake.storage_offset(), tuple(fake.size()), tuple(fake.stride())
     with below_dispatch():
         return torch.empty(0, dtype=fake.dtype, device=storage.device).set_(*where)
@@ -185,9 +185,9 @@ def check_sum(storage: torch.UntypedStorage) -> int | None:
     return zlib.crc32(memory_of(storage))
 
 
-def memory_of(storage: torch.UntypedStorage) -> ctypes.Array[ctypes.c_char]:
-    """The bytes of a memory of the CPU, to be read and written."""
-    return (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+def memory_of(storage: torch.UntypedStorage) -> memoryview:
+    """The bytes of a memory of the CPU, to be read and written while the storage is."""
+    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def become(lazy: Any, fake: FakeTensor) -> None:

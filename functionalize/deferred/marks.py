@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import struct
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -48,7 +48,7 @@ def _mark(generator: torch.Generator, mark: int) -> None:
         generator.manual_seed(mark)
         return
     state = generator.get_state()
-    memory: Any = memory_of(state.untyped_storage())
+    memory = memory_of(state.untyped_storage())
     if generator.device.type == "cpu":
         HEADER.pack_into(memory, 0, generator.initial_seed(), 1, 1, 0)  # as after a seed: no number kept for later
         memory[HEADER.size :] = bytes(len(memory) - HEADER.size)
@@ -62,7 +62,7 @@ def _mark_of(generator: torch.Generator) -> int:
     if generator.device.type not in ("cpu", "cuda"):
         return generator.initial_seed()
     state = generator.get_state()
-    memory: Any = memory_of(state.untyped_storage())
+    memory = memory_of(state.untyped_storage())
     if generator.device.type == "cpu":
         low, high = _CPU.unpack_from(memory, HEADER.size)
         return int(low | high << 32)

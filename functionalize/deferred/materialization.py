@@ -18,7 +18,9 @@ from functionalize._torch.dispatch import kernels_alone
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.recording import Cell, Recording
 from functionalize.deferred.refusals import recorded_now
-from functionalize.deferred.sharding import Window
+from functionalize.deferred.shard_rules import Window
+from functionalize.deferred.shard_views import part_behind
+from functionalize.deferred.sharding import in_own_memory
 from functionalize.errors import DeferredError, NotDeferredError
 
 aten = torch.ops.aten
@@ -85,9 +87,14 @@ def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Te
     if made is not None and made[0] == _place_of(tensor):
         return made[1]  # type: ignore[no-any-return]
     recording.externals.check(cell.guards)
+    layout = Layout.of(tensor)
+    behind = None if layout.key == cell.layout.key else part_behind(cell.layout, layout, window)
     if cell.made is not None:
         part = window.of(_presented(tensor, cell).detach()).clone(memory_format=torch.contiguous_format)
-    elif Layout.of(tensor).key != cell.layout.key:
+    elif behind is not None:
+        with kernels_alone():
+            part = in_own_memory(behind[1](recording.shard_evaluation().run(cell.node, behind[0])))
+    elif layout.key != cell.layout.key:
         found: list[torch.Tensor] = []
         recording.evaluation(torch.device("cpu")).run([cell.node], lambda node, value: found.append(value))
         with kernels_alone():
