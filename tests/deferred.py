@@ -17,6 +17,22 @@ from functionalize import deferred_init, is_deferred, materialize_module, materi
 SEED = 7
 
 
+def module(make: Callable[[nn.Module], object]) -> Callable[[], nn.Module]:
+    """A class whose constructor is a function of the module."""
+
+    class Made(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            make(self)
+
+    return Made
+
+
+def parameter(make: Callable[[], Tensor]) -> Callable[[], nn.Module]:
+    """A class with one parameter."""
+    return module(lambda self: setattr(self, "weight", nn.Parameter(make())))
+
+
 def pair(make: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """What a constructor gives in eager, and deferred."""
     torch.manual_seed(SEED)

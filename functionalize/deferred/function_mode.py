@@ -42,20 +42,25 @@ class DeferredFunctionMode(TorchFunctionMode):
         if func in _OF_LISTS and args and isinstance(args[0], (list, tuple)):
             args = (pytree.tree_map_only(FakeTensor, self._value, args[0]), *args[1:])
         if args and isinstance(args[0], FakeTensor):
-            if func is _FORMAT and not args[0].dim():
-                return format(self._value(args[0]), *args[1:])
-            if func in _STORAGES:
-                self._held.append(args[0])  # what a storage holds only its tensors tell
-            if func is _DATA_PTR:
-                raise address_asked()
-            if func in _ARRAYS:
-                array = func(self._value(args[0]), *args[1:], **(kwargs or {}))
-                array.flags.writeable = False  # a write to it would not be seen
-                return array
-            if func == _SET_DATA and not isinstance(args[1], FakeTensor):
-                # The memory of the real tensor cannot be had: a copy's, since nothing may write to what is outside.
-                return func(args[0], args[1].clone())
+            return self._of_deferred(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def _of_deferred(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call on a deferred tensor."""
+        if func is _DATA_PTR:
+            raise address_asked()
+        if func is _FORMAT and not args[0].dim():
+            return format(self._value(args[0]), *args[1:])
+        if func in _ARRAYS:
+            array = func(self._value(args[0]), *args[1:], **kwargs)
+            array.flags.writeable = False  # a write to it would not be seen
+            return array
+        if func in _STORAGES:
+            self._held.append(args[0])  # what a storage holds only its tensors tell
+        if func == _SET_DATA and not isinstance(args[1], FakeTensor):
+            # The memory of the real tensor cannot be had: a copy's, since nothing may write to what is outside.
+            return func(args[0], args[1].clone())
+        return func(*args, **kwargs)
 
 
 def _makes_uninitialized() -> bool:
