@@ -142,6 +142,18 @@ def test_models_of_transformers(name: str) -> None:
     check(make)
 
 
+@pytest.mark.full(seconds=600)
+@pytest.mark.parametrize("shard", range(4))
+def test_all_models_of_transformers(shard: int) -> None:
+    pytest.importorskip("transformers")
+    from tests.zoo.deferred import RIGHT, sweep
+    from tests.zoo.from_transformers import names
+
+    counts, wrong = sweep(names()[shard::4])
+    print(dict(counts))
+    assert not wrong and counts[RIGHT] > 100
+
+
 class Block(nn.Module):
     """As in torchvision: two convolutions, each with a norm, and a way around them."""
 
