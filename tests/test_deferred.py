@@ -7,6 +7,7 @@ import gc
 import inspect
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,26 +28,10 @@ from functionalize import (
 )
 from functionalize.deferred import mersenne
 from functionalize.deferred.api import recording
-from tests.deferred import assert_same, check, compare, pair, state
+from tests.deferred import assert_same, check, compare, module, pair, parameter, state
 from tests.transformer_models import TRANSFORMERS
 
 np = pytest.importorskip("numpy")
-
-
-def module(make: Callable[[nn.Module], object]) -> Callable[[], nn.Module]:
-    """A class whose constructor is a function of the module."""
-
-    class Made(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            make(self)
-
-    return Made
-
-
-def parameter(make: Callable[[], Tensor]) -> Callable[[], nn.Module]:
-    """A class with one parameter."""
-    return module(lambda self: setattr(self, "weight", nn.Parameter(make())))
 
 
 # Modules of torch
@@ -155,6 +140,18 @@ def test_models_of_transformers(name: str) -> None:
     model: Any = TRANSFORMERS[name]
     make = model[0] if isinstance(model, tuple) else model
     check(make)
+
+
+@pytest.mark.full(seconds=600)
+@pytest.mark.parametrize("shard", range(4))
+def test_all_models_of_transformers(shard: int) -> None:
+    pytest.importorskip("transformers")
+    from tests.zoo.deferred import RIGHT, sweep
+    from tests.zoo.from_transformers import names
+
+    counts, wrong = sweep(names()[shard::4])
+    print(dict(counts))
+    assert not wrong and counts[RIGHT] > 100
 
 
 class Block(nn.Module):
@@ -492,7 +489,8 @@ def _normed(model: Any) -> None:
 
 
 def _other_data(model: Any) -> None:
-    model[0].bias.data = torch.ones(2) if not is_deferred(model) else deferred_init(torch.ones, 2)
+    model[0].bias.data = torch.ones(2)
+    model[1].weight.data = deferred_init(torch.ones, 4) if is_deferred(model) else torch.ones(4)
     with torch.no_grad():
         model[0].weight[0] = model[0].bias[0]
 
@@ -671,7 +669,8 @@ def test_nothing_is_kept() -> None:
     def sizes() -> tuple[int, ...]:
         gc.collect()
         kept.sweep()
-        return len(kept.cells), len(kept.tracer.graph.nodes), len(kept.tracer.tensor_attrs)
+        names = kept.tracer.graph._graph_namespace._obj_to_name
+        return len(kept.cells), len(kept.tracer.graph.nodes), len(kept.tracer.tensor_attrs), len(names)
 
     before = sizes()
     for _ in range(3):
@@ -680,6 +679,21 @@ def test_nothing_is_kept() -> None:
         materialize_module(deferred)
     assert sizes() <= before
     assert not any(value is outside for value in kept.tracer.tensor_attrs)
+    alive, outside = weakref.ref(outside), torch.ones(0)
+    del deferred
+    assert sizes() <= before and alive() is None
+
+
+def test_no_tensor_is_referred_to_weakly_between_operations() -> None:
+    made, real = deferred_init(nn.BatchNorm1d, 3), nn.BatchNorm1d(3)
+    assert not any(weakref.getweakrefs(tensor) for _, tensor in state(made))
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        made.load_state_dict(real.state_dict())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    materialize_module(made)
+    compare(real, made)
 
 
 # Capture
@@ -743,6 +757,17 @@ def test_refusals() -> None:
         materialize_module(nn.ParameterList([nn.Parameter(foreign)]))
     with pytest.raises(TypeError, match="a module's class or a function"):
         deferred_init(nn.Linear(2, 2).weight)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a Linear that is made already"):
+        deferred_init(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="takes a module, not a Tensor"):
+        materialize_module(torch.ones(2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes a tensor, not a str"):
+        materialize_tensor("weight")  # type: ignore[arg-type]
+    with pytest.raises(DeferredError, match="by the construction that makes it"):
+        deferred_init(lambda: materialize_tensor(torch.ones(3)))
+    for ask in (torch.Tensor.share_memory_, torch.utils.dlpack.from_dlpack, lambda tensor: tensor.untyped_storage()[0]):
+        with pytest.raises(DeferredError, match="asks for the memory"):
+            deferred_init(lambda ask=ask: ask(torch.ones(3)))
     with pytest.raises(DeferredError, match="layout torch"):
         materialize_tensor(deferred_init(lambda: torch.ones(3).to_sparse()))
     with pytest.raises(DeferredError, match="address of a tensor"):

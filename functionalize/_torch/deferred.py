@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,21 +92,20 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def swapping(swap: Callable[[FakeTensor, FakeTensor], None]) -> Iterator[None]:
-    """Have a function do what `torch.utils.swap_tensors` does, in this thread: that refuses what is tracked."""
-    before, thread = torch.utils.swap_tensors, threading.get_ident()
+def in_place_of(places: Sequence[tuple[Any, str]], call: Callable[..., Any]) -> Iterator[None]:
+    """Have this thread call a function where torch has another; it is passed that one, and the arguments."""
+    kept, thread = [getattr(owner, name) for owner, name in places], threading.get_ident()
 
-    def swapped(one: torch.Tensor, two: torch.Tensor) -> None:
-        if isinstance(one, FakeTensor) and isinstance(two, FakeTensor) and threading.get_ident() == thread:
-            swap(one, two)
-        else:
-            before(one, two)  # type: ignore[no-untyped-call]
+    def called(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return call(before, *args, **kwargs) if threading.get_ident() == thread else before(*args, **kwargs)
 
-    torch.utils.swap_tensors = swapped
+    for (owner, name), before in zip(places, kept, strict=True):
+        setattr(owner, name, functools.wraps(before)(functools.partial(called, before)))
     try:
         yield
     finally:
-        torch.utils.swap_tensors = before
+        for (owner, name), before in zip(places, kept, strict=True):
+            setattr(owner, name, before)
 
 
 def exchange(one: FakeTensor, two: FakeTensor) -> None:
@@ -138,7 +138,28 @@ def forget_tensors(tracer: Any, mode: FakeTensorMode) -> list[tuple[FakeTensor, 
             if (fake := reference()) is not None:
                 fake.constant = None
     known.clear()
-    return [(tensor, entry) for tensor in tracker if isinstance(tensor, FakeTensor) for entry in [tracker[tensor]]]
+    meta: Any = converter.meta_converter
+    for memo in (meta.tensor_memo, meta.storage_memo, meta.describer.lookup_tensor, meta.describer.lookup_storage):
+        memo.clear()
+    found = [(tensor, tracker[tensor]) for tensor in tracker if isinstance(tensor, FakeTensor)]
+    tracker.clear()
+    return found
+
+
+def real_data(fake: FakeTensor) -> torch.Tensor | None:
+    """The real tensor whose memory a fake one was given by ``.data =``, which torch does behind every mode."""
+    if fake.layout is not torch.strided or fake.untyped_storage().device.type == "meta":
+        return None
+    storage = fake.untyped_storage()
+    where = storage, fake.storage_offset(), tuple(fake.size()), tuple(fake.stride())
+    with below_dispatch():
+        return torch.empty(0, dtype=fake.dtype, device=storage.device).set_(*where)
+
+
+def give_data(fake: FakeTensor, source: FakeTensor) -> None:
+    """Have a fake tensor take the memory of another."""
+    with below_dispatch():
+        fake.data = source
 
 
 def users_of(storage: torch.UntypedStorage) -> int:
@@ -160,8 +181,12 @@ def check_sum(storage: torch.UntypedStorage) -> int | None:
     """A sum of the bytes of a memory; None of a device's."""
     if storage.device.type != "cpu" or not storage.nbytes():
         return None
-    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-    return zlib.crc32(memory)
+    return zlib.crc32(memory_of(storage))
+
+
+def memory_of(storage: torch.UntypedStorage) -> memoryview:
+    """The bytes of a memory of the CPU, to be read and written while the storage is."""
+    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def become(lazy: Any, fake: FakeTensor) -> None:

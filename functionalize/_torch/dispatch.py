@@ -70,6 +70,8 @@ def functionalized_outside() -> bool:
     return torch._C._get_dispatch_mode(ModeKey.FUNCTIONAL) is not None
 
 
+# The mode that makes fake tensors here, if one does.
+current_fake_mode: Callable[[], FakeTensorMode | None] = partial(torch._C._get_dispatch_mode, ModeKey.FAKE)
 # The mode of the ``make_fx`` that traces us, if one does.
 current_proxy_mode: Callable[[], ProxyTorchDispatchMode | None] = partial(torch._C._get_dispatch_mode, ModeKey.PROXY)
 

@@ -72,6 +72,9 @@ class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
     def __len__(self) -> int:
         return len(self._refs)
 
+    def clear(self) -> None:
+        self._refs.clear()
+
     def _forget(self, ref: _Ref) -> None:
         if self._refs.get(ref.key) is ref:
             del self._refs[ref.key]
@@ -253,6 +256,13 @@ def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator
     kernels = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
     with fakes, kernels, _set_make_fx_tracer(outer), disable_autocast_cache():
         yield
+
+
+def erase(graph: Graph, node: Node) -> None:
+    """Drop a node, and the graph's knowledge of its name, by which it would be held."""
+    graph.erase_node(node)
+    names: Any = graph._graph_namespace
+    names._used_names.discard(names._obj_to_name.pop(node, None))
 
 
 def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch.Tensor) -> None:

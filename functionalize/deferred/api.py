@@ -15,7 +15,7 @@ from functionalize._torch import FakeTensor, buffers_of, parameters_of
 from functionalize._torch.deferred import take_place
 from functionalize.deferred.materialization import Shard, made_before, materialized, shard_of
 from functionalize.deferred.recording import Recording
-from functionalize.deferred.refusals import not_callable
+from functionalize.deferred.refusals import no_tensor, not_callable
 
 Result = TypeVar("Result")
 
@@ -45,7 +45,7 @@ def deferred_init(module_or_fn: Callable[..., Result], *args: Any, **kwargs: Any
         What it returns.
 
     Raises:
-        TypeError: it is not callable.
+        TypeError: it is not callable, or a module that is made already.
         DeferredError: it writes to a tensor from outside, asks for an address, calls an operator without a meta
             kernel, or is called inside of a trace.
 
@@ -60,7 +60,8 @@ def deferred_init(module_or_fn: Callable[..., Result], *args: Any, **kwargs: Any
         >>> is_deferred(small)
         False
     """
-    if not callable(module_or_fn) or isinstance(module_or_fn, torch.Tensor):
+    made = isinstance(module_or_fn, torch.nn.Module) and not (args or kwargs)
+    if not callable(module_or_fn) or isinstance(module_or_fn, torch.Tensor) or made:
         raise not_callable(module_or_fn)
     result: Result = recording().run(module_or_fn, args, kwargs)
     return result
@@ -101,6 +102,7 @@ def materialize_tensor(tensor: torch.Tensor, shard: Shard | None = None) -> torc
     Raises:
         NotDeferredError: a fake tensor that was not made by ``deferred_init``.
         DeferredError: a tensor from outside that the construction read has changed; a device is not there.
+        TypeError: it is no tensor.
         ValueError: there is no such shard.
 
     Example:
@@ -112,6 +114,8 @@ def materialize_tensor(tensor: torch.Tensor, shard: Shard | None = None) -> torc
         >>> materialize_tensor(weight) is materialize_tensor(weight)
         True
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise no_tensor("materialize_tensor", "tensor", tensor)
     if not isinstance(tensor, FakeTensor):
         return tensor
     own = recording()
@@ -141,6 +145,7 @@ def materialize_module(
     Raises:
         NotDeferredError: the module has a fake tensor that was not made by ``deferred_init``.
         DeferredError: a tensor from outside that the construction read has changed; a device is not there.
+        TypeError: it is no module.
 
     Example:
         >>> import torch
@@ -151,6 +156,8 @@ def materialize_module(
         >>> model[0].weight.dtype, model[1].running_mean
         (torch.float32, tensor([0., 0., 0., 0.], dtype=torch.float64))
     """
+    if not isinstance(module, torch.nn.Module):
+        raise no_tensor("materialize_module", "module", module)
     own = recording()
     target = None if device is None else torch.device(device), dtype
     with own.lock:

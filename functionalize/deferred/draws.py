@@ -1,9 +1,9 @@
 """The random numbers of a construction: in which order operators draw them, and in what state each finds its generator.
 
-While a construction is recorded, nothing is drawn. A generator is given a seed of its own after each operator that
-draws, so that a state which the program saves and sets again (``torch.random.fork_rng``) is known for what it is. When
-the session ends, the generator goes where the draws would have left it. A state in between is found from the nearest
-one that is known, without drawing what is numbers alone.
+While a construction is recorded, nothing is drawn. A generator is given a state of its own after each operator that
+draws, so that a state which the program saves and sets again, on this generator or another, is known for what it is.
+When the session ends, the generator goes where the draws would have left it. A state in between is found from the
+nearest one that is known, without drawing what is numbers alone.
 
 Invariant: an operator finds the state that it would have found in eager, whatever is computed, and in which order.
 Limits: generators of other devices than the CPU are moved on by running what draws from them.
@@ -11,7 +11,6 @@ Limits: generators of other devices than the CPU are moved on by running what dr
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch.fx import Node
 
 from functionalize.deferred import mersenne
 from functionalize.deferred.fills import fill_of
+from functionalize.deferred.marks import Marks
 from functionalize.deferred.mersenne import State
 from functionalize.deferred.specs import spec_of
 from functionalize.runtime.random_state import generator_of, is_random
@@ -47,9 +47,8 @@ class Draws:
     """All streams of a recording."""
 
     def __init__(self) -> None:
-        self._seeds: dict[int, Position] = {}  # seeds that stand for a position
+        self._marks: Marks[Position] = Marks()
         self._touched: dict[torch.Generator, None] = {}
-        self._next_seed = secrets.randbits(60)
         self._at: dict[torch.Generator, Position] = {}  # where generators are, while values are computed
         self._before: dict[torch.Generator, State] = {}
 
@@ -58,29 +57,28 @@ class Draws:
         generator = _generator(node, root) if is_random(node) else None
         if generator is None:
             return
-        stream, index = self._position(generator)
-        if index < len(stream.entries):  # the program is back in an earlier state
+        stream, index = self._marks.of(generator) or (Stream(generator, generator.get_state()), 0)
+        if stream.generator is not generator or index < len(stream.entries):  # in the state of another, or an earlier
             stream, index = Stream(generator, (stream, index)), 0
         stream.entries.append(node)
         node.meta["draw"] = stream, index
-        self._next_seed += 1
-        generator.manual_seed(self._next_seed)
-        self._seeds[self._next_seed] = stream, index + 1
+        self._marks.put(generator, (stream, index + 1))
         self._touched[generator] = None
 
-    def _position(self, generator: torch.Generator) -> Position:
-        known = self._seeds.get(generator.initial_seed())
-        return (Stream(generator, generator.get_state()), 0) if known is None else known
+    def state_of(self, generator: torch.Generator, run: Run) -> State:
+        """The state in which eager would have a generator now."""
+        position = self._marks.of(generator)
+        return generator.get_state() if position is None else self.state(position, run).clone()
 
     def settle(self, run: Run) -> None:
         """A session ends: its generators go where its draws would have left them. ``run``: computes a node."""
-        seeds, touched = self._seeds, self._touched
-        self._seeds, self._touched = {}, {}
+        marks, touched = self._marks, self._touched
+        self._marks, self._touched = Marks(), {}
         for generator in touched:
-            position = seeds.get(generator.initial_seed())
+            position = marks.of(generator)
             if position is not None:
                 generator.set_state(self.state(position, run))
-        for stream in {id(stream): stream for stream, _ in seeds.values()}.values():
+        for stream in dict.fromkeys(stream for stream, _ in marks):
             self.state((stream, len(stream.entries)), run)
             stream.entries[:] = [_count(entry) for entry in stream.entries]
 

@@ -73,17 +73,14 @@ class Evaluation:
             source: Any = node.args[0]
             return self._values[source][node.args[1]]
         if "draw" in node.meta:
-            return self._draws.perform(node, lambda: self._drawn(node), self.compute)
+            return self._draws.perform(node, lambda: self._called(node), self.compute)
         return self._called(node)
 
-    def _drawn(self, node: Node) -> Any:
-        fill = fill_of(node)
-        if fill is None:
-            return self._called(node)
-        generator = None if fill.generator is None else self._values.get(fill.generator, fill.generator)
-        return fill.run(fill.spec.empty(self.place(fill.spec.device)), generator)
-
     def _called(self, node: Node) -> Any:
+        fill = fill_of(node)
+        if fill is not None:
+            generator = None if fill.generator is None else self._values.get(fill.generator, fill.generator)
+            return fill.run(fill.spec.empty(self.place(fill.spec.device)), generator)
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         if self._may_overwrite(node):
             base, *rest = args

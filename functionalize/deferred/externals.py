@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from functionalize._torch.deferred import belongs_to_others, check_sum
 from functionalize.call_stack import Location, user_location
-from functionalize.errors import DeferredError, name_of
+from functionalize.errors import DeferredError, name_of, variable_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class External:
     """A tensor, as it was when it was read."""
 
     tensor: torch.Tensor
-    name: str
+    name: str | None  # at that time
     line: Location
     version: int | None
     total: int | None
@@ -33,7 +33,7 @@ class External:
         version = None if tensor.is_inference() else tensor._version
         storage = tensor.untyped_storage()
         total = check_sum(storage) if version is None or belongs_to_others(storage) else None
-        return cls(tensor, name_of(tensor), user_location(), version, total)
+        return cls(tensor, variable_of(tensor), user_location(), version, total)
 
     @property
     def changed(self) -> bool:
@@ -83,7 +83,7 @@ class Externals:
 
 def _changed(external: External) -> DeferredError:
     return DeferredError(
-        f"{external.name} was changed after a deferred construction had read it",
+        f"{external.name or name_of(external.tensor)} was changed after a deferred construction had read it",
         why="what is materialized now would not be what the construction computed",
         hint="materialize before changing the tensor, or pass a copy (`.clone()`) to the construction",
         at=external.line,

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
-from functionalize._torch import FakeTensor, below_all_modes
+from functionalize._torch import FakeTensor, below_all_modes, pytree
 from functionalize.deferred.refusals import address_asked
 
 _LAZY = (UninitializedParameter, UninitializedBuffer)
@@ -39,19 +39,28 @@ class DeferredFunctionMode(TorchFunctionMode):
             return self._become(*args) if initialized else below_all_modes(func, args, kwargs or {})
         if func in _TO_DEVICES and not torch.cuda.is_available():
             func, args, kwargs = _to_missing_device(func, args, kwargs or {})
+        if func in _OF_LISTS and args and isinstance(args[0], (list, tuple)):
+            args = (pytree.tree_map_only(FakeTensor, self._value, args[0]), *args[1:])
         if args and isinstance(args[0], FakeTensor):
-            if func in _STORAGES:
-                self._held.append(args[0])  # what a storage holds only its tensors tell
-            if func is _DATA_PTR:
-                raise address_asked()
-            if func is _NUMPY:
-                array = self._value(args[0]).numpy(**(kwargs or {}))
-                array.flags.writeable = False  # a write to it would not be seen
-                return array
-            if func == _SET_DATA and not isinstance(args[1], FakeTensor):
-                # The memory of the real tensor cannot be had: a copy's, since nothing may write to what is outside.
-                return func(args[0], args[1].clone())
+            return self._of_deferred(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def _of_deferred(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call on a deferred tensor."""
+        if func is _DATA_PTR:
+            raise address_asked()
+        if func is _FORMAT and not args[0].dim():
+            return format(self._value(args[0]), *args[1:])
+        if func in _ARRAYS:
+            array = func(self._value(args[0]), *args[1:], **kwargs)
+            array.flags.writeable = False  # a write to it would not be seen
+            return array
+        if func in _STORAGES:
+            self._held.append(args[0])  # what a storage holds only its tensors tell
+        if func == _SET_DATA and not isinstance(args[1], FakeTensor):
+            # The memory of the real tensor cannot be had: a copy's, since nothing may write to what is outside.
+            return func(args[0], args[1].clone())
+        return func(*args, **kwargs)
 
 
 def _makes_uninitialized() -> bool:
@@ -59,7 +68,9 @@ def _makes_uninitialized() -> bool:
     return sys._getframe(2).f_code in _MAKE_LAZY
 
 
-_NUMPY, _DATA_PTR = torch.Tensor.numpy, torch.Tensor.data_ptr
+_ARRAYS, _DATA_PTR = (torch.Tensor.numpy, torch.Tensor.__array__), torch.Tensor.data_ptr
+_FORMAT = torch.Tensor.__format__
+_OF_LISTS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)  # they read the tensors of a list
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 
 

@@ -17,7 +17,10 @@ from functionalize._torch.deferred import attributes_of_users, is_sole_user
 from functionalize._torch.dispatch import kernels_alone
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.recording import Cell, Recording
-from functionalize.deferred.sharding import Window
+from functionalize.deferred.refusals import recorded_now
+from functionalize.deferred.shard_rules import Window
+from functionalize.deferred.shard_views import part_behind
+from functionalize.deferred.sharding import in_own_memory
 from functionalize.errors import DeferredError, NotDeferredError
 
 aten = torch.ops.aten
@@ -84,9 +87,14 @@ def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Te
     if made is not None and made[0] == _place_of(tensor):
         return made[1]  # type: ignore[no-any-return]
     recording.externals.check(cell.guards)
+    layout = Layout.of(tensor)
+    behind = None if layout.key == cell.layout.key else part_behind(cell.layout, layout, window)
     if cell.made is not None:
         part = window.of(_presented(tensor, cell).detach()).clone(memory_format=torch.contiguous_format)
-    elif Layout.of(tensor).key != cell.layout.key:
+    elif behind is not None:
+        with kernels_alone():
+            part = in_own_memory(behind[1](recording.shard_evaluation().run(cell.node, behind[0])))
+    elif layout.key != cell.layout.key:
         found: list[torch.Tensor] = []
         recording.evaluation(torch.device("cpu")).run([cell.node], lambda node, value: found.append(value))
         with kernels_alone():
@@ -101,12 +109,13 @@ def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Te
 
 def window_of(size: Sequence[int], shard: Shard) -> Window:
     """A rank's part, as ``torch.chunk`` and DTensor's ``Shard`` part a dimension: the last ranks may have less."""
-    dim, rank, world = shard
-    if not (-len(size) <= dim < len(size) and 0 <= rank < world):
+    plain = isinstance(shard, tuple) and len(shard) == 3 and all(isinstance(one, int) for one in shard)
+    if not (plain and -len(size) <= shard[0] < len(size) and 0 <= shard[1] < shard[2]):
         raise ValueError(
-            f"shard={shard} of a tensor of size {tuple(size)}: it is (dim, rank, world), with a dimension of the "
+            f"shard={shard!r} of a tensor of size {tuple(size)}: it is (dim, rank, world), with a dimension of the "
             "tensor and 0 <= rank < world"
         )
+    dim, rank, world = shard
     dim %= len(size)
     step = -(-size[dim] // world)
     return Window(dim, min(rank * step, size[dim]), min((rank + 1) * step, size[dim]))
@@ -128,6 +137,8 @@ def _cell(recording: Recording, tensor: FakeTensor) -> Cell:
             why="only strided tensors are deferred",
             hint="keep the dense tensor, and convert it once it is materialized",
         )
+    if cell is None and tensor.fake_mode is recording.mode and recording.active:
+        raise recorded_now()
     if cell is None:
         raise NotDeferredError(
             f"a fake tensor of size {tuple(tensor.size())} is to be materialized",

@@ -18,7 +18,7 @@ import torch
 _WORDS, _MIDDLE, _LOWER = 624, 397, 31  # after Matsumoto and Nishimura, 1998
 _DEGREE = _WORDS * 32 - _LOWER
 _TWIST, _HIGH, _LOW = 0x9908B0DF, 0x80000000, 0x7FFFFFFF
-_HEADER = struct.Struct("<QiiQ")  # the seed, how many are left of this block and one, whether seeded, the next one
+HEADER = struct.Struct("<QiiQ")  # the seed, how many are left of this block and one, whether seeded, the next one
 _BLOCK = struct.Struct(f"<{_WORDS}Q")
 _BYTES = 5056
 _CHUNK = 1 << 20
@@ -37,8 +37,8 @@ def skipped(state: State, count: int) -> State:
 def drawn_from_start(state: State) -> int | None:
     """How many numbers were drawn since the generator was seeded, of at most 624; None where it keeps another one."""
     data = bytes(state.tolist())
-    *_, following = _HEADER.unpack_from(data)
-    return None if any(data[_HEADER.size + _BLOCK.size :]) else following
+    *_, following = HEADER.unpack_from(data)
+    return None if any(data[HEADER.size + _BLOCK.size :]) else following
 
 
 def drawn(state: State, count: int) -> State:
@@ -54,14 +54,14 @@ def drawn(state: State, count: int) -> State:
 def jumped(state: State, count: int) -> State:
     """The same, where the blocks that are left behind are skipped together."""
     data = bytearray(state.tolist())
-    seed, left, seeded, following = _HEADER.unpack_from(data)
-    words = list(_BLOCK.unpack_from(data, _HEADER.size))
+    seed, left, seeded, following = HEADER.unpack_from(data)
+    words = list(_BLOCK.unpack_from(data, HEADER.size))
     used = _WORDS if left == 1 else following
     blocks, inside = divmod(used + count - 1, _WORDS)
     if blocks:
         words = _later_block(words, blocks)
-    _HEADER.pack_into(data, 0, seed, _WORDS - inside, seeded, inside + 1)
-    _BLOCK.pack_into(data, _HEADER.size, *words)
+    HEADER.pack_into(data, 0, seed, _WORDS - inside, seeded, inside + 1)
+    _BLOCK.pack_into(data, HEADER.size, *words)
     return torch.tensor(list(data), dtype=torch.uint8)
 
 

@@ -12,7 +12,8 @@ process, one thread at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +26,16 @@ from functionalize._torch.deferred import (
     become,
     exchange,
     forget_tensors,
+    give_data,
+    in_place_of,
     new_deferred_mode,
     placed,
-    swapping,
+    real_data,
     users_of,
 )
-from functionalize._torch.dispatch import below_mode, kernels_alone
+from functionalize._torch.dispatch import below_mode, current_fake_mode, kernels_alone
 from functionalize._torch.fakes import FakeFactory
-from functionalize._torch.tracing import recording, track, tracked_node
+from functionalize._torch.tracing import erase, recording, track, tracked_node
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.copies import copied
@@ -50,6 +53,8 @@ from functionalize.tracing.metas import METAS
 from functionalize.transform.api import new_mode, run_call, tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 
+_SWAPS = ((torch.utils, "swap_tensors"),)  # it refuses what is tracked
+_STATES = ((torch, "get_rng_state"), (torch.random, "get_rng_state"))
 _FEW = 1000  # nodes that nothing needs are dropped when there are twice as many as then, and these
 
 
@@ -124,7 +129,7 @@ class Recording:
 
         def kept(*args: Any, **kwargs: Any) -> Any:
             try:
-                with swapping(self._swap), DeferredFunctionMode(self.value, self.become):
+                with self._replaced(), DeferredFunctionMode(self.value, self.become):
                     return program(*args, **kwargs), None
             except BaseException as error:  # what a program did before it raised stays done
                 return None, error
@@ -163,6 +168,7 @@ class Recording:
             if old is None or old.node is not cell.node or old.layout.key != cell.layout.key:
                 self.cells[base.key] = cell
             base.handles.clear()
+            base.original = None
         for tensor, entry in forget_tensors(self.tracer, self.mode):
             key = storage_key(tensor)
             if key > 0 and key not in self.cells:
@@ -193,7 +199,7 @@ class Recording:
         needed = needs([cell.node for cell in self.cells.values()])
         for node in reversed(list(graph.nodes)):
             if node not in needed:
-                graph.erase_node(node)
+                erase(graph, node)
         self.externals.keep(graph, self.tracer)
         self._swept = len(graph.nodes)
 
@@ -204,7 +210,7 @@ class Recording:
         self._new.append(node)
         if node.op == "get_attr":
             self.externals.note(node, self.tracer.root)
-        else:
+        elif current_fake_mode() in (None, self.mode):  # of another mode nothing is drawn
             self.draws.note(node, self.tracer.root)
 
     def _answer(self, nodes: list[Node]) -> Any:
@@ -236,8 +242,21 @@ class Recording:
         """A run over a part of the graph; ``device``: where to compute what was recorded for one that is not there."""
         return Evaluation(self.tracer.root, self.draws, self.externals, device)
 
-    def _swap(self, one: FakeTensor, two: FakeTensor) -> None:
+    @contextmanager
+    def _replaced(self) -> Iterator[None]:
+        """While functions of torch that no mode is told of are this recording's own."""
+        with in_place_of(_SWAPS, self._swap), in_place_of(_STATES, self._state):
+            yield
+
+    def _state(self, before: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """What ``torch.get_rng_state`` gives: as in eager, and no state that stands for it."""
+        with kernels_alone():
+            return self.draws.state_of(torch.default_generator, self.evaluation(torch.device("cpu")).compute)
+
+    def _swap(self, before: Callable[..., None], one: torch.Tensor, two: torch.Tensor) -> None:
         """What ``torch.utils.swap_tensors`` does, while a session tracks the tensors."""
+        if not (isinstance(one, FakeTensor) and isinstance(two, FakeTensor)):
+            return before(one, two)
         context = self._context
         assert context is not None
         with tracing_disabled(), below_mode(context.enter()):
@@ -259,6 +278,8 @@ class Recording:
         """What the storage of a tensor holds; None of a tensor that is not deferred."""
         if type(tensor) is not FakeTensor or tensor.fake_mode is not self.mode:
             return None
+        if not self.active and real_data(tensor) is not None:
+            self.run(torch.Tensor.detach, (tensor,), {})
         return self.cells.get(storage_key(tensor))
 
 
@@ -280,6 +301,7 @@ class Adoption:
                 continue
             cell = recording.cells.get(key)
             if cell is None:
+                self._take_data(tensor)
                 continue
             self._known.add(key)
             layout = cell.layout
@@ -287,6 +309,17 @@ class Adoption:
             stand_in = placed(recording.factory, cell.storage, where, layout.dtype, cell.device)
             track(recording.tracer, stand_in, cell.node)
             graph.track(stand_in, graph.create_base(stand_in, stand_in))
+
+    def _take_data(self, tensor: FakeTensor) -> None:
+        """Let a tensor that was given the memory of a real one stand for a copy of that."""
+        real = real_data(tensor)
+        if real is None or tensor.fake_mode is not self._recording.mode:
+            return
+        with below_mode(self._context.enter()):
+            copy = real.clone()
+        give_data(tensor, copy)  # type: ignore[arg-type]
+        self._known.add(storage_key(copy))
+        self._context.graph.track(copy, self._context.graph.create_base(copy, copy))
 
     def note(self, tensors: Iterable[torch.Tensor]) -> None:
         """Nothing is to be noted of results."""

@@ -14,19 +14,39 @@ from functionalize.call_stack import decisive_line
 from functionalize.errors import DeferredError
 
 _NO_FAKE_IMPL = re.compile(r"There was no fake impl registered for <CustomOpDef\((?P<op>[^)]*)\)>")
+_MEMORY = re.compile(  # what torch says of a tensor without memory, by the function that asks for it
+    r"data is not allocated yet|Cannot access data pointer|Not available for 'meta' device|_share_\w+: only available"
+    r"|aten\._pin_memory"
+)
 
 
 def explained(error: Exception) -> DeferredError | None:
     """An error of fake tensors in other words, where it is one of those that are known."""
     known = _NO_FAKE_IMPL.search(str(error))
-    if not (known or isinstance(error, UnsupportedOperatorException)):
-        return None
+    if known or isinstance(error, UnsupportedOperatorException):
+        return DeferredError(
+            f"{known['op'] if known else error.args[0] if error.args else error} on deferred tensors",
+            why="the operator has no meta kernel: nobody says what its results look like without computing them",
+            hint="register one (torch.library.register_fake), or call the operator outside of deferred_init and pass "
+            "what it gives",
+            at=decisive_line(error),
+        )
+    if _MEMORY.search(str(error)):
+        return DeferredError(
+            "the construction asks for the memory of a deferred tensor",
+            why="it has none yet, and what is asked behind the dispatcher cannot be answered otherwise",
+            hint="ask for data by tolist(), item() or numpy(), which compute them; for memory once it is materialized",
+            at=decisive_line(error),
+        )
+    return None
+
+
+def recorded_now() -> DeferredError:
+    """For a construction that makes its own tensors real while it is recorded."""
     return DeferredError(
-        f"{known['op'] if known else error.args[0] if error.args else error} on deferred tensors",
-        why="the operator has no meta kernel: nobody says what its results look like without computing them",
-        hint="register one (torch.library.register_fake), or call the operator outside of deferred_init and pass what "
-        "it gives",
-        at=decisive_line(error),
+        "a tensor is to be materialized by the construction that makes it",
+        why="what the construction does to it from here on would be lost",
+        hint="materialize once deferred_init has returned; to look at data, tolist(), item() and numpy() compute them",
     )
 
 
@@ -57,3 +77,8 @@ def not_callable(value: object) -> TypeError:
 
 def _is_made(value: object) -> bool:
     return isinstance(value, (torch.Tensor, torch.nn.Module))
+
+
+def no_tensor(function: str, expected: str, value: object) -> TypeError:
+    """For an argument that is nothing that could be deferred."""
+    return TypeError(f"{function} takes a {expected}, not a {type(value).__name__}")

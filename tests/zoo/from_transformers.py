@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from tests.zoo.from_vision import prepare_torchvision
 from tests.zoo.inputs import Inputs
@@ -42,8 +43,8 @@ def names() -> list[str]:
     return sorted(set(_classes()) & set(CONFIG_MAPPING.keys()))
 
 
-def candidates(name: str) -> Iterator[Candidate]:
-    """The model of a type, made small by one scale after the other, with one set of arguments after the other."""
+def constructors(name: str) -> Iterator[Callable[[], nn.Module]]:
+    """What makes the model of a type, made small by one scale after the other; each was called once."""
     prepare_torchvision()
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -57,15 +58,24 @@ def candidates(name: str) -> Iterator[Candidate]:
                 size = sum(p.numel() for p in model_class(config).parameters())
             if size > _LARGEST:
                 raise ValueError(f"{size} parameters with widths by {scale}")
+            make = partial(model_class, config)
             torch.manual_seed(0)
-            model = model_class(config)
+            make()
         except Exception as error:  # what a class raises for settings that it does not take is its own choice
             errors.append(error)
             continue
-        for attempt in Inputs(model).attempts():
-            yield Candidate(model, partial(_call, attempt))
+        yield make
     if len(errors) == len(SCALES):
         raise errors[0]
+
+
+def candidates(name: str) -> Iterator[Candidate]:
+    """The model of a type, made small by one scale after the other, with one set of arguments after the other."""
+    for make in constructors(name):
+        torch.manual_seed(0)
+        model = make()
+        for attempt in Inputs(model).attempts():
+            yield Candidate(model, partial(_call, attempt))
 
 
 def _call(attempt: Any) -> tuple[tuple[()], dict[str, Any]]:
