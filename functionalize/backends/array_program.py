@@ -116,6 +116,12 @@ class ArrayProgram:
             outputs = Written(outputs, self.arguments_after(prepared, written))
         return {**state, **new}, outputs
 
+    @property
+    def has_symbols(self) -> bool:
+        """Whether sizes of arguments may differ from call to call."""
+        values = [node.meta["val"] for node in self.interpreter.placeholders]
+        return any(not isinstance(size, int) for value in values for size in getattr(value, "shape", ()))
+
     @functools.cached_property
     def draws(self) -> bool:
         """Whether a call may draw random numbers."""

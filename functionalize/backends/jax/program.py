@@ -113,8 +113,15 @@ class JaxProgram:
         """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct``, built as a call's are.
 
         Raises:
-            UnsupportedProgramError: a size is a symbol.
+            UnsupportedProgramError: a size may differ from call to call.
         """
+        if self._program.has_symbols:
+            raise UnsupportedProgramError(
+                "the program takes sizes that differ from call to call",
+                why="a StableHLO file has fixed sizes",
+                hint="capture without dynamic_shapes, once for each size; or call `to_jax()`, which takes them all",
+                at="the arguments",
+            )
         state = {name: _struct(*look) for name, look in self._shapes.items()}
         args, kwargs = self._program.example(_shape_of)
         return state, args, kwargs
