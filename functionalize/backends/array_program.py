@@ -236,8 +236,9 @@ class ArrayProgram:
         args, kwargs = nest.filled(lambda: torch.empty(0))
         leaves = self._capture.convention.arguments(args, kwargs).leaves
         numbered = zip(self.metadata.taken, self.interpreter.placeholders, strict=True)
-        fakes = {self.metadata.inputs[number].argument: node.meta["val"] for number, node in numbered}
-        known = {id(leaves[at]): make(fake) for at, fake in fakes.items() if at is not None}
+        fakes = {self.metadata.inputs[number].argument: node.meta.get("val") for number, node in numbered}
+        tensors = {at: fake for at, fake in fakes.items() if at is not None and isinstance(fake, torch.Tensor)}
+        known = {id(leaves[at]): make(fake) for at, fake in tensors.items()}
         args, kwargs = pytree.tree_map(lambda leaf: known.get(id(leaf), leaf), (args, kwargs))
         return args, kwargs
 

@@ -124,6 +124,14 @@ class JaxProgram:
             )
         state = {name: _struct(*look) for name, look in self._shapes.items()}
         args, kwargs = self._program.example(_shape_of)
+        plain = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if not (leaf is None or isinstance(leaf, _struct))]
+        if plain:
+            raise UnsupportedProgramError(
+                f"the program takes {', '.join(map(repr, plain))} as an argument",
+                why="what calls a StableHLO file passes arrays, or None",
+                hint="bind such arguments before the capture (functools.partial)",
+                at="the arguments",
+            )
         return state, args, kwargs
 
     def _called(self, state: Mapping[str, Any], args: Any, kwargs: Any, run: Callable[..., Any]) -> tuple[State, Any]:

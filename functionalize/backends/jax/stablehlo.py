@@ -20,7 +20,7 @@ from functionalize.backends.array_program import Written
 from functionalize.backends.jax.files import read, state_beside, write_one, write_two
 from functionalize.backends.jax.program import JaxProgram, to_jax
 from functionalize.backends.jax.values import from_torch, torch_dtype_of
-from functionalize.errors import InputMismatchError
+from functionalize.errors import InputMismatchError, UnsupportedProgramError
 
 if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
@@ -87,7 +87,16 @@ def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
         return new, tuple(outputs) if isinstance(outputs, Written) else outputs
 
     with jax.enable_x64(True):
-        return bytes(export.export(jax.jit(function), platforms=platforms)(state, *args, **kwargs).serialize())
+        exported = export.export(jax.jit(function), platforms=platforms)(state, *args, **kwargs)
+        try:
+            return bytes(exported.serialize())
+        except ValueError as error:
+            raise UnsupportedProgramError(
+                "the arguments or the results hold an object of a class that has no name in files",
+                why=str(error),
+                hint="use tuples, lists and dicts, or register the class with jax.export",
+                at="the arguments and the results",
+            ) from error
 
 
 def load(path: str | os.PathLike[str]) -> StableHloProgram:
