@@ -319,7 +319,7 @@ class ArrayProgram:
             labels = " and ".join(self.metadata.inputs[number].label for number in group)
             found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))
         for effect in () if self._settled else self.metadata.side_effects:
-            found.append((f"`{effect.path}`", _CHANGED_OBJECT))
+            found.append((f"`{effect.path}`" if effect.path else "attributes of the module", _CHANGED_OBJECT))
         if self._capture.modes_left:
             found.append((", ".join(self._capture.modes_left), "it leaves modes of torch otherwise than it found them"))
         read = {node.name for node in self.interpreter.placeholders if node.users}

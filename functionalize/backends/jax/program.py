@@ -17,12 +17,13 @@ import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.array_program import Prepared
+from functionalize.backends.exported_program import from_exported_program, to_exported_program
 from functionalize.backends.interpreter import Backend
 from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.values import dtype_of, from_torch, is_array
 from functionalize.backends.registry import Lowerings
-from functionalize.errors import InputMismatchError, UnsupportedProgramError
+from functionalize.errors import InputMismatchError, UnsupportedExportError, UnsupportedProgramError
 
 if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
@@ -32,7 +33,30 @@ State = dict[str, Any]
 
 def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: int = 0) -> JaxProgram:
     """A captured program as a function of JAX arrays; see :meth:`CapturedProgram.to_jax`."""
-    return JaxProgram(program, lowerings, seed)
+    try:
+        return JaxProgram(program, lowerings, seed)
+    except UnsupportedProgramError:
+        steady = _of_tensors(program) if program.specialization.metadata.side_effects else None
+        if steady is None:
+            raise
+        return JaxProgram(steady, lowerings, seed)
+
+
+_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
+
+
+def _of_tensors(program: CapturedProgram) -> CapturedProgram | None:
+    """A program that changes objects, with all that it changes there as tensors; None where there is none.
+
+    Neither is there one for a program that decides by data: an exported program asserts what JAX cannot.
+    """
+    try:
+        exported = to_exported_program(program, to="JAX")
+    except UnsupportedExportError:
+        return None
+    if any(node.target in _ASSERTIONS for node in exported.graph.nodes):
+        return None
+    return from_exported_program(exported)
 
 
 class JaxProgram:
