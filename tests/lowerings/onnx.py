@@ -47,7 +47,9 @@ def check(case: Case) -> Outcome:
         except UnsupportedExportError as error:
             return Outcome(REFUSED, error.causes[0].replace("\n    ", "; ")[:200])
         except ValueError as error:  # no kernel in this engine
-            return Outcome(REFUSED, str(error).splitlines()[0].partition("cannot be loaded: ")[2][:200] or _first(error))
+            return Outcome(
+                REFUSED, str(error).splitlines()[0].partition("cannot be loaded: ")[2][:200] or _first(error)
+            )
         given = [value.clone() for value in program.inputs]
         found = run(*given)
     drawn = any("rand" in str(node.target) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -62,8 +64,9 @@ def _alike(expected: Any, found: Any, *, values: bool) -> Outcome:
     if len(leaves[0]) != len(leaves[1]):
         return Outcome(WRONG, f"{len(leaves[1])} results for {len(leaves[0])}")
     for one, other in zip(*leaves, strict=True):
-        wanted = one if isinstance(one, torch.Tensor) else torch.as_tensor(one)
-        actual = other if isinstance(other, torch.Tensor) else torch.as_tensor(other)
+        wanted, actual = (torch.as_tensor(leaf) for leaf in (one, other))
+        if not isinstance(one, torch.Tensor):  # Python's numbers have one width
+            actual = actual.to(wanted.dtype)
         if wanted.dtype != actual.dtype or wanted.shape != actual.shape:
             what = f"{actual.dtype}{list(actual.shape)} for {wanted.dtype}{list(wanted.shape)}"
             return Outcome(WRONG, what)
@@ -73,9 +76,13 @@ def _alike(expected: Any, found: Any, *, values: bool) -> Outcome:
         tolerance = {"rtol": limit * 10, "atol": limit * max(scale, 1.0)} if wanted.is_floating_point() else {}
         try:
             if values:
-                torch.testing.assert_close(actual.detach(), wanted.detach(), equal_nan=True, check_stride=False, **tolerance)
+                torch.testing.assert_close(
+                    actual.detach(), wanted.detach(), equal_nan=True, check_stride=False, **tolerance
+                )
         except AssertionError as error:
-            return Outcome(WRONG, f"{actual.flatten()[:4].tolist()} for {wanted.flatten()[:4].tolist()}: {_first(error)}")
+            return Outcome(
+                WRONG, f"{actual.flatten()[:4].tolist()} for {wanted.flatten()[:4].tolist()}: {_first(error)}"
+            )
     return Outcome(RIGHT)
 
 
