@@ -177,7 +177,7 @@ def by_hand_jax(model: Decoder, example: Any, folder: Path) -> Step:
     weights = [(from_torch(linear.weight), from_torch(linear.bias)) for linear in model.maps]
     kept = [[from_torch(one) for one in model.kept]]
 
-    def pure(caches: Any, x: Any, position: Any) -> Any:
+    def pure(caches: Any, weights: Any, x: Any, position: Any) -> Any:
         new = []
         for layer, (weight, bias) in enumerate(weights):
             query, *parts = (x @ weight.T + bias).reshape(3, model.heads, 1, model.width)
@@ -192,7 +192,7 @@ def by_hand_jax(model: Decoder, example: Any, folder: Path) -> Step:
     jitted = jax.jit(pure, donate_argnums=0)
 
     def step(x: Tensor, position: Tensor) -> Tensor:
-        kept[0], result = jitted(kept[0], from_torch(x), from_torch(position.int()))
+        kept[0], result = jitted(kept[0], weights, from_torch(x), from_torch(position.int()))
         return to_torch(result)
 
     return step

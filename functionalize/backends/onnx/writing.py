@@ -46,8 +46,8 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
         ops = {node.target for node in prepared.program.graph.nodes if node.op == "call_function"}
-        simple = prepared.program.run_decompositions(by_torch(BY_TORCH) | rows_for(ops))
-        _refuse_untranslated(simple.run_decompositions(decompositions()), [*_unknown_types(prepared.program)])
+        simple = _decomposed(prepared.program, by_torch(BY_TORCH) | rows_for(ops))
+        _refuse_untranslated(_decomposed(simple, decompositions()), [*_unknown_types(prepared.program)])
         made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
@@ -63,6 +63,19 @@ def _shared(exported: ExportedProgram) -> list[Any]:
     specs = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     pairs = zip(specs, leaves, strict=True)
     return shared_memory({s.arg.name: leaf for s, leaf in pairs if isinstance(leaf, torch.Tensor) and leaf.numel()})
+
+
+def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
+    try:
+        return program.run_decompositions(table)
+    except UnsupportedExportError:
+        raise
+    except RuntimeError as error:  # what torch's decompositions ask of data
+        said, node = str(error).split("\n", maxsplit=1)[0], str(error).partition("While executing %")[2].split(" ")[0]
+        cause = UnsupportedExportError.cause(
+            f"torch cannot take {node or 'the program'} apart", why=said, hint="compute it otherwise"
+        )
+        raise UnsupportedExportError(_TO, [cause]) from error
 
 
 _TYPES = frozenset(
