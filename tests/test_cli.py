@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from click.testing import CliRunner, Result
 
 from functionalize.cli import main
 from functionalize.cli.app import commands
-from functionalize.cli.shared import REMOVE, Job, TargetError, describe, find
+from functionalize.cli.shared import REMOVE, Job, describe
 from functionalize.cli.specs import DTYPES, Spec, SpecError, make_inputs
+from functionalize.cli.targets import TargetError, bounds_of, dynamic_shapes_of, find, grown, optimizer_of
 from functionalize.codegen.__main__ import main as codegen
 
 MODELS = """
@@ -44,6 +46,10 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         return self.layer(self.norm(x)).relu_()
+
+class Loss(Net):
+    def forward(self, x):
+        return super().forward(x).square().mean()
 
 class Needy(Net):
     def __init__(self, width):
@@ -86,6 +92,17 @@ def unsupported(x):
     return x
 
 limit = 3
+shapes = {"x": {0: torch.export.Dim.AUTO}}
+
+stepped = Net()
+optimizer = torch.optim.Adam(stepped.parameters())
+
+def step(x):
+    optimizer.zero_grad()
+    loss = stepped(x).sum()
+    loss.backward()
+    optimizer.step()
+    return loss
 """
 
 
@@ -114,7 +131,18 @@ def passes(result: Result) -> str:
 
 @pytest.mark.parametrize(
     "text",
-    ["f32[2,16]", "f32[]", "i64[2,5]<1000", "bool[3]@mask", "=3", "=None@mask", "='a@b'", "c64[2]", "u8[4]<256@pixels"],
+    [
+        "f32[2,16]",
+        "f32[batch=2,16]",
+        "f32[]",
+        "i64[2,5]<1000",
+        "bool[3]@mask",
+        "=3",
+        "=None@mask",
+        "='a@b'",
+        "c64[2]",
+        "u8[4]<256@pixels",
+    ],
 )
 def test_specs_print_back(text: str) -> None:
     assert str(Spec.parse(text)) == text
@@ -137,6 +165,7 @@ def test_specs_make_tensors() -> None:
     [
         ("f33[2]", "cannot read the input 'f33"),
         ("f32[2", "a tensor is written as"),
+        ("f32[n]", "a tensor is written as"),
         ("f32[-1]", "a tensor is written as"),
         ("f32[2]<5", "a limit is for integers"),
         ("bool[2]<1", "a limit is for integers"),
@@ -178,6 +207,42 @@ def test_a_module_that_lacks_a_dependency_says_which(run: Any) -> None:
     Path("broken_models.py").write_text("import no_such_package")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         find("broken_models:f")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SGG", "near it are SGD"),
+        ("SGD(0.1)", "write it as 'SGD"),
+        ("SGD(lr=", "cannot read the optimizer"),
+        ("SGD(speed=1)", "cannot be called with the model's parameters"),
+        ("builtins:list", "gives a list, which is no optimizer"),
+    ],
+)
+def test_optimizers_that_cannot_be_used(text: str, message: str) -> None:
+    with pytest.raises(TargetError, match=re.escape(message)):
+        optimizer_of(text, torch.nn.Linear(1, 1))
+
+
+def test_an_optimizer_of_a_function_is_an_object() -> None:
+    with pytest.raises(TargetError, match="name the optimizer object"):
+        optimizer_of("SGD", torch.relu)
+
+
+def test_sizes_that_may_differ() -> None:
+    specs = [Spec.parse(text) for text in ("f32[n=4,m=3]@mask", "f32[2]", "f32[n=4]")]
+    bounds = bounds_of(["n=2:5"])
+    shapes = dynamic_shapes_of(specs, bounds)
+    assert [None if part is None else sorted(part) for part in shapes] == [None, [0], [0, 1]]
+    assert (shapes[1][0].min, shapes[1][0].max) == (2, 5) and shapes[1][0] is shapes[2][0]
+    assert grown(specs, bounds, 3) == {"n": 5, "m": 6}
+    assert dynamic_shapes_of([Spec.parse("f32[2]")], {}) is None
+    for text in ("n", "n=5:2", "2=3:4"):
+        with pytest.raises(TargetError):
+            bounds_of([text])
+    for text, message in (("k=2:3", "no input names a size 'k'"), ("n=5:", "outside of its bounds")):
+        with pytest.raises(TargetError, match=message):
+            dynamic_shapes_of(specs, bounds_of([text]))
 
 
 # Commands
@@ -224,6 +289,10 @@ def test_evaluation_mode_writes_no_statistics(run: Any) -> None:
         ("cli_models:scaled", "f32[4]", "=2.0@factor", "bool[4]@mask"),
         ("cli_models:Net", "--inputs", "cli_models:one_input"),
         ("cli_models:make", "f32[4,3]", "--call"),
+        ("cli_models:Net", "f32[n=4,3]", "--range", "n=2:5"),
+        ("cli_models:Net", "f32[4,3]", "--dynamic-shapes", "cli_models:shapes"),
+        ("cli_models:Loss", "f32[n=4,3]", "--optimizer", "AdamW(lr=0.01)"),
+        ("cli_models:step", "f32[4,3]", "--optimizer", "cli_models:optimizer"),
     ],
     ids=lambda arguments: " ".join(arguments),
 )
@@ -257,11 +326,10 @@ def test_export_writes_what_can_be_loaded(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(seconds=6)
-@pytest.mark.parametrize("kind", ["pt2", "onnx"])
+@pytest.mark.parametrize("kind", ["pt2", "onnx", "stablehlo", "jax"])
 def test_exported_files_are_run_with_their_state(run: Any, kind: str) -> None:
-    if kind == "onnx":
-        pytest.importorskip("onnxscript")
-        pytest.importorskip("onnxruntime")
+    for package in {"onnx": ("onnxscript", "onnxruntime"), "pt2": ()}.get(kind, ("jax",)):
+        pytest.importorskip(package)
     file = f"net.{kind}"
     assert passes(run("export", "cli_models:Net", "f32[4,3]", "--to", kind, "-o", file)) == f"wrote {kind}: {file}\n"
     data = json.loads(passes(run("run", file, "--calls", "3", "--json")))
@@ -270,15 +338,33 @@ def test_exported_files_are_run_with_their_state(run: Any, kind: str) -> None:
     assert data["calls"][0] != data["calls"][1]
     assert "state norm.num_batches_tracked: int64[] 2" in passes(run("run", file, "f32[4,3]", "--calls", "2"))
     assert passes(run("run", file, "--json")) == passes(run("run", file, "--json"))
+    if kind != "pt2":
+        other = run("run", file, "f32[5,3]")
+        assert other.exit_code == 1 and other.stderr.startswith("error: InputMismatchError: the argument")
+
+
+@pytest.mark.slow(seconds=3)
+def test_training_steps_with_sizes_that_differ_are_exported(run: Any, tmp_path: Path) -> None:
+    given = ("cli_models:Loss", "f32[n=4,3]", "--range", "n=2:64", "--optimizer", "SGD(lr=0.5, momentum=0.9)")
+    passes(run("export", *given, "--to", "pt2", "-o", "step.pt2"))
+    first, *_, last = json.loads(passes(run("run", "step.pt2", "f32[6,3]", "--calls", "9", "--json")))["calls"]
+    assert first[0]["shape"] == [] and first[0] != last[0]
+    pytest.importorskip("jax")
+    for kind in ("jax", "stablehlo"):
+        fixed = run("export", *given, "--to", kind, "-o", f"new/step.{kind}")
+        assert fixed.exit_code == 1 and "why  a StableHLO file has fixed sizes" in fixed.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_files_that_cannot_be_written_or_run(run: Any, tmp_path: Path) -> None:
-    for name in ("text.onnx", "text.pt2"):
+    for name in ("text.onnx", "text.pt2", "text.jax", "text.stablehlo"):
         (tmp_path / name).write_text("no model")
     (tmp_path / "net").mkdir()
     for arguments, said in (
         (("run", "none.pt2"), "there is no file none.pt2"),
-        (("run", "net.txt"), "end in .pt2, .onnx"),
+        (("run", "net.txt"), "end in .pt2, .onnx, .stablehlo, .jax"),
+        (("run", "text.jax"), "is no program that to_stablehlo wrote"),
+        (("run", "text.stablehlo"), "is no program that to_stablehlo wrote"),
         (("run", "text.onnx"), "is no ONNX file"),
         (("run", "text.pt2"), "is no program of torch.export"),
         (("export", "cli_models:Net", "f32[4,3]", "--to", "pt2", "-o", "net.onnx"), "ends in .pt2: net.pt2"),

@@ -6,6 +6,7 @@ Invariant: an operator that is known here is one that the exporter translates. L
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 from collections.abc import Iterable, Iterator
@@ -39,10 +40,30 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+_from_torchlib: Any = ONNXRegistry.from_torchlib
+
+
 @functools.cache
-def _registry() -> ONNXRegistry:
+def _registry(**version: Any) -> ONNXRegistry:
     with quiet():
-        return ONNXRegistry.from_torchlib()
+        found: ONNXRegistry = _from_torchlib(**version)
+        return found
+
+
+@contextlib.contextmanager
+def _registries_kept() -> Iterator[None]:
+    """While the exporter has copies of its registry: it reads the sources of all its rules for each export."""
+
+    def kept(cls: Any, **version: Any) -> ONNXRegistry:
+        found = copy.copy(_registry(**version))
+        found.functions = {target: list(metas) for target, metas in found.functions.items()}
+        return found
+
+    ONNXRegistry.from_torchlib = classmethod(kept)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = _from_torchlib  # type: ignore[method-assign]
 
 
 def by_torch(ops: Iterable[Any]) -> dict[Any, Any]:
@@ -65,4 +86,7 @@ def untranslated(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
             yield node, message
 
 
-translate: Any = functools.partial(torch.onnx.export, dynamo=True, verbose=False)
+def translate(program: ExportedProgram, **options: Any) -> Any:
+    """The program as the exporter writes it."""
+    with _registries_kept():
+        return torch.onnx.export(program, dynamo=True, verbose=False, **options)

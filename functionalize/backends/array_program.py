@@ -116,6 +116,12 @@ class ArrayProgram:
             outputs = Written(outputs, self.arguments_after(prepared, written))
         return {**state, **new}, outputs
 
+    @property
+    def has_symbols(self) -> bool:
+        """Whether sizes of arguments may differ from call to call."""
+        values = [node.meta["val"] for node in self.interpreter.placeholders]
+        return any(not isinstance(size, int) for value in values for size in getattr(value, "shape", ()))
+
     @functools.cached_property
     def draws(self) -> bool:
         """Whether a call may draw random numbers."""
@@ -230,8 +236,9 @@ class ArrayProgram:
         args, kwargs = nest.filled(lambda: torch.empty(0))
         leaves = self._capture.convention.arguments(args, kwargs).leaves
         numbered = zip(self.metadata.taken, self.interpreter.placeholders, strict=True)
-        fakes = {self.metadata.inputs[number].argument: node.meta["val"] for number, node in numbered}
-        known = {id(leaves[at]): make(fake) for at, fake in fakes.items() if at is not None}
+        fakes = {self.metadata.inputs[number].argument: node.meta.get("val") for number, node in numbered}
+        tensors = {at: fake for at, fake in fakes.items() if at is not None and isinstance(fake, torch.Tensor)}
+        known = {id(leaves[at]): make(fake) for at, fake in tensors.items()}
         args, kwargs = pytree.tree_map(lambda leaf: known.get(id(leaf), leaf), (args, kwargs))
         return args, kwargs
 
@@ -312,7 +319,7 @@ class ArrayProgram:
             labels = " and ".join(self.metadata.inputs[number].label for number in group)
             found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))
         for effect in () if self._settled else self.metadata.side_effects:
-            found.append((f"`{effect.path}`", _CHANGED_OBJECT))
+            found.append((f"`{effect.path}`" if effect.path else "attributes of the module", _CHANGED_OBJECT))
         if self._capture.modes_left:
             found.append((", ".join(self._capture.modes_left), "it leaves modes of torch otherwise than it found them"))
         read = {node.name for node in self.interpreter.placeholders if node.users}

@@ -47,15 +47,20 @@ _MUTATIONS = {
 }
 
 
-def to_exported_program(program: CapturedProgram, *, to: str = "an ExportedProgram") -> ExportedProgram:
-    """See :meth:`CapturedProgram.to_exported_program`; ``to``: what messages call the backend."""
+def to_exported_program(
+    program: CapturedProgram, *, to: str = "an ExportedProgram", by_value: bool = False
+) -> ExportedProgram:
+    """See :meth:`CapturedProgram.to_exported_program`.
+
+    ``to``: what messages call the backend; ``by_value``: whether it gets inputs without the memory that they share.
+    """
     found = exportable(program)
-    graph = ExportGraph(found, copies=program.remove == "mutations_and_views")
+    graph = ExportGraph(found, copies=program.remove == "mutations_and_views", by_value=by_value)
     if graph.causes:
         raise UnsupportedExportError(to, graph.causes)
     graph.inputs.settle(graph.written, trains=graph.trains)
     made = _assembled(graph)
-    if found.made:
+    if found.first is not None:
         check_first_call(graph, made.graph_module, to)
     return made
 

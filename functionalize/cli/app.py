@@ -1,8 +1,7 @@
 """The commands.
 
 Invariant: exit status 0 for done and equal, 1 for an error or a difference, 2 for a command that cannot be read; errors
-are one line, with ``--traceback`` all. Limits: targets run as trusted code; a graph module is saved as its code,
-without what is noted at its nodes.
+are one line, with ``--traceback`` all. Limits: targets run as trusted code.
 """
 
 from __future__ import annotations
@@ -11,20 +10,19 @@ import difflib
 import enum
 import json
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from functionalize.cli.exporting import FORMATS, called, loaded, summary
-from functionalize.cli.shared import Job, SpecType, TargetError, answer, on_target, remembered, say, say_code, wants
+from functionalize.cli.folders import code_of, described, saved
+from functionalize.cli.shared import Job, SpecType, answer, on_target, remembered, say, say_code, wants
 from functionalize.cli.specs import Spec, SpecError
+from functionalize.cli.targets import TargetError
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, as_literal
-
-if TYPE_CHECKING:
-    from functionalize.runtime.captured_program import CapturedProgram
 
 _HELP = """Turn PyTorch programs into programs without mutation, and look at them.
 
@@ -33,6 +31,7 @@ A TARGET is package.module:object, a function or a module (or a class of modules
 the current directory is searched first. Each INPUT is a tensor in words, with random numbers:
   f32[2,16]              dtypes: f16 bf16 f32 f64 i8 i16 i32 i64 u8 bool c64
   'i64[2,5]<1000'        integers from 0 up to a limit (by default 10); quote it, < is the shell's
+  f32[batch=2,16]        a size that may differ from call to call; --range batch=2:64 bounds it
   f32[2,16]@mask         a keyword argument
   =3  =None@mask         a Python value
 or give --inputs package.module:function, which returns a tuple of arguments, or (args, kwargs).
@@ -43,7 +42,8 @@ Examples:
   functionalize trace my_models:decode f32[4,3] f32[3] --remove mutations
   functionalize verify my_models:make_model 'i64[1,8]<1000@input_ids' --call --runs 3
   functionalize report my_models:Net f32[1,3,32,32] -o report.html
-  functionalize export my_models:Net f32[1,3,32,32] --to onnx -o net.onnx
+  functionalize export my_models:Net f32[n=4,3,32,32] --to onnx -o net.onnx
+  functionalize export my_models:WithLoss f32[8,3] --optimizer 'AdamW(lr=0.01)' --to stablehlo -o step.stablehlo
   functionalize run net.onnx --calls 3
   functionalize ops add_.Tensor
   functionalize tables check
@@ -97,7 +97,7 @@ def trace(job: Job) -> None:
       functionalize trace my_models:make_norm f32[8,3] --call --eval
     """
     program = job.capture()
-    code, data = _code(program), _described(program)
+    code, data = code_of(program), described(program)
     say_code(job, code)
     say(job)
     for write in data["mutations"]:
@@ -130,7 +130,7 @@ def report(job: Job, output: Path) -> None:
 def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
     """Capture TARGET, check that its graph writes nothing, and run it beside eager on random inputs.
 
-    Compared are outputs, inputs and state after the call, and which of them share memory.
+    Compared are outputs, inputs and state after the call, and which of them share memory. Sizes that may differ do.
 
     \b
     Example:
@@ -143,7 +143,8 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
     assert_functional(program.graph_module, job.remove)
     found = []
     for run in range(runs):
-        lines = differences_from_eager(job.model, program, job.inputs(run), seed=job.seed + run, rtol=rtol, atol=atol)
+        inputs = job.inputs(run, sizes=True)
+        lines = differences_from_eager(job.original, program, inputs, seed=job.seed + run, rtol=rtol, atol=atol)
         found += [f"run {run}: {line}" for line in lines]
     equal = f"free of {job.remove.replace('_', ' ')}; equals eager in {runs} run(s)"
     for line in (*found, "differs from eager" if found else equal):
@@ -161,10 +162,16 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file, or the folder.")
 def export(job: Job, to: str, output: Path) -> None:
-    """Capture TARGET and write it for other engines: to pt2 for torch.export.load, to onnx for ONNX Runtime.
+    """Capture TARGET and write it for other engines.
 
     \b
-    Files of programs have the program's state, and are run by `functionalize run`. A folder has
+    Files of programs have the program's state, and are run by `functionalize run`:
+      pt2        for torch.export.load
+      onnx       for ONNX Runtime
+      stablehlo  for jax.export; the first state is in an npz beside it
+      jax        the same, in one file
+    \b
+    A folder has
       graph_module.pt   the torch.fx.GraphModule, by torch.save; load it with weights_only=False
       state.pt          parameters, buffers and constants, by the names of the graph's inputs
       signature.json    what each input and output of the graph is, and what is written
@@ -178,7 +185,7 @@ def export(job: Job, to: str, output: Path) -> None:
     if to == "folder" and output.is_file():
         raise click.UsageError(f"{output} is a file: name a folder, or say --to {' or --to '.join(FORMATS)}")
     if to == "folder":
-        files = _saved(job.capture(), output)
+        files = saved(job.capture(), output)
     else:
         wanted = FORMATS[to].suffix
         if output.suffix != wanted:
@@ -281,70 +288,6 @@ def run(arguments: Sequence[str]) -> int:
         commands.main(list(arguments), prog_name="functionalize")
     except SystemExit as end:  # how click ends every command
         return end.code if isinstance(end.code, int) else 1
-
-
-def _described(program: CapturedProgram) -> dict[str, Any]:
-    """A program's inputs, outputs and writes, by keys that machines read: they are added to, not changed."""
-    nodes = {node.name: node for node in program.graph_module.graph.nodes}
-    return {
-        "remove": program.remove,
-        "ops": sum(node.op == "call_function" for node in nodes.values()),
-        "inputs": [_entry(spec, nodes) for spec in program.signature.input_specs],
-        "outputs": [_entry(spec, nodes) for spec in program.signature.output_specs],
-        "mutations": [_mutation(mutation) for mutation in program.mutations],
-    }
-
-
-def _entry(spec: Any, nodes: dict[str, Any]) -> dict[str, Any]:
-    entry = {"kind": spec.kind.name.lower(), "name": spec.arg.name, "target": spec.target}
-    value: Any = nodes[spec.arg.name].meta.get("val") if spec.arg.name in nodes else None
-    if hasattr(value, "dtype"):
-        return entry | {"dtype": str(value.dtype), "shape": _numbers(value.shape)}
-    return entry | {"value": repr(getattr(spec.arg, "value", None))}
-
-
-def _mutation(mutation: Any) -> dict[str, Any]:
-    region = mutation.region
-    return {
-        "target": mutation.target,
-        "kind": mutation.kind.name.lower(),
-        "op": mutation.op,
-        "location": str(mutation.location),
-        "region": {
-            "dtype": str(region.dtype),
-            "size": _numbers(region.size),
-            "stride": _numbers(region.stride),
-            "offset": _numbers([region.offset])[0],
-        },
-    }
-
-
-def _code(program: CapturedProgram) -> str:
-    return program.graph_module.print_readable(print_output=False).rstrip()
-
-
-def _numbers(sizes: Iterable[Any]) -> list[Any]:
-    """Symbols among sizes become texts."""
-    return [size if isinstance(size, int) else str(size) for size in sizes]
-
-
-def _saved(program: CapturedProgram, folder: Path) -> dict[str, str]:
-    """Write a program to a folder; the files, by what they hold."""
-    import torch
-
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {
-        "graph_module": folder / "graph_module.pt",
-        "state": folder / "state.pt",
-        "signature": folder / "signature.json",
-        "code": folder / "graph.txt",
-    }
-    torch.save(program.graph_module, files["graph_module"])
-    torch.save(program.state, files["state"])
-    about = {"torch": torch.__version__, "files": {what: file.name for what, file in files.items()}}
-    files["signature"].write_text(json.dumps(about | _described(program), indent=2) + "\n")
-    files["code"].write_text(_code(program) + "\n")
-    return {what: str(file) for what, file in files.items()}
 
 
 def _named(rows: dict[str, OpRow], name: str) -> list[OpRow]:

@@ -33,7 +33,7 @@ def differences_from_eager(
 
     roots = {"": target} if is_module(target) else reached(target)
     optimizers = [root for root in roots.values() if isinstance(root, torch.optim.Optimizer)]
-    before, steps = _values(roots), [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+    before, steps = _values(roots), [_state_of(optimizer) for optimizer in optimizers]
     wanted = observed(target)
     after = _values(roots)
     with torch.no_grad():
@@ -41,11 +41,43 @@ def differences_from_eager(
             tensor.copy_(before[name])
             tensor.grad = None
     for optimizer, state in zip(optimizers, steps, strict=True):
-        optimizer.load_state_dict(state)
+        _restore(optimizer, state)
     yield from differences(wanted, observed(program), strides=True, aliasing=True, rtol=rtol, atol=atol)
     for name, tensor in _tensors(roots):
         for line in leaf_differences(after[name], tensor.detach(), strides=False, rtol=rtol, atol=atol):
             yield f"state {name}: {line}"
+
+
+State = tuple[dict[torch.Tensor, dict[Any, Any]], list[dict[str, Any]]]
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> State:
+    """What an optimizer keeps, copied: by parameter, and its hyperparameters."""
+    groups = [
+        {key: _copy(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    kept = {param: {key: _copy(value) for key, value in state.items()} for param, state in optimizer.state.items()}
+    return kept, groups
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _restore(optimizer: torch.optim.Optimizer, before: State) -> None:
+    """Give an optimizer its state back, in the objects that it has: a captured program knows these."""
+    kept, groups = before
+    pairs = [(state, kept[param]) for param, state in optimizer.state.items() if param in kept]
+    for param in [param for param in optimizer.state if param not in kept]:
+        del optimizer.state[param]
+    for now, old in [*pairs, *zip(optimizer.param_groups, groups, strict=True)]:
+        for key in [key for key in now if key not in old and key != "params"]:
+            del now[key]
+        for key, value in old.items():
+            if isinstance(value, torch.Tensor) and isinstance(now.get(key), torch.Tensor):
+                now[key].detach().copy_(value)
+            else:
+                now[key] = value
 
 
 def _tensors(roots: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from functionalize.cli.shared import TargetError
 from functionalize.cli.specs import Spec, make_inputs
+from functionalize.cli.targets import TargetError
 
 if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
@@ -98,9 +98,36 @@ def _read_onnx(path: Path) -> Loaded:
     return Loaded(program, lambda: program.state, program.random_arguments)
 
 
+def _write_stablehlo(program: CapturedProgram, path: Path) -> None:
+    program.to_stablehlo(path)
+
+
+def _write_jax(program: CapturedProgram, path: Path) -> None:
+    from functionalize.backends.jax import save
+
+    save(program.to_jax(), path)
+
+
+def _read_jax(path: Path) -> Loaded:
+    import torch
+
+    from functionalize._torch import pytree
+    from functionalize.backends import jax
+
+    program = jax.load(path)
+
+    def of_tensors(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, jax.from_torch, (args, kwargs))
+        return program(*args, **kwargs)
+
+    return Loaded(of_tensors, lambda: program.state, program.random_arguments)
+
+
 FORMATS = {
     "pt2": Format(".pt2", _write_pt2, _read_pt2),
     "onnx": Format(".onnx", _write_onnx, _read_onnx),
+    "stablehlo": Format(".stablehlo", _write_stablehlo, _read_jax),
+    "jax": Format(".jax", _write_jax, _read_jax),
 }
 
 
@@ -136,6 +163,10 @@ def summary(value: Any) -> dict[str, Any]:
     """A value as plain data: of tensors the first elements."""
     import torch
 
+    if hasattr(value, "__array__") and not isinstance(value, torch.Tensor):
+        from functionalize.backends.jax import to_torch
+
+        value = to_torch(value)
     if not isinstance(value, torch.Tensor):
         return {"value": value if isinstance(value, (int, float, bool, str, type(None))) else repr(value)}
     shown = value.detach().flatten()[:8].tolist()

@@ -1,18 +1,14 @@
 """What the commands have in common: a target with its inputs, the capture with its progress, and how they answer.
 
-Invariant: what is for people goes through `say`, which is silent under ``--json``; JSON is one object on stdout;
-what is imported is looked for in the current directory first, as `python -m` does. Limits: one command a process.
+Invariant: what is for people goes through `say`, which is silent under ``--json``; JSON is one object on stdout.
+Limits: one command a process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
-import importlib
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +19,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from functionalize.cli.specs import Spec, SpecError, make_inputs
+from functionalize.cli.targets import Bounds, TargetError, bounds_of, dynamic_shapes_of, find, grown, optimizer_of
 
 if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
@@ -30,36 +27,6 @@ if TYPE_CHECKING:
 REMOVE = ("mutations_and_views", "mutations")
 _AFTER = 0.5  # seconds: shorter captures show no progress
 _EVERY = 0.1
-
-
-class TargetError(Exception):
-    """A target that cannot be found, made or called; the message says why, and what to do."""
-
-
-def find(name: str) -> Any:
-    """The object of a name ``package.module:object``. Raises TargetError where there is none."""
-    module_name, colon, path = name.partition(":")
-    if not colon or not module_name or not path:
-        raise TargetError(f"{name!r} names no object: write package.module:object")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, what it imports is not
-        message = f"there is no module {error.name!r}: neither in the current directory nor installed"
-        raise TargetError(message) from error
-    for step in path.split("."):
-        if not hasattr(found, step):
-            raise TargetError(f"{module_name} has no {path!r}{_near(found, step)}")
-        found = getattr(found, step)
-    return found
-
-
-def _near(holder: Any, step: str) -> str:
-    near = difflib.get_close_matches(step, dir(holder), n=3)
-    return f"; near it are {', '.join(near)}" if near else ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +41,9 @@ class Job:
     remove: str
     seed: int
     as_json: bool
+    optimizer: str | None = None
+    ranges: tuple[str, ...] = ()
+    shapes: str | None = None
 
     @functools.cached_property
     def model(self) -> Callable[..., Any]:
@@ -95,10 +65,43 @@ class Job:
             found.eval()
         return found  # type: ignore[no-any-return]
 
-    def inputs(self, further: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Inputs, of one look and with other numbers for each ``further``: by specs, or from a function."""
+    @functools.cached_property
+    def stepped(self) -> Any:
+        """The optimizer, if there is one."""
+        return None if self.optimizer is None else optimizer_of(self.optimizer, self.model)
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """What the program is to equal: of a module with an optimizer, the training step."""
+        from functionalize.graph_capture.training import training_step
+        from functionalize.runtime.state_walk import is_module
+
+        model, optimizer = self.model, self.stepped
+        return training_step(model, optimizer) if optimizer is not None and is_module(model) else model
+
+    @functools.cached_property
+    def bounds(self) -> dict[str, Bounds]:
+        """Between which sizes those lie that may differ."""
+        return bounds_of(self.ranges)
+
+    @property
+    def dynamic_shapes(self) -> Any:
+        """Which sizes may differ: those that inputs name, or what an object says."""
+        if self.shapes is None:
+            return dynamic_shapes_of(self.specs, self.bounds)
+        if self.ranges or any(name for spec in self.specs for name in spec.names):
+            raise TargetError("sizes that may differ are named in inputs and by --dynamic-shapes: use one of the two")
+        found = find(self.shapes)
+        return found() if callable(found) else found
+
+    def inputs(self, further: int = 0, *, sizes: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Inputs, of one look and with other numbers for each ``further``: by specs, or from a function.
+
+        ``sizes``: with other sizes, too, where they may differ.
+        """
         if self.factory is None:
-            return make_inputs(self.specs, self.seed + further)
+            others = grown(self.specs, self.bounds, further) if sizes else None
+            return make_inputs(self.specs, self.seed + further, others)
         if self.specs:
             raise TargetError("inputs are given in words and by --inputs: use one of the two")
         import torch
@@ -116,8 +119,9 @@ class Job:
         from functionalize.graph_capture.capture import capture
 
         args, kwargs = self.inputs()
+        options = {"dynamic_shapes": self.dynamic_shapes, "optimizer": self.stepped}
         with _progress(Console(stderr=True)):
-            return capture(self.model, args, kwargs, remove=self.remove)
+            return capture(self.model, args, kwargs, remove=self.remove, **options)
 
 
 def describe(ops: int, seconds: float, module: str) -> str:
@@ -215,6 +219,9 @@ _OPTIONS = [
     click.option("--call", is_flag=True, help="The target is a function that makes the model: call it."),
     click.option("--eval", "evaluate", is_flag=True, help="Put the module into evaluation mode."),
     click.option("--remove", type=click.Choice(REMOVE), default=REMOVE[0], show_default=True, help="What is to go."),
+    click.option("--optimizer", help="Of a training step: AdamW, 'SGD(lr=0.1)', package.module:object."),
+    click.option("--range", "ranges", multiple=True, metavar="NAME=MIN:MAX", help="Bounds of a size that may differ."),
+    click.option("--dynamic-shapes", "shapes", metavar="MODULE:OBJECT", help="What capture takes as dynamic_shapes."),
     click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers in the inputs."),
     remembered("json", "Answer with one JSON object."),
     remembered("traceback", "Show where an error comes from."),

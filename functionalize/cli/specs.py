@@ -2,6 +2,7 @@
 
     SPEC     = TENSOR | "=" LITERAL, then for a keyword argument "@" NAME
     TENSOR   = DTYPE "[" SIZES "]", then for integers below a limit "<" LIMIT
+    SIZE     = NUMBER, or for one that may differ from call to call NAME "=" NUMBER
 
 Invariant: a spec prints as it was written, and gives the same numbers for the same seed. Limits: strided CPU tensors.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,8 @@ DTYPES = {
     "c64": "complex64",
 }
 LIMIT = 10  # of integers that say none
-_TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d, ]*)\](?:<(?P<limit>\d+))?")
+_TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\w=, ]*)\](?:<(?P<limit>\d+))?")
+_SIZE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<size>\d+)")
 _KEYWORD = re.compile(r"(?P<value>.*)@(?P<keyword>[A-Za-z_]\w*)", re.DOTALL)
 
 
@@ -45,6 +47,7 @@ class Spec:
 
     dtype: str | None = None  # of a tensor
     sizes: tuple[int, ...] = ()
+    names: tuple[str | None, ...] = ()  # of the sizes that may differ
     limit: int | None = None  # of its integers
     value: Any = None  # of an input that is no tensor
     keyword: str | None = None
@@ -55,7 +58,7 @@ class Spec:
 
         Example:
             >>> Spec.parse("i64[2,5]<1000@tokens")
-            Spec(dtype='i64', sizes=(2, 5), limit=1000, value=None, keyword='tokens')
+            Spec(dtype='i64', sizes=(2, 5), names=(None, None), limit=1000, value=None, keyword='tokens')
         """
         keyword = None
         if named := _KEYWORD.fullmatch(text):
@@ -63,34 +66,40 @@ class Spec:
         if text.startswith("="):
             return cls(value=_literal(text), keyword=keyword)
         found = _TENSOR.fullmatch(text)
-        if found is None or found["dtype"] not in DTYPES:
+        sizes = [] if found is None else list(map(_SIZE.fullmatch, found["sizes"].replace(",", " ").split()))
+        if found is None or found["dtype"] not in DTYPES or None in sizes:
             raise SpecError(
-                f"cannot read the input {text!r}: a tensor is written as f32[2,16], a value as =3 "
+                f"cannot read the input {text!r}: a tensor is written as f32[2,16] or f32[batch=2,16], a value as =3 "
                 f"(dtypes: {' '.join(DTYPES)})"
             )
-        sizes = tuple(map(int, found["sizes"].replace(",", " ").split()))
+        known = [(int(size["size"]), size["name"]) for size in sizes if size is not None]
         limit = None if found["limit"] is None else _limit(text, found["dtype"], int(found["limit"]))
-        return cls(found["dtype"], sizes, limit, keyword=keyword)
+        numbers, names = tuple(size for size, _ in known), tuple(name for _, name in known)
+        return cls(found["dtype"], numbers, names, limit, keyword=keyword)
 
     def __str__(self) -> str:
         tail = "" if self.keyword is None else f"@{self.keyword}"
         if self.dtype is None:
             return f"={self.value!r}{tail}"
         limit = "" if self.limit is None else f"<{self.limit}"
-        return f"{self.dtype}[{','.join(map(str, self.sizes))}]{limit}{tail}"
+        named = zip(self.sizes, self.names, strict=True)
+        sizes = ",".join(str(size) if name is None else f"{name}={size}" for size, name in named)
+        return f"{self.dtype}[{sizes}]{limit}{tail}"
 
-    def make(self, generator: torch.Generator) -> Any:
-        """The input, with random numbers of a generator."""
+    def make(self, generator: torch.Generator, sizes: Mapping[str, int] | None = None) -> Any:
+        """The input, with random numbers of a generator; ``sizes``: others, by name."""
         if self.dtype is None:
             return self.value
         import torch
 
         dtype = getattr(torch, DTYPES[self.dtype])
+        named = zip(self.names, self.sizes, strict=True)
+        shape = [(sizes or {}).get(name or "", size) for name, size in named]
         if dtype.is_floating_point or dtype.is_complex:
             wide = dtype if dtype in (torch.float64, torch.complex64) else torch.float32
-            return torch.randn(self.sizes, generator=generator, dtype=wide).to(dtype)
+            return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
         limit = 2 if dtype is torch.bool else self.limit or LIMIT
-        return torch.randint(0, limit, self.sizes, generator=generator).to(dtype)
+        return torch.randint(0, limit, shape, generator=generator).to(dtype)
 
 
 def _literal(text: str) -> Any:
@@ -110,15 +119,17 @@ def _limit(text: str, dtype: str, limit: int) -> int:
     return limit
 
 
-def make_inputs(specs: Sequence[Spec], seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments for some specs."""
+def make_inputs(
+    specs: Sequence[Spec], seed: int, sizes: Mapping[str, int] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for some specs; ``sizes``: others than they say, by name."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for spec in specs:
-        value = spec.make(generator)
+        value = spec.make(generator, sizes)
         if spec.keyword is None:
             args.append(value)
         elif spec.keyword in kwargs:

@@ -21,8 +21,8 @@ from tests.opinfo.programs import NoProgramError, build
 
 RIGHT, REFUSED, WRONG, SKIPPED = "right", "refused", "wrong", "skipped"
 # Of these torch leaves open what the elements are, or which of equal elements is the one.
-_UNSPECIFIED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
-_TIES = {"topk": 1, "kthvalue": 1, "msort": 1}  # from which result on
+UNSPECIFIED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
+TIES = {"topk": 1, "kthvalue": 1, "msort": 1}  # from which result on
 _TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5, torch.complex64: 2e-5}
 
 
@@ -63,10 +63,10 @@ def compared(function: Any, arguments: Any, expected: Any, after: Any, name: str
     names = captured.specialization.capture.convention.names
     written = outputs.arguments if isinstance(outputs, Written) else {}
     outputs = outputs.returned if isinstance(outputs, Written) else outputs
-    if "random_key" in state or name in _UNSPECIFIED:
+    if "random_key" in state or name in UNSPECIFIED:
         return Outcome(*alike(expected, outputs, values=False))
-    if name in _TIES:
-        expected, outputs = expected[: _TIES[name]], outputs[: _TIES[name]]
+    if name in TIES:
+        expected, outputs = expected[: TIES[name]], outputs[: TIES[name]]
     found = alike(expected, outputs)
     pairs = [(one, written.get(name, from_torch(old))) for name, one, old in zip(names, after, arguments, strict=True)]
     return Outcome(*next((pair for one in pairs if (pair := alike(*one))[0] == WRONG), found))

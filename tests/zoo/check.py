@@ -51,15 +51,17 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class _Case:
+class Case:
+    """A model that eager runs, and what it does."""
+
     model: nn.Module
     calls: tuple[Call, Call]
     expected: list[Observation]
     reference: nn.Module  # as eager's calls left it
 
 
-def check(family: Family, name: str, mode: str, *, compare: bool = False) -> Verdict:
-    """The verdict on one model."""
+def check(family: Family, name: str, mode: str, *, compare: bool = False, to: str = "") -> Verdict:
+    """The verdict on one model; ``to``: as what is exported of it."""
     begin = time.monotonic()
     status, reason, export = EAGER, "", ""
     try:
@@ -68,10 +70,10 @@ def check(family: Family, name: str, mode: str, *, compare: bool = False) -> Ver
             try:
                 case = _case(family, name, mode)
             except Exception as error:  # whatever keeps eager from running the model
-                reason = _one_line(error)
+                reason = one_line(error)
             else:
                 status = CRASH
-                status, reason = _judged(case, mode)
+                status, reason = _exported_to(to, case, mode) if to else _judged(case, mode)
                 export = _exported(case, mode) if compare else ""
     except OutOfTime:
         status = TIME if status != EAGER else EAGER
@@ -79,7 +81,7 @@ def check(family: Family, name: str, mode: str, *, compare: bool = False) -> Ver
     return Verdict(family.name, name, mode, status, reason, round(time.monotonic() - begin, 1), export)
 
 
-def _case(family: Family, name: str, mode: str) -> _Case:
+def _case(family: Family, name: str, mode: str) -> Case:
     """The first candidate that eager runs, with what eager does in two calls and a third like the first."""
     first: Exception | None = None
     begin = _KNOWN.get((family.name, name), 0)
@@ -104,13 +106,13 @@ def _case(family: Family, name: str, mode: str) -> _Case:
     raise first or ValueError("no candidates")
 
 
-def _with_reference(model: nn.Module, calls: tuple[Call, Call], mode: str) -> _Case:
+def _with_reference(model: nn.Module, calls: tuple[Call, Call], mode: str) -> Case:
     once, again = copy.deepcopy(model), copy.deepcopy(model)
     expected = _run(once, once, calls, mode)
     repeated = difference_of_all(expected, _run(again, again, calls, mode))
     if repeated:
         raise ValueError(f"eager does not repeat itself: {repeated}")
-    return _Case(model, calls, expected, again)
+    return Case(model, calls, expected, again)
 
 
 def _run(function: Any, model: nn.Module, calls: tuple[Call, Call], mode: str) -> list[Observation]:
@@ -150,7 +152,7 @@ def difference_of_all(expected: list[Observation], actual: list[Observation]) ->
     return None
 
 
-def _judged(case: _Case, mode: str) -> tuple[str, str]:
+def _judged(case: Case, mode: str) -> tuple[str, str]:
     """Capture, call, compare; and run eager again afterwards."""
     model = copy.deepcopy(case.model)
     stage = "capture"
@@ -171,19 +173,25 @@ def _judged(case: _Case, mode: str) -> tuple[str, str]:
         stage = "eager afterwards"
         return _eager_afterwards(case, mode, model)
     except _REFUSALS as error:
-        return REFUSED, f"{stage}: {type(error).__name__}: {_one_line(error)}"
+        return REFUSED, f"{stage}: {type(error).__name__}: {one_line(error)}"
     except Exception as error:  # anything else is no answer to a user
-        return CRASH, f"{stage}: {type(error).__name__}: {_one_line(error)}"
+        return CRASH, f"{stage}: {type(error).__name__}: {one_line(error)}"
 
 
-def _eager_afterwards(case: _Case, mode: str, model: nn.Module) -> tuple[str, str]:
+def _eager_afterwards(case: Case, mode: str, model: nn.Module) -> tuple[str, str]:
     """Eager goes on where the captured calls ended: as eager's own calls would."""
     expected = _call(case.reference, case.reference, case.calls[1], mode)
     found = difference(expected, _call(model, model, case.calls[1], mode)) or next(iter(fakes(model)), None)
     return (WRONG, f"eager afterwards: {found}") if found else (RIGHT, "")
 
 
-def _exported(case: _Case, mode: str) -> str:
+def _exported_to(route: str, case: Case, mode: str) -> tuple[str, str]:
+    from tests.zoo.exported import judged
+
+    return judged(case, mode, route)
+
+
+def _exported(case: Case, mode: str) -> str:
     """Whether torch.export takes the model: "right", "wrong" or what it raises."""
     model = copy.deepcopy(case.model)
     try:
@@ -195,7 +203,7 @@ def _exported(case: _Case, mode: str) -> str:
         with torch.set_grad_enabled(mode == "train"):
             results = program(*args, **kwargs)
     except Exception as error:  # torch.export raises a dozen classes
-        return f"{type(error).__name__}: {_one_line(error)}"
+        return f"{type(error).__name__}: {one_line(error)}"
     found = _values(observe(results, model))
     different = difference(_values(case.expected[1]), found)
     return f"wrong: {different}" if different else RIGHT
@@ -216,6 +224,7 @@ def seed(number: int) -> None:
         sys.modules["numpy"].random.seed(number)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The first line of what an error says."""
     text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return " ".join(text.split())[:300]

@@ -33,6 +33,7 @@ class Job:
     mode: str
     seconds: int
     compare: bool = False
+    to: str = ""
 
 
 def run_job(job: Job) -> Verdict:
@@ -44,7 +45,7 @@ def run_job(job: Job) -> Verdict:
     signal.signal(signal.SIGALRM, expired)
     signal.alarm(job.seconds)
     try:
-        return check(FAMILIES[job.family], job.name, job.mode, compare=job.compare)
+        return check(FAMILIES[job.family], job.name, job.mode, compare=job.compare, to=job.to)
     except OutOfTime:  # between the check's own handlers
         return Verdict(job.family, job.name, job.mode, TIME, f"after {job.seconds} s")
     finally:

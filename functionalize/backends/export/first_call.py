@@ -31,7 +31,10 @@ def check_first_call(graph: ExportGraph, function: Any, to: str) -> None:
     with torch.no_grad():
         inputs = first.inputs
         before = _run(first.program.graph_module, first.program.inputs_of_graph(list(inputs)))
-        results = _run(function, _inputs_of(graph))
+        try:
+            results = _run(function, _inputs_of(graph))
+        except RuntimeError as error:  # an assertion of the later program's
+            raise _refusal(to, f"the first call decides otherwise than later ones: {error}") from error
     finals = dict(zip(graph.written, results, strict=False))
     pairs = [*zip(_returned(first, before), results[len(graph.written) :], strict=True)]
     for number, output in found.made.items():
@@ -43,13 +46,19 @@ def check_first_call(graph: ExportGraph, function: Any, to: str) -> None:
     if all(_equal(*pair) for pair in pairs):
         return
     made = [f"`{found.program.metadata.inputs[number].target}`" for number in sorted(found.made)]
+    if not made:
+        raise _refusal(to, "the first call does something else than later calls do")
+    what = f"{', '.join(made[:3])}{', ...' if len(made) > 3 else ''}"
+    raise _refusal(to, f"the first call makes {what}, and does something else than later calls do with zeros there")
+
+
+def _refusal(to: str, what: str) -> UnsupportedExportError:
     cause = UnsupportedExportError.cause(
-        f"the first call makes {', '.join(made[:3])}{', ...' if len(made) > 3 else ''}, and does something else than "
-        "later calls do with zeros there",
+        what,
         why="an exported program is one for all calls",
         hint="call the program once, and export it then",
     )
-    raise UnsupportedExportError(to, [cause])
+    return UnsupportedExportError(to, [cause])
 
 
 def _run(function: Any, inputs: Sequence[Any]) -> list[Any]:

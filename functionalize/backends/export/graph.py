@@ -21,6 +21,7 @@ from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.numbers import Numbers
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
+from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation
@@ -37,13 +38,16 @@ _SIZES_STAY = (
 class ExportGraph:
     """One graph that is being exported: what goes in, what is written, what the caller gets."""
 
-    def __init__(self, found: Exportable, *, copies: bool) -> None:
-        """``copies``: whether views are to be copied."""
+    def __init__(self, found: Exportable, *, copies: bool, by_value: bool = False) -> None:
+        """``copies``: whether views are to be copied; ``by_value``: whether inputs come without their memory."""
         self.found, self._metadata, recorded = found, found.program.metadata, found.program.recorded
+        self._graph = recorded.graph
+        if by_value:
+            self._graph = with_shared_memory(recorded.graph, self._metadata, found.program.capture.guards.aliasing)
         self.arguments = Arguments(found.call)
         self.causes = [*self.arguments.causes, *found.effects.causes]
         self.inputs = ExportInputs(found, self.arguments)
-        self.fakes = ExportFakes(recorded.graph.nodes)
+        self.fakes = ExportFakes(self._graph.nodes)
         self.emitter = Emitter(self.fakes, copies=copies)
         self.numbers = Numbers(self.emitter)
         self._nodes: dict[int, Node] = {}  # of the program's inputs
@@ -59,7 +63,7 @@ class ExportGraph:
 
     def _copied(self) -> list[Any]:
         """The program's nodes, after all inputs; its results."""
-        graph = self.found.program.recorded.graph
+        graph = self._graph
         olds = dict(zip(self._metadata.taken, graph.find_nodes(op="placeholder"), strict=True))
         known: dict[Node, Any] = {}
         for one in self.inputs.all:
@@ -186,6 +190,8 @@ class ExportGraph:
                 return self._results[alias.result]
             return self._final(alias.input)  # type: ignore[arg-type]
         number = self._results[value.result]  # type: ignore[index]
+        if number in self.numbers.tensors:
+            return self.emitter.call(aten._to_copy.default, number, dtype=like.dtype)
         return self.emitter.call(aten.scalar_tensor.default, number, dtype=like.dtype)
 
     def _own(self, value: Any) -> Node:
@@ -229,10 +235,19 @@ class ExportGraph:
             if value in self.numbers.tensors:
                 self.numbers.assert_equal(value, decision.answer, str(decision))
                 continue
-            agrees = self.emitter.graph.call_function(operator.eq, (value, decision.answer))
-            agrees.meta = dict(value.meta) | {"val": value.meta["val"] == decision.answer}
-            agrees.meta.pop("unbacked_bindings", None)
+            agrees = self._agrees(value, decision.answer)
             self.emitter.graph.call_function(aten._assert_scalar.default, (agrees, str(decision))).meta["val"] = None
+
+    def _agrees(self, value: Node, answer: Any) -> Node:
+        """Whether an answer is the one of the capture; no symbol is compared with True."""
+        if answer is True:
+            return value
+        op, args = (torch.sym_not, (value,)) if answer is False else (operator.eq, (value, answer))
+        agrees = self.emitter.graph.call_function(op, args)
+        looks = [node.meta["val"] if isinstance(node, Node) else node for node in args]
+        agrees.meta = dict(value.meta) | {"val": op(*looks)}
+        agrees.meta.pop("unbacked_bindings", None)
+        return agrees
 
     # What the caller gets
 
@@ -245,7 +260,7 @@ class ExportGraph:
         stand_ins = StandIns(self.found.call)
         inputs = {id(value): n for n, value in reversed(list(enumerate(stand_ins.inputs)))}
         made = [stand_ins.made(part) for part in self._metadata.results]
-        leaves, spec = pytree.tree_flatten(pytree.tree_unflatten(made, self._metadata.spec))
+        leaves, spec = pytree.tree_flatten(without_structs(pytree.tree_unflatten(made, self._metadata.spec)))
         plain = pytree.tree_unflatten(list(map(tensors_of, leaves)), spec)
         leaves, self.spec = pytree.tree_flatten(plain)
         for leaf in leaves:
@@ -293,6 +308,18 @@ class ExportGraph:
             base = self.emitter.graph.call_function(viewing(step.target), (base, *step.args[1:]), step.kwargs)
             base.meta = dict(step.meta)
         return base
+
+
+def without_structs(results: Any) -> Any:
+    """Results with tuples in place of torch's own named ones (`torch.return_types`), which no file can name."""
+
+    def is_struct(value: Any) -> bool:
+        return type(value).__module__ == "torch.return_types"
+
+    def plain(value: Any) -> Any:
+        return tuple(value) if is_struct(value) else value
+
+    return pytree.tree_map(plain, results, is_leaf=is_struct)
 
 
 def tensors_of(leaf: Any) -> Any:

@@ -116,6 +116,20 @@ _RULES: dict[Any, Rule] = {
 }
 
 
+def _equal(emitter: Emitter, one: Any, other: Any) -> Node:
+    if tuple(one.meta["val"].size()) != tuple(other.meta["val"].size()):
+        return emitter.call(aten.scalar_tensor.default, False, dtype=torch.bool)
+    return emitter.call(aten.all.default, emitter.call(aten.eq.Tensor, one, other))
+
+
+def _allclose(emitter: Emitter, *args: Any, **options: Any) -> Node:
+    return emitter.call(aten.all.default, emitter.call(aten.isclose.default, *args, **options))
+
+
+# Operators that answer by a flag of Python's.
+_QUESTIONS: dict[Any, Rule] = {aten.equal.default: _equal, aten.allclose.default: _allclose}
+
+
 def _dtype(node: Any) -> torch.dtype:
     found: torch.dtype = node.meta["val"].dtype
     return found
@@ -131,6 +145,8 @@ class Numbers:
         """Whether a node gives such a number, or takes one."""
         if node.target is _ITEM:
             return isinstance(node.meta.get("val"), torch.SymFloat)
+        if node.target in _QUESTIONS:
+            return True
         return any(known.get(arg) in self.tensors for arg in node.all_input_nodes)
 
     def copy(self, node: Node, known: dict[Node, Any]) -> Any:
@@ -144,6 +160,8 @@ class Numbers:
             if isinstance(args[0], (bool, int, float)) or any(isinstance(arg, (int, float)) for arg in args):
                 args = [self._tensor(arg) for arg in args]
             return self._number(emitter.call(_PYTHON[node.target], *args))
+        if node.target in _QUESTIONS:
+            return self._number(_QUESTIONS[node.target](emitter, *args, **kwargs))
         wanted = node.meta.get("val")
         if node.target in _RULES:
             made = _RULES[node.target](emitter, *args, **kwargs)

@@ -16,7 +16,7 @@ import torch
 from functionalize._torch import pytree
 from functionalize.backends.array_program import RANDOM_KEY
 from functionalize.backends.jax.lowerings import lowering
-from functionalize.backends.jax.program import JaxProgram, State
+from functionalize.backends.jax.program import JaxProgram, State, to_jax
 from functionalize.backends.jax.values import is_array, torch_dtype_of
 from functionalize.backends.registry import Lowerings
 from functionalize.errors import UnsupportedProgramError
@@ -100,7 +100,7 @@ class JaxFunction:
             if key not in self._programs:
                 given, named = pytree.tree_unflatten([_stand_in(leaf) for leaf in leaves], spec)
                 program = capture(self._function, given, named, on_data="raise")
-                self._programs[key] = JaxProgram(program, self._lowerings, 0)
+                self._programs[key] = to_jax(program, lowerings=self._lowerings)
             return self._programs[key]
 
 

@@ -17,12 +17,13 @@ import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.array_program import Prepared
+from functionalize.backends.exported_program import from_exported_program, to_exported_program
 from functionalize.backends.interpreter import Backend
 from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.values import dtype_of, from_torch, is_array
 from functionalize.backends.registry import Lowerings
-from functionalize.errors import InputMismatchError, UnsupportedProgramError
+from functionalize.errors import InputMismatchError, UnsupportedExportError, UnsupportedProgramError
 
 if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
@@ -32,7 +33,30 @@ State = dict[str, Any]
 
 def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: int = 0) -> JaxProgram:
     """A captured program as a function of JAX arrays; see :meth:`CapturedProgram.to_jax`."""
-    return JaxProgram(program, lowerings, seed)
+    try:
+        return JaxProgram(program, lowerings, seed)
+    except UnsupportedProgramError:
+        steady = _of_tensors(program) if program.specialization.metadata.side_effects else None
+        if steady is None:
+            raise
+        return JaxProgram(steady, lowerings, seed)
+
+
+_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
+
+
+def _of_tensors(program: CapturedProgram) -> CapturedProgram | None:
+    """A program that changes objects, with all that it changes there as tensors; None where there is none.
+
+    Neither is there one for a program that decides by data: an exported program asserts what JAX cannot.
+    """
+    try:
+        exported = to_exported_program(program, to="JAX")
+    except UnsupportedExportError:
+        return None
+    if any(node.target in _ASSERTIONS for node in exported.graph.nodes):
+        return None
+    return from_exported_program(exported)
 
 
 class JaxProgram:
@@ -113,10 +137,25 @@ class JaxProgram:
         """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct``, built as a call's are.
 
         Raises:
-            UnsupportedProgramError: a size is a symbol.
+            UnsupportedProgramError: a size may differ from call to call.
         """
+        if self._program.has_symbols:
+            raise UnsupportedProgramError(
+                "the program takes sizes that differ from call to call",
+                why="a StableHLO file has fixed sizes",
+                hint="capture without dynamic_shapes, once for each size; or call `to_jax()`, which takes them all",
+                at="the arguments",
+            )
         state = {name: _struct(*look) for name, look in self._shapes.items()}
         args, kwargs = self._program.example(_shape_of)
+        plain = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if not (leaf is None or isinstance(leaf, _struct))]
+        if plain:
+            raise UnsupportedProgramError(
+                f"the program takes {', '.join(map(repr, plain))} as an argument",
+                why="what calls a StableHLO file passes arrays, or None",
+                hint="bind such arguments before the capture (functools.partial)",
+                at="the arguments",
+            )
         return state, args, kwargs
 
     def _called(self, state: Mapping[str, Any], args: Any, kwargs: Any, run: Callable[..., Any]) -> tuple[State, Any]:

@@ -1,28 +1,26 @@
-"""Programs as StableHLO files, which ``jax.export`` loads without torch and without this package.
+"""Programs as StableHLO, which ``jax.export`` loads without torch and without this package; and such files run.
 
-A program is two files: what ``jax.export`` serialized, and beside it the first state as an ``npz`` of the same name.
-
-Invariant: a file is there whole or not at all. Limits: a file runs with the sizes that it was written for, and on the
-platforms that it was written for.
+Invariant: what is written is a function of the state and the arguments: nothing that the program writes is dropped.
+Limits: a file runs with the sizes that it was written for, and on the platforms that it was written for.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import torch
 from jax import export
 
 from functionalize.backends.array_program import Written
+from functionalize.backends.jax.files import read, state_beside, write_one, write_two
 from functionalize.backends.jax.program import JaxProgram, to_jax
+from functionalize.backends.jax.values import from_torch, torch_dtype_of
+from functionalize.errors import InputMismatchError, UnsupportedProgramError
 
 if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
@@ -49,8 +47,39 @@ def write_stablehlo(program: CapturedProgram, path: str | os.PathLike[str], **op
 def write(program: JaxProgram, path: str | os.PathLike[str], *, platforms: Any = None) -> Path:
     """Write a program that is JAX's already; see :func:`write_stablehlo`."""
     path = Path(path)
-    if path.suffix == ".npz":
-        raise ValueError(f"{path} is where the first state goes: give the program another ending, as .stablehlo")
+    write_two(path, serialized(program, platforms), program.initial_state)
+    return path
+
+
+def save(program: JaxProgram, path: str | os.PathLike[str], *, platforms: Any = None) -> Path:
+    """Write a program and its first state as one file, which :func:`load` reads.
+
+    Args:
+        program: what ``to_jax`` gave.
+        path: of the file. It is an ``npz``: ``program`` has the bytes that ``jax.export`` deserializes, ``state/...``
+            the first state.
+        platforms: as ``jax.export`` takes them; unless given, the one that JAX runs on.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import numpy as np
+        >>> from functionalize import capture
+        >>> program = capture(torch.nn.BatchNorm1d(2), (torch.ones(3, 2),)).to_jax()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     loaded = load(save(program, f"{folder}/norm.jax"))
+        >>> loaded(np.ones((3, 2), np.float32)).shape
+        (3, 2)
+    """
+    path = Path(path)
+    write_one(path, serialized(program, platforms), program.initial_state)
+    return path
+
+
+def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
+    """A program as ``jax.export`` keeps it."""
     state, args, kwargs = program.example()
 
     def function(state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,41 +88,41 @@ def write(program: JaxProgram, path: str | os.PathLike[str], *, platforms: Any =
 
     with jax.enable_x64(True):
         exported = export.export(jax.jit(function), platforms=platforms)(state, *args, **kwargs)
-        content = exported.serialize()
-    first = io.BytesIO()
-    arrays: dict[str, Any] = {name: np.asarray(array) for name, array in program.initial_state.items()}
-    np.savez(first, **arrays)
-    _write(path, bytes(content))
-    _write(path.with_suffix(".npz"), first.getvalue())
-    return path
+        try:
+            return bytes(exported.serialize())
+        except ValueError as error:
+            raise UnsupportedProgramError(
+                "the arguments or the results hold an object of a class that has no name in files",
+                why=str(error),
+                hint="use tuples, lists and dicts, or register the class with jax.export",
+                at="the arguments and the results",
+            ) from error
 
 
 def load(path: str | os.PathLike[str]) -> StableHloProgram:
-    """A program that was written by :func:`write_stablehlo`, with its state threaded from call to call.
+    """A program that ``to_stablehlo`` or :func:`save` wrote, with its state threaded from call to call.
 
     Raises:
+        OSError: there is no such file.
         ValueError: the file is none of these, is cut off, or its state is not there.
     """
     path = Path(path)
+    content, included = read(path)
     try:
-        exported = export.deserialize(bytearray(path.read_bytes()))
-    except OSError:
-        raise
-    except Exception as error:
+        exported = export.deserialize(bytearray(content))
+        state, *_ = jax.tree_util.tree_unflatten(exported.in_tree, exported.in_avals)[0]
+        known = {name: (value.shape, value.dtype) for name, value in state.items()}
+    except Exception as error:  # whatever reading other bytes comes to
         raise ValueError(
-            f"{path} is no program that jax.export wrote, is cut off, or is of a version that this JAX does not read: "
-            f"{type(error).__name__} {error}\n    try  write it again with to_stablehlo"
+            f"{path} is no program that to_stablehlo wrote, is cut off, or is of a version that this JAX does not "
+            f"read: {type(error).__name__} {error}\n    try  write it again with to_stablehlo"
         ) from error
-    try:
-        with np.load(path.with_suffix(".npz")) as found:
-            arrays = dict(found)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the first state of {path} is not in {path.with_suffix('.npz')}: {error}") from error
-    state, *_ = jax.tree_util.tree_unflatten(exported.in_tree, exported.in_avals)[0]
-    if arrays.keys() != state.keys():
-        raise ValueError(f"{path.with_suffix('.npz')} is not the state of {path}: it has {', '.join(arrays)}")
+    arrays = state_beside(path) if included is None else included
+    wanted = {name: (shape, dtype.itemsize) for name, (shape, dtype) in known.items()}
+    if {name: (array.shape, array.dtype.itemsize) for name, array in arrays.items()} != wanted:
+        raise ValueError(f"the state beside {path} is that of another program: it has {', '.join(arrays) or 'nothing'}")
     with jax.enable_x64(True):
-        first = {name: jnp.asarray(array.view(state[name].dtype)) for name, array in arrays.items()}
+        first = {name: jnp.asarray(array.view(known[name][1])) for name, array in arrays.items()}
     return StableHloProgram(exported, first)
 
 
@@ -102,6 +131,7 @@ class StableHloProgram:
 
     Example:
         >>> import tempfile, torch
+        >>> import numpy as np
         >>> from functionalize import capture
         >>> program = capture(torch.nn.BatchNorm1d(2), (torch.ones(3, 2),))
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -115,26 +145,59 @@ class StableHloProgram:
         self._call: Callable[..., Any] = jax.jit(exported.call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the program gives for arrays; a pair with the written arguments where it writes to some."""
+        """What the program gives for arrays; a pair with the written arguments where it writes to some.
+
+        Raises:
+            InputMismatchError: the arguments are nested otherwise than those of the capture, or of other shapes or
+                dtypes.
+        """
+        self._check(args, kwargs)
         with jax.enable_x64(True):
             self.state, outputs = self._call(self.state, *args, **kwargs)
         return outputs
 
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        (_, *known), named = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)
+        wanted = jax.tree_util.tree_leaves_with_path((tuple(known), named))
+        found = jax.tree_util.tree_leaves_with_path((args, kwargs))
+        nestings: list[Any] = [jax.tree.structure(one) for one in ((args, kwargs), (tuple(known), named))]
+        if nestings[0] != nestings[1]:
+            raise InputMismatchError(
+                f"the program is called with {_places(found)}, and was captured with {_places(wanted)}",
+                hint="pass arguments like those of the capture",
+            )
+        for (path, aval), (_, value) in zip(wanted, found, strict=True):
+            looks = [(tuple(one.shape), one.dtype) if hasattr(one, "dtype") else type(one) for one in (aval, value)]
+            if looks[0] != looks[1]:
+                raise InputMismatchError(
+                    f"the argument {_place(path)} is {_look(value)}, and was {_look(aval)} at the capture",
+                    hint="pass an array of that shape and dtype, or write the program again for this one",
+                )
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a file beside its place, and put it there when it is whole."""
-    with _beside(path) as (file, name):
-        file.write(content)
-        file.close()
-        os.replace(name, path)
+    def random_arguments(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arrays of random numbers, of the shapes that a call takes; integers are zeros."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def made(aval: Any) -> Any:
+            value = torch.zeros(aval.shape, dtype=torch_dtype_of(aval))
+            if value.is_floating_point():
+                value.copy_(torch.randn(value.size(), generator=generator))
+            return from_torch(value)
+
+        (_, *args), kwargs = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)
+        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.map(made, (tuple(args), kwargs))
+        return found
 
 
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[tuple[Any, str]]:
-    file = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
-    try:
-        yield file, file.name
-    finally:
-        file.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(file.name)
+def _place(path: Any) -> str:
+    """Where a leaf of the arguments is, in words: ``0``, ``mask``, ``0['x']``."""
+    (kind, first, *rest) = path
+    return f"{getattr(first, 'key', getattr(first, 'idx', first))}{jax.tree_util.keystr(tuple(rest))}" if kind else ""
+
+
+def _places(leaves: Any) -> str:
+    return ", ".join(_place(path) for path, _ in leaves) or "nothing"
+
+
+def _look(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else f"a {type(value).__name__}"

@@ -76,6 +76,21 @@ def from_torch(tensor: torch.Tensor) -> jax.Array:
         return jnp.array(found.copy(), dtype=wanted, copy=True)
 
 
+def to_torch(array: Any) -> torch.Tensor:
+    """An array's elements as a tensor of the same dtype and shape; memory is not shared.
+
+    Example:
+        >>> to_torch(jnp.ones(2, dtype=jnp.bfloat16))
+        tensor([1., 1.], dtype=torch.bfloat16)
+    """
+    dtype = torch_dtype_of(array)
+    bits = _BITS.get(dtype)
+    found = np.array(array)
+    if bits is None:
+        return torch.from_numpy(found)
+    return torch.from_numpy(found.view(str(bits).removeprefix("torch."))).view(dtype)
+
+
 def is_array(value: Any) -> bool:
     """Whether an argument is an array: JAX's or NumPy's."""
     return isinstance(value, (jax.Array, np.ndarray, np.generic))

@@ -112,6 +112,71 @@ def index_put(base: Any, indices: Any, values: Any, accumulate: bool = False) ->
     return index_copy(base, dims[0], index, values.expand(size))
 
 
+@rewrite(aten.avg_pool2d.default, aten.avg_pool3d.default)
+def avg_pool(
+    inputs: Any, kernel: Any, stride: Any = (), padding: Any = (0,), ceil_mode: bool = False, included: bool = True,
+    divisor: int | None = None,
+) -> Any:  # fmt: skip
+    """Sums divided by a number of one's own, which the exporter takes for averages."""
+    if divisor is None:
+        return NotImplemented
+    dims = len(kernel)
+    stride, padding = list(stride or kernel), [*padding] * (dims // len(padding))
+    pool = aten.avg_pool2d.default if dims == 2 else aten.avg_pool3d.default
+    found = pool(inputs, kernel, stride, padding, ceil_mode, True)
+    for dim in range(-dims, 0):
+        start = aten.arange.default(found.size(dim)) * stride[dim] - padding[dim]
+        counted = aten.clamp.default(start + kernel[dim], None, inputs.size(dim) + padding[dim]) - start
+        found = found * counted.reshape([-1] + [1] * (-dim - 1))
+    return found / divisor
+
+
+@rewrite(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def replication_pad(inputs: Any, padding: Any) -> Any:
+    """What is cut off, before what is added: ONNX Runtime does the first by itself for zeros alone."""
+    if not any(type(size) is int and size < 0 for size in padding):
+        return NotImplemented
+    dims = len(padding) // 2
+    for dim in range(dims):
+        before, after = (max(0, -size) for size in padding[2 * dim : 2 * dim + 2])
+        inputs = inputs.narrow(-1 - dim, before, inputs.size(-1 - dim) - before - after)
+    pad = (aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)[dims - 1].default
+    return pad(inputs, [max(0, size) for size in padding])
+
+
+@rewrite(aten.bucketize.Tensor)
+def bucketize(values: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    """How many boundaries are not above: what is not a number is above all."""
+    above = (aten.gt if right else aten.ge).Tensor(boundaries, values.unsqueeze(-1))
+    return aten.logical_not.default(above).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+_SHIFTS = {
+    shift: whole
+    for one, other, whole in (
+        ("__lshift__", "bitwise_left_shift", aten.bitwise_left_shift.Tensor),
+        ("__rshift__", "bitwise_right_shift", aten.bitwise_right_shift.Tensor),
+    )
+    for shift in (*(getattr(getattr(aten, one), kind) for kind in ("Scalar", "Tensor")), whole)
+    + (getattr(aten, other).Tensor_Scalar,)
+}
+
+
+def _shift(whole: Any) -> Rewrite:
+    """By 64 bits: the exporter gives other widths other signs."""
+
+    def shifted(value: Any, by: Any) -> Any:
+        if value.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32):
+            return NotImplemented
+        steps = by.long() if isinstance(by, torch.Tensor) else aten.full.default([], by, dtype=torch.int64)
+        return whole(value.long(), steps).to(value.dtype)
+
+    return shifted
+
+
+REWRITES.update({shift: _shift(whole) for shift, whole in _SHIFTS.items()})
+
+
 _LSTM = 2  # among the kinds of layers
 
 

@@ -40,14 +40,14 @@ _LARGE = 2**30  # bytes of weights that go into a file of their own
 
 def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -> Path:
     """Write a program; the path."""
-    exported = to_exported_program(program, to=_TO)
+    exported = to_exported_program(program, to=_TO, by_value=True)
     prepared = Prepared(with_views(exported))
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
         ops = {node.target for node in prepared.program.graph.nodes if node.op == "call_function"}
-        simple = prepared.program.run_decompositions(by_torch(BY_TORCH) | rows_for(ops))
-        _refuse_untranslated(simple.run_decompositions(decompositions()))
+        simple = _decomposed(prepared.program, by_torch(BY_TORCH) | rows_for(ops))
+        _refuse_untranslated(_decomposed(simple, decompositions()), [*_unknown_types(prepared.program)])
         made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
@@ -65,8 +65,41 @@ def _shared(exported: ExportedProgram) -> list[Any]:
     return shared_memory({s.arg.name: leaf for s, leaf in pairs if isinstance(leaf, torch.Tensor) and leaf.numel()})
 
 
-def _refuse_untranslated(program: ExportedProgram) -> None:
-    causes: list[str] = []
+def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
+    try:
+        return program.run_decompositions(table)
+    except UnsupportedExportError:
+        raise
+    except RuntimeError as error:  # what torch's decompositions ask of data
+        said, node = str(error).split("\n", maxsplit=1)[0], str(error).partition("While executing %")[2].split(" ")[0]
+        cause = UnsupportedExportError.cause(
+            f"torch cannot take {node or 'the program'} apart", why=said, hint="compute it otherwise"
+        )
+        raise UnsupportedExportError(_TO, [cause]) from error
+
+
+_TYPES = frozenset(
+    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool}
+    | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
+)
+
+
+def _unknown_types(program: ExportedProgram) -> Iterator[str]:
+    """Causes: inputs and outputs of types that no runner takes."""
+    given: Any = program.graph.output_node().args[0]
+    values = [("takes", node) for node in program.graph.find_nodes(op="placeholder")]
+    for verb, node in [*values, *(("gives", result) for result in given)]:
+        look = node.meta.get("val") if isinstance(node, Node) else None
+        if isinstance(look, torch.Tensor) and look.dtype not in _TYPES:
+            yield UnsupportedExportError.cause(
+                f"the program {verb} `{node.name}`, of {look.dtype}",
+                why="ONNX Runtime has no tensors of that type",
+                hint="pass, keep and return complex numbers by torch.view_as_real, others converted",
+                at=_line(node.meta.get("stack_trace") or ""),
+            )
+
+
+def _refuse_untranslated(program: ExportedProgram, causes: list[str]) -> None:
     unknown = [*untranslated(program), *_made_up(program)]
     for node, message in unknown:
         line = _line(node.meta.get("stack_trace") or "")

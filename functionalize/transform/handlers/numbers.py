@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
-from functionalize._torch import FUSED_STEPS, SYMBOLS
+from functionalize._torch import FUSED_STEPS, SYMBOLS, FakeTensor
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
@@ -77,10 +78,88 @@ def _batch_norm(input: Any, mean: Any, var: Any, *options: Any, momentum: Any = 
     return result
 
 
+def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``tensor[index]``: an integer among the indices that only the data tell is a symbol, whose sign is known."""
+
+    def indexed(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
+        parts = index if type(index) is tuple else (index,)
+        if not any(map(_told_by_data, parts)):
+            return call(tensor, index, *value)
+        dims = [_dims_of(part) for part in parts]
+        others = tensor.dim() - sum(count for count in dims if count is not None)
+        dims = [others if count is None else count for count in dims]
+        known = [_signed(part, tensor, sum(dims[:at])) for at, part in enumerate(parts)]
+        symbols = [at for at, part in enumerate(known) if isinstance(part, torch.SymInt)]
+        for at in reversed(symbols):  # reading takes integers alone
+            tensor = torch.select(tensor, sum(dims[:at]), known[at])
+        rest = tuple(part for part in known if not isinstance(part, torch.SymInt))
+        return call(tensor, rest or ..., *value) if rest or value else tensor
+
+    return indexed
+
+
+def _told_by_data(index: Any) -> bool:
+    """Whether an index is one integer of the data: a symbol, or a tensor without dimensions."""
+    if isinstance(index, torch.SymInt):
+        return True
+    if not isinstance(index, FakeTensor) or index.dim() or index.dtype in (torch.bool, torch.uint8):
+        return False
+    return index.constant is None and not (index.is_floating_point() or index.is_complex())
+
+
+def _dims_of(index: Any) -> int | None:
+    """How many dimensions an index takes; None: all that others leave."""
+    if index is Ellipsis:
+        return None
+    if index is None or isinstance(index, bool):
+        return 0
+    return index.dim() if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
+
+
+def _signed(index: Any, tensor: torch.Tensor, dim: int) -> Any:
+    """An index whose sign the trace knows, since memory is addressed by it; of a tensor, counted from the front."""
+    if not _told_by_data(index):
+        return index
+    if isinstance(index, torch.SymInt):
+        bool(index >= 0)  # a question: the answer holds from here on
+        return index
+    key = index._version, str(tensor.size(dim))
+    known = _POSITIONS.get(index)
+    if known is None or known[0] != key:
+        known = _POSITIONS[index] = key, _position(index, tensor.size(dim))
+    return known[1]
+
+
+# `tensor[index] += 1` reads and writes at one place: both are to have one symbol.
+_POSITIONS: Any = WeakIdKeyDictionary()
+
+
+def _position(index: torch.Tensor, size: Any) -> Any:
+    from functionalize._torch.symbols import assume  # here: loads sympy
+
+    with torch.no_grad():
+        whole = index.long()  # of eight bits the sum with a size may have too many
+        number: Any = torch.where(whole < 0, whole + size, whole).item()
+    if isinstance(number, torch.SymInt):
+        assume(number >= 0)
+    return number
+
+
+def _select(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``select``, of an index that only the data tell."""
+
+    def selected(tensor: torch.Tensor, dim: Any, index: Any) -> Any:
+        return call(tensor, dim, _signed(index, tensor, dim) if isinstance(index, torch.SymInt) else index)
+
+    return selected
+
+
 SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
     torch.tensor: _tensor_of(torch.tensor),
     torch.as_tensor: _tensor_of(torch.as_tensor),
     torch.nn.functional.batch_norm: _batch_norm,
+    **{call: _indexed(call) for call in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
+    **{call: _select(call) for call in (torch.select, torch.Tensor.select)},
     **{step: _of_tensor(step) for step in FUSED_STEPS},
 }

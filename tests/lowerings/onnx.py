@@ -1,0 +1,90 @@
+"""One program of torch's operator database as an ONNX file, run by ONNX Runtime, beside eager.
+
+Invariant: right means equal in shape, dtype and, up to rounding, in value; what is written is compared as well. Limits:
+what the engine has no kernel for counts as refused, when the file is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from functionalize import UnsupportedExportError, capture
+from tests.lowerings.check import REFUSED, RIGHT, SKIPPED, TIES, UNSPECIFIED, WRONG, Outcome
+from tests.opinfo.cases import Case
+from tests.opinfo.programs import NoProgramError, build
+
+_TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5}
+
+
+def check(case: Case) -> Outcome:
+    """Run one case by ONNX Runtime and by eager, twice."""
+    from functionalize.backends import onnx
+
+    try:
+        program = build(case)
+    except NoProgramError as error:
+        return Outcome(SKIPPED, str(error))
+    after = [value.clone() for value in program.inputs]
+    torch.manual_seed(0)
+    try:
+        expected = program.run(*after)
+    except Exception as error:
+        return Outcome(SKIPPED, f"eager raises {type(error).__name__}")
+    try:
+        captured = capture(program.run, tuple(program.inputs))
+    except Exception as error:  # the database has operators that no fake tensor goes through
+        return Outcome(REFUSED, f"capture: {_first(error)}")
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        try:
+            run = onnx.load(captured.to_onnx(Path(folder) / "program.onnx"))
+        except UnsupportedExportError as error:
+            return Outcome(REFUSED, error.causes[0].replace("\n    ", "; ")[:200])
+        except ValueError as error:  # no kernel in this engine
+            return Outcome(
+                REFUSED, str(error).splitlines()[0].partition("cannot be loaded: ")[2][:200] or _first(error)
+            )
+        given = [value.clone() for value in program.inputs]
+        found = run(*given)
+    drawn = any("rand" in str(node.target) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+                for node in captured.graph_module.graph.nodes)  # fmt: skip
+    if case.op in TIES:
+        expected, found = expected[: TIES[case.op]], found[: TIES[case.op]]
+    return _alike([expected, after], [found, given], values=not drawn and case.op not in UNSPECIFIED)
+
+
+def _alike(expected: Any, found: Any, *, values: bool) -> Outcome:
+    leaves = [[leaf for leaf in pytree.tree_leaves(one) if leaf is not None] for one in (expected, found)]
+    if len(leaves[0]) != len(leaves[1]):
+        return Outcome(WRONG, f"{len(leaves[1])} results for {len(leaves[0])}")
+    for one, other in zip(*leaves, strict=True):
+        wanted, actual = (torch.as_tensor(leaf) for leaf in (one, other))
+        if not isinstance(one, torch.Tensor):  # Python's numbers have one width
+            actual = actual.to(wanted.dtype)
+        if wanted.dtype != actual.dtype or wanted.shape != actual.shape:
+            what = f"{actual.dtype}{list(actual.shape)} for {wanted.dtype}{list(wanted.shape)}"
+            return Outcome(WRONG, what)
+        limit = _TOLERANCE.get(wanted.dtype, 1e-7)
+        finite = wanted.detach().double().abs() if wanted.is_floating_point() else torch.zeros(())
+        scale = float(finite[finite.isfinite()].max()) if finite.isfinite().any() else 1.0
+        tolerance = {"rtol": limit * 10, "atol": limit * max(scale, 1.0)} if wanted.is_floating_point() else {}
+        try:
+            if values:
+                torch.testing.assert_close(
+                    actual.detach(), wanted.detach(), equal_nan=True, check_stride=False, **tolerance
+                )
+        except AssertionError as error:
+            return Outcome(
+                WRONG, f"{actual.flatten()[:4].tolist()} for {wanted.flatten()[:4].tolist()}: {_first(error)}"
+            )
+    return Outcome(RIGHT)
+
+
+def _first(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:150]}"

@@ -1,0 +1,186 @@
+"""Programs that an exporter once got wrong, or refused without a clear word: on all routes, four calls beside eager."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from functionalize import UnsupportedExportError, UnsupportedProgramError, capture
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+
+Inputs = Callable[[], tuple[Any, ...]]
+
+
+class Replaced(nn.Module):
+    """Gives its buffer, the entries of a list and a number other values with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.cache, self.factor = nn.Buffer(torch.zeros(3)), [torch.zeros(3) for _ in range(2)], 0.5
+
+    def forward(self, x: Tensor) -> Any:
+        self.hidden = self.hidden * 0.5 + x
+        self.cache[0] = self.cache[0] + self.hidden
+        self.factor = self.factor * 2
+        return self.cache[0] * self.factor, self.cache[1], self.factor
+
+
+def at_a_position() -> tuple[Any, Inputs]:
+    """Writes where a tensor without dimensions says."""
+    cache, weight = torch.zeros(6, 2), nn.Parameter(torch.ones(6, 2))
+
+    def decode(x: Tensor, position: Tensor) -> Tensor:
+        cache[position] = x
+        with torch.no_grad():
+            weight[position] += 1
+        return (cache * weight.detach()).sum(-1) + cache[position, 0]
+
+    return decode, lambda: (torch.randn(2), torch.randint(-6, 6, ()))
+
+
+def in_part_shared() -> tuple[Any, Inputs]:
+    """Neither input has all the memory that the two share."""
+
+    def run(x: Tensor, y: Tensor) -> Any:
+        x.add_(1)
+        y.mul_(2)
+        return x + 0, y
+
+    def inputs() -> tuple[Tensor, ...]:
+        whole = torch.randn(6)
+        return whole[:4], whole[2:]
+
+    return run, inputs
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
+    "replaced": lambda: (Replaced(), lambda: (torch.randn(3),)),
+    "at-a-position": at_a_position,
+    "in-part-shared": in_part_shared,
+    "named-results": lambda: (lambda x: x.sort(-1), lambda: (torch.randn(2, 3),)),
+    "none": lambda: (lambda x, y=None: (None, {"y": y, "x": x + 1}), lambda: (torch.randn(3), None)),
+}
+
+
+def _module(program: Any, folder: Path) -> Any:
+    file = io.BytesIO()
+    torch.export.save(program.to_exported_program(), file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+def _onnx(program: Any, folder: Path) -> Any:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    from functionalize.backends import onnx
+
+    return onnx.load(program.to_onnx(folder / "program.onnx"))
+
+
+def _stablehlo(program: Any, folder: Path) -> Any:
+    pytest.importorskip("jax")
+    from functionalize.backends.jax import from_torch, load, to_torch
+
+    loaded = load(program.to_stablehlo(folder / "program.stablehlo"))
+    writes = program.specialization.capture.convention.names if program.mutations else ()
+
+    def run(*args: Any) -> Any:
+        arrays = [arg if arg is None else from_torch(arg) for arg in args]
+        result = tree_map_only(type(arrays[0]), to_torch, loaded(*arrays))
+        if (
+            isinstance(result, tuple)
+            and len(result) == 2
+            and isinstance(result[1], dict)
+            and set(result[1]) <= set(writes)
+        ):
+            result, written = result
+            for name, value in written.items():
+                args[list(writes).index(name)].copy_(value)
+        return result
+
+    return run
+
+
+ROUTES = {"module": _module, "onnx": _onnx, "stablehlo": _stablehlo}
+
+
+_CASES = [
+    pytest.param(name, route, marks=pytest.mark.full)
+    if route == "onnx" and name in ("none", "named-results", "in-part-shared")
+    else pytest.param(name, route, marks=pytest.mark.slow(seconds=3))
+    for name in PROGRAMS
+    for route in ROUTES
+]
+
+
+@pytest.mark.parametrize(("name", "route"), _CASES)
+def test_four_calls(name: str, route: str, tmp_path: Path) -> None:
+    program, inputs = PROGRAMS[name]()
+    twin, _ = PROGRAMS[name]()
+    run = ROUTES[route](capture(program, inputs()), tmp_path)
+    for _ in range(4):
+        mine = inputs()
+        given = copy.deepcopy(mine)
+        expected, found = twin(*given), run(*mine)
+        leaves = [[leaf for leaf in tree_leaves(one) if leaf is not None] for one in (found, expected)]
+        for one, other in zip(*leaves, strict=True):
+            torch.testing.assert_close(
+                torch.as_tensor(one), torch.as_tensor(other), check_dtype=isinstance(other, Tensor)
+            )
+        torch.testing.assert_close(mine, given)
+
+
+def parity() -> Any:
+    calls = [0]
+
+    def run(x: Tensor) -> Tensor:
+        calls[0] += 1
+        return x * 2 if calls[0] % 2 else x
+
+    return run
+
+
+def test_a_first_call_that_decides_otherwise_is_refused() -> None:
+    program = capture(parity(), (torch.ones(2),))
+    with pytest.raises(UnsupportedExportError, match=r"(?s)decides otherwise than later ones.*calls\[0\] % 2"):
+        program.to_exported_program()
+
+
+def test_decisions_by_changed_numbers_are_no_business_of_jax() -> None:
+    pytest.importorskip("jax")
+    with pytest.raises(UnsupportedProgramError, match="changes this object of Python's"):
+        capture(parity(), (torch.ones(2),)).to_jax()
+
+
+def test_a_decision_about_a_flag_is_saved_and_loaded() -> None:
+    program = capture(lambda x, n: x * 2 if n.item() > 2 else x, (torch.ones(2), torch.tensor(1)))
+    module = _module(program, Path())
+    assert module(torch.ones(2), torch.tensor(2)).tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match="-> False"):
+        module(torch.ones(2), torch.tensor(3))
+
+
+def test_complex_inputs_and_state_of_onnx_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    state = torch.zeros(2, dtype=torch.complex64)
+    program = capture(lambda z: state.add_(z).abs(), (torch.ones(2, dtype=torch.complex64),))
+    with pytest.raises(UnsupportedExportError, match=r"(?s)for 3 causes.*takes `z`, of torch.complex64.*view_as_real"):
+        program.to_onnx(tmp_path / "complex.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_that_no_stablehlo_file_takes_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    program = capture(lambda x, n: x * n, (torch.ones(2), 3))
+    with pytest.raises(UnsupportedProgramError, match="takes 3 as an argument"):
+        program.to_stablehlo(tmp_path / "program.stablehlo")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,123 @@
+"""Exports one model, and holds two calls of what was exported against eager. Invariant: one verdict.
+
+Limits: of the results each tensor must be there, in whatever order; gradients of later backwards are not looked at, and
+models that draw random numbers count on ONNX Runtime in their sizes alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functionalize import UnsupportedExportError, capture
+from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
+from tests.zoo.check import CRASH, REFUSED, RIGHT, WRONG, Case, one_line, seed
+from tests.zoo.observe import leaves
+
+_REFUSALS = (UnsupportedProgramError, DataDependentError, InputMismatchError)
+Route = tuple[Callable[..., Any], Callable[[], dict[str, Tensor]]]
+
+
+def _module(program: Any, folder: Path) -> Route:
+    file = io.BytesIO()
+    torch.export.save(program.to_exported_program(), file)
+    file.seek(0)
+    module: Any = torch.export.load(file).module()
+    return module, lambda: {**dict(module.named_buffers()), **dict(module.named_parameters())}
+
+
+def _onnx(program: Any, folder: Path) -> Route:
+    from functionalize.backends import onnx
+
+    path = program.to_onnx(folder / "model.onnx")
+    try:
+        run = onnx.load(path)
+    except ValueError as error:  # what the engine has no kernels for
+        raise UnsupportedExportError("ONNX Runtime", [str(error).partition("cannot be loaded: ")[2]]) from error
+    return run, lambda: run.state
+
+
+ROUTES: dict[str, Callable[[Any, Path], Route]] = {"module": _module, "onnx": _onnx}
+
+
+def judged(case: Case, mode: str, route: str) -> tuple[str, str]:
+    """Capture, export, call twice, compare results and state."""
+    stage = "capture"
+    try:
+        model, reference = copy.deepcopy(case.model), copy.deepcopy(case.model)
+        args, kwargs = copy.deepcopy(case.calls[0])
+        with torch.set_grad_enabled(mode == "train"), tempfile.TemporaryDirectory() as folder:
+            seed(7)
+            program = capture(model, args, kwargs)
+            stage = "export"
+            run, state = ROUTES[route](program, Path(folder))
+            drawn = route == "onnx" and any(
+                torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+                for node in program.graph_module.graph.nodes
+            )
+            for number, call in enumerate(case.calls, 1):
+                stage = f"call {number}"
+                args, kwargs = copy.deepcopy(call)
+                seed(7)
+                expected = [*_tensors(reference(*args, **kwargs))]
+                args, kwargs = copy.deepcopy(call)
+                seed(7)
+                missing = _missing(expected, [*_tensors(run(*args, **kwargs))], values=not drawn)
+                missing = missing or _other_state(dict(reference.named_buffers()), state(), values=not drawn)
+                if missing:
+                    return WRONG, f"{stage}: {missing}"
+    except UnsupportedExportError as error:
+        cause = error.causes[0].splitlines()
+        return REFUSED, f"{stage}: {' '.join(cause[:1] + [line for line in cause if 'why ' in line])[:200]}"
+    except _REFUSALS as error:
+        return REFUSED, f"{stage}: {type(error).__name__}: {one_line(error)}"
+    except Exception as error:  # an assertion of an exported program's is a RuntimeError
+        decided = stage.startswith("call") and " -> " in str(error)
+        return (REFUSED if decided else CRASH), f"{stage}: {type(error).__name__}: {one_line(error)}"
+    return RIGHT, ""
+
+
+def _tensors(results: Any) -> Iterator[Tensor]:
+    return (leaf for _, leaf in leaves(results) if isinstance(leaf, Tensor))
+
+
+def _missing(expected: list[Tensor], found: list[Tensor], *, values: bool) -> str | None:
+    """Which tensor of eager's is not among those that were found."""
+    for number, one in enumerate(expected):
+        if not any(_equal(one, other, values=values) for other in found):
+            alike = [other for other in found if other.shape == one.shape and other.dtype == one.dtype]
+            distance = min((float((other - one).abs().max()) for other in alike if one.numel()), default=None)
+            near = "no tensor of that size" if distance is None else f"the nearest differs by {distance:.2g}"
+            return f"result {number} of {one.dtype}{list(one.shape)}: {near}"
+    return None
+
+
+def _other_state(expected: dict[str, Tensor], found: dict[str, Tensor], *, values: bool) -> str | None:
+    for name, one in expected.items():
+        other = found.get(name)
+        if other is not None and not _equal(one, other, values=values):
+            return f"the buffer {name} differs"
+    return None
+
+
+def _equal(one: Tensor, other: Tensor, *, values: bool) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not values:
+        return True
+    one, other = one.detach(), other.detach()
+    limit = 2e-2 if one.dtype in (torch.float16, torch.bfloat16) else 2e-3
+    scale = float(one.abs().max()) if one.numel() and one.is_floating_point() else 1.0
+    limits = {"rtol": limit, "atol": limit * max(scale, 1e-3)} if one.is_floating_point() else {}
+    try:
+        torch.testing.assert_close(other, one, equal_nan=True, check_stride=False, **limits)
+    except AssertionError:
+        return False
+    return True
