@@ -66,11 +66,12 @@ def _ranges(size: tuple[int, ...], window: Any, made: torch.Tensor) -> Iterator[
         for number, target in enumerate(flat):
             yield number * row + offset, number * row + offset + part, target, lambda: None
         return
-    for number, targets in enumerate(flat.split(max(1, _ROOM // row))):  # whole rows, of which some columns are kept
-        first = number * max(1, _ROOM // row) * row
-        room = torch.empty(len(targets) * row, dtype=made.dtype, device=made.device)
-        kept = room.view(-1, row)[:, offset : offset + part]
-        yield first, first + room.numel(), room, partial(targets.copy_, kept)
+    rows = max(1, _ROOM // row)  # whole ones, of which some columns are kept
+    room = torch.empty(min(rows, len(flat)) * row, dtype=made.dtype, device=made.device)
+    for number, targets in enumerate(flat.split(rows)):
+        drawn = room[: len(targets) * row]
+        kept = drawn.view(-1, row)[:, offset : offset + part]
+        yield number * rows * row, number * rows * row + drawn.numel(), drawn, partial(targets.copy_, kept)
 
 
 def _pieces(fill: Fill, first: int, last: int) -> list[tuple[int, int]]:

@@ -157,8 +157,7 @@ _SHIFTS = {
         ("__lshift__", "bitwise_left_shift", aten.bitwise_left_shift.Tensor),
         ("__rshift__", "bitwise_right_shift", aten.bitwise_right_shift.Tensor),
     )
-    for shift in (*(getattr(getattr(aten, one), kind) for kind in ("Scalar", "Tensor")), whole)
-    + (getattr(aten, other).Tensor_Scalar,)
+    for shift in (getattr(aten, one).Scalar, getattr(aten, one).Tensor, getattr(aten, other).Tensor_Scalar, whole)
 }
 
 
