@@ -53,7 +53,8 @@ class Decoder(nn.Module):
         keys, values = cache(key, value)
         seen = torch.arange(keys.size(1)) <= position
         scores = (query @ keys.transpose(1, 2) / self.width**0.5).masked_fill(~seen, float("-inf"))
-        return (scores.softmax(-1) @ values).reshape(1, -1)
+        found: Tensor = (scores.softmax(-1) @ values).reshape(1, -1)
+        return found
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         for layer, linear in enumerate(self.maps):
@@ -174,7 +175,7 @@ def by_hand_jax(model: Decoder, example: Any, folder: Path) -> Step:
 
     from functionalize.backends.jax import from_torch, to_torch
 
-    weights = [(from_torch(linear.weight), from_torch(linear.bias)) for linear in model.maps]
+    weights: Any = [tuple(map(from_torch, linear.parameters())) for linear in model.maps]
     kept = [[from_torch(one) for one in model.kept]]
 
     def pure(caches: Any, weights: Any, x: Any, position: Any) -> Any:
@@ -245,10 +246,10 @@ def main() -> int:
                     print(f"{name} is not eager's")
                     wrong = 1
                 calls[name] = step
-            eager = copy.deepcopy(model)
-            timed = {name: functools.partial(step, *example) for name, step in {"eager torch": eager, **calls}.items()}
+            calls["eager torch"] = copy.deepcopy(model)
+            timed = {name: functools.partial(step, *example) for name, step in calls.items()}
             times = interleaved(timed, options.rounds, in_a_row=4)
-        first = next(iter(calls))
+        first = next(iter(systems))
         rows = [[name, f"{t.median * 1e3:.2f}", f"{t.median / times[first].median:.2f}"] for name, t in times.items()]
         print(table([engine, "ms a step", "ratio"], rows), end="\n\n")
     return wrong

@@ -28,7 +28,7 @@ class Replaced(nn.Module):
         self.hidden, self.cache, self.factor = nn.Buffer(torch.zeros(3)), [torch.zeros(3) for _ in range(2)], 0.5
 
     def forward(self, x: Tensor) -> Any:
-        self.hidden = self.hidden * 0.5 + x
+        self.hidden = self.hidden * 0.5 + x  # type: ignore[assignment]
         self.cache[0] = self.cache[0] + self.hidden
         self.factor = self.factor * 2
         return self.cache[0] * self.factor, self.cache[1], self.factor

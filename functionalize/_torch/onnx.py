@@ -54,7 +54,7 @@ def _registry(**version: Any) -> ONNXRegistry:
 def _registries_kept() -> Iterator[None]:
     """While the exporter has copies of its registry: it reads the sources of all its rules for each export."""
 
-    def kept(cls: Any, **version: Any) -> ONNXRegistry:
+    def kept(cls: Any, /, **version: Any) -> ONNXRegistry:
         found = copy.copy(_registry(**version))
         found.functions = {target: list(metas) for target, metas in found.functions.items()}
         return found

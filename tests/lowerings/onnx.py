@@ -73,7 +73,7 @@ def _alike(expected: Any, found: Any, *, values: bool) -> Outcome:
         limit = _TOLERANCE.get(wanted.dtype, 1e-7)
         finite = wanted.detach().double().abs() if wanted.is_floating_point() else torch.zeros(())
         scale = float(finite[finite.isfinite()].max()) if finite.isfinite().any() else 1.0
-        tolerance = {"rtol": limit * 10, "atol": limit * max(scale, 1.0)} if wanted.is_floating_point() else {}
+        tolerance: Any = {"rtol": limit * 10, "atol": limit * max(scale, 1.0)} if wanted.is_floating_point() else {}
         try:
             if values:
                 torch.testing.assert_close(

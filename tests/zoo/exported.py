@@ -115,7 +115,7 @@ def _equal(one: Tensor, other: Tensor, *, values: bool) -> bool:
     one, other = one.detach(), other.detach()
     limit = 2e-2 if one.dtype in (torch.float16, torch.bfloat16) else 2e-3
     scale = float(one.abs().max()) if one.numel() and one.is_floating_point() else 1.0
-    limits = {"rtol": limit, "atol": limit * max(scale, 1e-3)} if one.is_floating_point() else {}
+    limits: Any = {"rtol": limit, "atol": limit * max(scale, 1e-3)} if one.is_floating_point() else {}
     try:
         torch.testing.assert_close(other, one, equal_nan=True, check_stride=False, **limits)
     except AssertionError:

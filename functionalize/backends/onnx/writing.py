@@ -67,7 +67,8 @@ def _shared(exported: ExportedProgram) -> list[Any]:
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
     try:
-        return program.run_decompositions(table)
+        made: ExportedProgram = program.run_decompositions(table)
+        return made
     except UnsupportedExportError:
         raise
     except RuntimeError as error:  # what torch's decompositions ask of data

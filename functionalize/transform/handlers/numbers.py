@@ -85,9 +85,9 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
         parts = index if type(index) is tuple else (index,)
         if not any(map(_told_by_data, parts)):
             return call(tensor, index, *value)
-        dims = [_dims_of(part) for part in parts]
-        others = tensor.dim() - sum(count for count in dims if count is not None)
-        dims = [others if count is None else count for count in dims]
+        counts = [_dims_of(part) for part in parts]
+        others = tensor.dim() - sum(count for count in counts if count is not None)
+        dims = [others if count is None else count for count in counts]
         known = [_signed(part, tensor, sum(dims[:at])) for at, part in enumerate(parts)]
         symbols = [at for at, part in enumerate(known) if isinstance(part, torch.SymInt)]
         for at in reversed(symbols):  # reading takes integers alone
