@@ -1,7 +1,7 @@
 """Which state survives which exporter: three calls of each program against eager, ours beside torch's.
 
 Prints the table of docs/backends.md. "right": three calls equal eager; "wrong from call n": without an error; else what
-it was refused for. Limits: programs of tests/export_programs.py, on CPU.
+it was refused for. Limits: programs of tests/export_programs.py, on CPU; torchax is asked where it can be imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from functionalize import capture
 from functionalize.backends import onnx
-from tests.export_programs import PROGRAMS, made
+from functionalize.backends.jax import from_torch
+from tests.export_programs import PROGRAMS, leaves_of_jax, made, on_jax
 
 Run = Callable[..., Any]
 
@@ -77,11 +78,26 @@ def _torch_onnx(program: Any, args: tuple[Any, ...], folder: Path) -> Run:
     return run
 
 
+def _ours_jax(program: Any, args: tuple[Any, ...], folder: Path) -> Run:
+    return on_jax(program, args)
+
+
+def _torchax(program: Any, args: tuple[Any, ...], folder: Path) -> Run:
+    import jax
+    import torchax  # type: ignore[import-not-found]
+
+    state, function = torchax.extract_jax(_module(program))
+    jitted = jax.jit(function)
+    return lambda *given: leaves_of_jax(jitted(state, tuple(map(from_torch, given))))
+
+
 ROUTES: dict[str, Callable[..., Run]] = {
     "ExportedProgram": _ours,
     "`torch.export`": _torch,
     "ONNX": _ours_onnx,
     "`torch.onnx`": _torch_onnx,
+    "JAX": _ours_jax,
+    "`torchax`": _torchax,
 }
 
 
@@ -104,8 +120,8 @@ def outcome(name: str, route: Callable[..., Run]) -> str:
                 return f"fails in call {call + 1}"
             try:
                 leaves = [torch.utils._pytree.tree_leaves(value) for value in (found, expected)]
-                pairs = [[leaf for leaf in some if isinstance(leaf, torch.Tensor)] for some in leaves]
-                torch.testing.assert_close(*pairs, rtol=1e-4, atol=1e-5)
+                pairs = [[torch.as_tensor(leaf) for leaf in some if leaf is not None] for some in leaves]
+                torch.testing.assert_close(*pairs, rtol=1e-4, atol=1e-5, check_dtype=False)
                 torch.testing.assert_close(mine, given)
             except AssertionError:
                 return f"**wrong from call {call + 1}**"

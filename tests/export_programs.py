@@ -5,11 +5,14 @@ Invariant: two that are made one after the other are equal. Limits: CPU, no rand
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from functionalize import capture
 
 Program = Callable[..., Any]
 
@@ -133,7 +136,7 @@ def _aliased(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _outputs(x: Tensor) -> Any:
-    return {"itself": x, "views": (x[1:], x.t()), "number": x.size(0), "none": None}
+    return {"itself": x, "none": None, "number": x.size(0), "views": (x[1:], x.t())}  # as JAX orders them
 
 
 def _decides(x: Tensor) -> Tensor:
@@ -182,3 +185,31 @@ def made(name: str, seed: int = 0) -> tuple[Program, Callable[[], tuple[Tensor, 
     make, inputs = PROGRAMS[name]
     torch.manual_seed(seed)
     return make(), inputs
+
+
+def on_jax(program: Program, args: tuple[Tensor, ...]) -> Program:
+    """A program that runs jitted on JAX: takes and writes tensors, gives the leaves of what the original returns."""
+    from functionalize.backends.jax import Written, from_torch, to_torch
+
+    pure = capture(program, args).to_jax()
+    step, state = pure.jit(), [pure.initial_state]
+    names = [*inspect.signature(getattr(program, "forward", program)).parameters]
+
+    def run(*given: Tensor) -> list[Any]:
+        state[0], outputs = step(state[0], *map(from_torch, given))
+        if not isinstance(outputs, Written):
+            return leaves_of_jax(outputs)
+        for name, value in outputs.arguments.items():
+            given[names.index(name)].copy_(to_torch(value))
+        return leaves_of_jax(outputs.returned)
+
+    return run
+
+
+def leaves_of_jax(values: Any) -> list[Any]:
+    """The leaves of a pytree of JAX's, its arrays as tensors."""
+    import jax
+
+    from functionalize.backends.jax import to_torch
+
+    return [to_torch(value) if isinstance(value, jax.Array) else value for value in jax.tree.leaves(values)]

@@ -504,3 +504,17 @@ def test_versions_of_expanded_inputs_that_are_written(func: Callable[[Tensor], A
     assert found[0][:2] == found[1][:2]
     torch.testing.assert_close(found[1][2], found[0][2])
     assert found[1][3] == found[0][3]
+
+
+def test_what_libraries_are_told() -> None:
+    def asks(x: Tensor) -> tuple[Tensor, bool, bool]:
+        return x * 2, torch.compiler.is_compiling(), torch.compiler.is_exporting()
+
+    x = torch.ones(2)
+    assert capture(asks, (x,))(x)[1:] == (False, False)
+    program = capture(asks, (x,), is_exporting=True, on_guard_failure="recapture")
+    assert program(x)[1:] == program(torch.ones(3))[1:] == (True, True)
+    assert not torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    with pytest.raises(ZeroDivisionError):
+        capture(lambda x: x / (1 // 0), (x,), is_exporting=True)
+    assert not torch.compiler.is_compiling()

@@ -359,3 +359,17 @@ def test_what_only_a_method_in_c_holds_is_left_as_it_was() -> None:
     with pytest.raises(UnsupportedProgramError, match="leaves a gradient on a tensor of size"):
         capture(lambda x: times(x).sum().backward(), (torch.ones(3),))
     assert parameter.grad is None
+
+
+weight = torch.ones(3)  # no variable of what has an attribute of this name
+
+
+def test_attributes_are_no_variables() -> None:
+    layer = torch.nn.Linear(3, 3)
+
+    def run(x: Tensor) -> Tensor:
+        return x @ layer.weight
+
+    program = capture(run, (weight,))
+    assert [entry.target for entry in program.signature.input_specs] == ["layer.weight", "layer.bias", None]
+    assert torch.equal(program(torch.zeros(3)), torch.zeros(3))

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from functionalize import InputMismatchError, UnsupportedProgramError, capture, jaxify
+from tests.export_programs import PROGRAMS, made, on_jax
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -414,3 +415,21 @@ def test_the_backend_of_the_examples_runs(capsys: pytest.CaptureFixture[str]) ->
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.count("three calls as eager") == 3
     assert len(path.read_text().splitlines()) <= 150
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_programs_of_all_exporters(name: str) -> None:
+    """Three calls in a row, what they give and what they write."""
+    program, inputs = made(name)
+    if name in ("sizes-by-data", "decides"):
+        with pytest.raises(UnsupportedProgramError):
+            on_jax(program, inputs())
+        return
+    run = on_jax(made(name)[0], inputs())
+    for _ in range(3):
+        given = inputs()
+        mine = copy.deepcopy(given)
+        expected, found = pytree.tree_leaves(program(*given)), run(*mine)
+        torch.testing.assert_close(found, [leaf for leaf in expected if leaf is not None], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine, given)

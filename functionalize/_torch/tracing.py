@@ -369,3 +369,12 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
             same = sympy_interp(_arithmetic(), values, expression)
         if is_symbol(same) and same in tracer.symnode_tracker:
             tracer.symnode_tracker[symbol] = tracer.symnode_tracker[same]
+
+
+@contextlib.contextmanager
+def answers_of_export() -> Iterator[None]:
+    """While who asks torch whether it compiles or exports is told yes."""
+    from torch._export.utils import _compiling_state_context  # here: loads the exporter
+
+    with _compiling_state_context():
+        yield

@@ -24,14 +24,14 @@ from functionalize.backends.interpreter import Backend, Interpreter, refusal
 from functionalize.backends.leaves import Leaf as _Leaf
 from functionalize.backends.leaves import plain
 from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
-from functionalize.backends.shared_memory import with_shared_memory
+from functionalize.backends.shared_memory import ARGUMENT_IS_STATE, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
-from functionalize.runtime.alias_pattern import Shared
+from functionalize.runtime.alias_pattern import same_tensors
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.modes import GRAD_MODE
-from functionalize.runtime.objects import GraphNumber, Maker, Seen
+from functionalize.runtime.objects import GraphNumber, Maker, Seen, tensors_in
 from functionalize.runtime.random_state import is_random
 from functionalize.runtime.specialization import Specialization
 
@@ -77,7 +77,7 @@ class ArrayProgram:
         self._without: Collection[int] = ()  # inputs that are not there yet
         self.backend, self.metadata = backend, specialization.metadata
         self._capture = specialization.capture
-        self._same = _same_tensors(self._capture.guards.aliasing)
+        self._same = same_tensors(self._capture.guards.aliasing)
         recorded = specialization.recorded
         graph, self.frozen, undecided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
         graph = with_shared_memory(graph, self.metadata, self._capture.guards.aliasing)
@@ -87,9 +87,6 @@ class ArrayProgram:
         if causes:
             raise refusal(backend, causes)
         self._new_values |= {n: at for n, one in self._same.items() if (at := self._new_values.get(one)) is not None}
-        self._passed = {
-            one: n for n, one in self._same.items() if self.metadata.inputs[n].argument is not None
-        }  # what is passed counts, also where it is a tensor of the state
         self.keys = self._state_keys()
         self._gradients = self._gradient_keys()
         self._returned = self._result_positions()
@@ -165,7 +162,7 @@ class ArrayProgram:
         names: dict[int, str] = {}
         for number in self._taken:
             entry = self.metadata.inputs[number]
-            if entry.argument is None and number not in self.frozen and number not in self._passed:
+            if entry.argument is None and number not in self.frozen:
                 name = entry.target or entry.name
                 if self._settled and entry.slot is None and entry.gradient_of is None:
                     name = f"first_call.{name}"  # a constant, which another program may call so as well
@@ -262,7 +259,7 @@ class ArrayProgram:
     def _result_positions(self) -> frozenset[int]:
         """The graph's outputs that the caller gets."""
         found: set[Any] = set()
-        left = set(self.metadata.gradients.values())
+        left = set(self.metadata.gradients.values()) - tensors_in(self.metadata.results)
         for number, alias in enumerate(self.metadata.outputs):
             found |= set() if number in left else {alias.result}
         found |= {made.position for made in self.metadata.results if isinstance(made, GraphNumber)}
@@ -283,7 +280,6 @@ class ArrayProgram:
             inputs: arrays by the number of the program's input.
         """
         values = {**inputs, **{number: state[name] for number, name in self.keys.items()}}
-        values |= {one: inputs[n] for one, n in self._passed.items() if one not in inputs}
         results, key = self.interpreter.run([values.get(n) for n in self._taken], state.get(RANDOM_KEY))
         new = {self.keys[n]: results[at] for n, at in self._new_values.items() if n in self.keys}
         for number, name in self._gradients.items():
@@ -315,6 +311,12 @@ class ArrayProgram:
             why = changes_metadata(mutation)
             if why is not None:
                 found.append((self.metadata.inputs[mutation.input].label, why))
+        for pair in self._same.items():
+            state, argument = sorted(
+                (self.metadata.inputs[n] for n in pair), key=lambda entry: entry.argument is not None
+            )
+            if state.argument is None and argument.argument is not None:
+                found.append((f"{argument.label} and {state.label}", ARGUMENT_IS_STATE))
         for group in unlike_memory(self.metadata, self._capture.guards.aliasing):
             labels = " and ".join(self.metadata.inputs[number].label for number in group)
             found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))
@@ -333,12 +335,6 @@ _CHANGED_OBJECT = (
     "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's "
     "state, is there if the original has been called once before it is captured"
 )
-
-
-def _same_tensors(pattern: Sequence[Any]) -> dict[int, int]:
-    """Of inputs that are one tensor with an earlier one, which that is."""
-    shared = ((number, entry.same) for number, entry in enumerate(pattern) if isinstance(entry, Shared))
-    return {number: first for number, first in shared if first is not None}
 
 
 def _without_dead(graph: Graph) -> Graph:

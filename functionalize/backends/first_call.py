@@ -58,12 +58,15 @@ def settled(first: Specialization) -> Settled | None:
 def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.Tensor]:
     """Do to the program's objects what a call does; the tensors that stand for those that it makes."""
     metadata, made = first.metadata, dict[int, torch.Tensor]()
+    before = [entry.constant if entry.slot is None else entry.slot.get() for entry in metadata.inputs]
+    for number, entry in enumerate(metadata.inputs):
+        if entry.argument is not None:
+            before[number] = arguments.leaves[entry.argument]
 
     def tensor(number: int) -> torch.Tensor:
         alias = metadata.outputs[number]
         if alias.kind is AliasKind.INPUT:
-            entry = metadata.inputs[alias.input]  # type: ignore[index]
-            value: torch.Tensor = entry.constant if entry.slot is None else entry.slot.get()
+            value: torch.Tensor = before[alias.input]  # type: ignore[index]
             return value
         return made.setdefault(number, _of_layout(alias.layout))
 

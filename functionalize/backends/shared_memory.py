@@ -21,6 +21,7 @@ from functionalize.runtime.alias_pattern import Shared
 from functionalize.runtime.metadata import ProgramMetadata
 
 aten = torch.ops.aten
+ARGUMENT_IS_STATE = "they are one tensor: the graph does not say which of both the program reads"
 _STRIDED = (aten.as_strided.default, aten.as_strided_copy.default)
 
 

@@ -19,6 +19,7 @@ from functionalize._torch.fakes import (
     fake_mode_of,
     new_fake_mode,
 )
+from functionalize._torch.tracing import answers_of_export
 from functionalize.errors import UnsupportedProgramError, check_choice, check_remove
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
@@ -64,6 +65,7 @@ def capture(
     cache_size: int = 8,
     partition_fn: PartitionFn | None = None,
     on_data: str = "decide",
+    is_exporting: bool = False,
 ) -> CapturedProgram:
     """Record what a module or a function computes as a program without mutation.
 
@@ -88,6 +90,8 @@ def capture(
             differentiated. Unless given, ``min_cut_rematerialization_partition``.
         on_data: where the program decides by data (``if x.sum() > 0``): ``"decide"`` as the example inputs do, to check
             at each call whether it decides alike, and to capture another variant where it does not; or ``"raise"``.
+        is_exporting: what ``torch.compiler.is_compiling()`` and ``is_exporting()`` answer while a capture runs.
+            Libraries ask, to go a way without Python's caches and without decisions; eager gets ``False``.
 
     Returns:
         The program: called as the original is, it does what the original does.
@@ -124,7 +128,8 @@ def capture(
 
     def captured(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None) -> Capture:
         by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
-        return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
+        with answers_of_export() if is_exporting else contextlib.nullcontext():
+            return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
 
     with CAPTURING:
         first = captured(args, dict(kwargs or {}))

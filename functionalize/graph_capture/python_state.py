@@ -30,6 +30,7 @@ _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something el
 _NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
+_LOAD_GLOBAL, _LOAD_NAME, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["LOAD_NAME"], opmap["EXTENDED_ARG"]
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
@@ -246,8 +247,8 @@ def _named(func: Any) -> Iterator[Named]:
     """Variables that a function closes over, global ones, and those of modules that it names."""
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
         yield name, Variable(cell, None), 0
-    read_names, stored = _global_names(func.__code__)
-    for name in read_names:
+    read_names, loaded, stored = _global_names(func.__code__)
+    for name in loaded:
         if name not in stored and name in func.__globals__:
             yield name, func.__globals__, name
     for name in stored:
@@ -289,16 +290,30 @@ def _defaults(func: Any) -> Iterator[Named]:
             yield name, func.__kwdefaults__, name
 
 
-def _global_names(code: types.CodeType) -> tuple[list[str], list[str]]:
-    """The names that code, and code of functions in it, may read of globals, and those that it gives values to."""
-    read_names, stored = list(code.co_names), list[str]()
+@functools.lru_cache(maxsize=1 << 12)
+def _global_names(code: types.CodeType) -> tuple[list[str], list[str], list[str]]:
+    """Of code, and code of functions in it: all names, those of globals that it reads, and those that it writes."""
+    found = list(code.co_names), [*_loaded(code)], list[str]()
     if _STORE_GLOBAL in code.co_code[::2]:
-        stored = [one.argval for one in _instructions(code) if one.opcode == _STORE_GLOBAL]
+        found[2].extend(one.argval for one in _instructions(code) if one.opcode == _STORE_GLOBAL)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            more, more_stored = _global_names(constant)
-            read_names, stored = read_names + more, stored + more_stored
-    return list(dict.fromkeys(read_names)), list(dict.fromkeys(stored))
+            for names, more in zip(found, _global_names(constant), strict=True):
+                names += more
+    names, loaded, stored = (list(dict.fromkeys(names)) for names in found)
+    return names, loaded, stored
+
+
+def _loaded(code: types.CodeType) -> Iterator[str]:
+    """The names that code reads as globals: attributes are names as well."""
+    extended, steps = 0, code.co_code
+    for opcode, argument in zip(steps[::2], steps[1::2], strict=True):
+        argument |= extended
+        extended = argument << 8 if opcode == _EXTENDED_ARG else 0
+        if opcode == _LOAD_GLOBAL:
+            yield code.co_names[argument >> 1 if sys.version_info >= (3, 11) else argument]
+        elif opcode == _LOAD_NAME:  # in the body of a class
+            yield code.co_names[argument]
 
 
 def only_adds(code: types.CodeType, name: str) -> bool:

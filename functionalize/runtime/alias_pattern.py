@@ -56,6 +56,12 @@ def alias_pattern(values: Sequence[Any]) -> Pattern:
     return tuple(pattern)
 
 
+def same_tensors(pattern: Pattern) -> dict[int, int]:
+    """Of tensors that are one with an earlier one, which that is."""
+    shared = ((number, entry.same) for number, entry in enumerate(pattern) if isinstance(entry, Shared))
+    return {number: first for number, first in shared if first is not None}
+
+
 def relation(entry: Any) -> str:
     """How a tensor lies to another one, in words."""
     if not isinstance(entry, Shared):

@@ -63,6 +63,19 @@ class Recipe:
     rest: list[Any] = field(default_factory=list)  # what `fill` takes
 
 
+def tensors_in(parts: Sequence[Any]) -> set[Any]:
+    """The numbers of the tensors that parts are, and that objects hold which they describe."""
+    found, todo, seen = set[Any](), list(parts), set[Recipe]()
+    while todo:
+        part = todo.pop()
+        if isinstance(part, TensorRef):
+            found.add(part.number)
+        elif isinstance(part, Recipe) and part not in seen:
+            seen.add(part)
+            todo += [*part.first, *part.rest]
+    return found
+
+
 _BEGIN, _MAKE, _FILL = "begin", "make", "fill"  # what is to be done next with a recipe
 
 

@@ -21,8 +21,9 @@ from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.numbers import Numbers
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
-from functionalize.backends.shared_memory import with_shared_memory
+from functionalize.backends.shared_memory import ARGUMENT_IS_STATE, with_shared_memory
 from functionalize.errors import UnsupportedExportError
+from functionalize.runtime.alias_pattern import same_tensors
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation
 from functionalize.runtime.state_walk import StateWalk
@@ -52,6 +53,9 @@ class ExportGraph:
         self.numbers = Numbers(self.emitter)
         self._nodes: dict[int, Node] = {}  # of the program's inputs
         self._results = self._copied()
+        self._after: dict[
+            str, Node
+        ] = {}  # what is in tensors that are written, by the names of the inputs that they were
         self.written: dict[str, Node] = {}  # the final values of inputs, by the inputs' names
         self.outputs: list[Any] = []  # nodes and constants
         self.spec: pytree.TreeSpec = found.program.metadata.spec
@@ -101,17 +105,7 @@ class ExportGraph:
             if what:
                 why, hint = _SIZES_STAY
                 self._refuse(f"the program {what} {inputs[mutation.input].label}", why, hint)
-        entries = {entry.name: entry for entry in inputs}
-        for group in self.found.program.recorded.shared if self._metadata.mutations else ():
-            given = [name for name in group if self.inputs.is_argument(entries[name].name)]
-            arguments = [entries[name].label for name in given]
-            state = [entries[name].label for name in group if name not in given]
-            if arguments and state:
-                self._refuse(
-                    f"{arguments[0]} shares memory with {state[0]}, and the program writes",
-                    "an exported program has state of its own, in other memory",
-                    "pass a copy, or reach the tensor as state alone",
-                )
+        self._check_state_among_arguments()
         for number, gradient in self._metadata.gradients.items():
             if inputs[number].argument is not None and gradient is not None:
                 self._refuse(
@@ -131,6 +125,24 @@ class ExportGraph:
                 "an exported program changes no modes of torch",
                 "put it back before the program ends",
             )
+
+    def _check_state_among_arguments(self) -> None:
+        inputs = self._metadata.inputs
+        for pair in same_tensors(self.found.program.capture.guards.aliasing).items():
+            state, argument = sorted((inputs[n] for n in pair), key=lambda one: self.inputs.is_argument(one.name))
+            if self.inputs.is_argument(argument.name) and not self.inputs.is_argument(state.name):
+                self._refuse(f"{argument.label} is {state.label}", ARGUMENT_IS_STATE, "capture with another tensor")
+        entries = {entry.name: entry for entry in inputs}
+        for group in self.found.program.recorded.shared if self._metadata.mutations else ():
+            given = [name for name in group if self.inputs.is_argument(entries[name].name)]
+            arguments = [entries[name].label for name in given]
+            state_names = [entries[name].label for name in group if name not in given]
+            if arguments and state_names:
+                self._refuse(
+                    f"{arguments[0]} shares memory with {state_names[0]}, and the program writes",
+                    "an exported program has state of its own, in other memory",
+                    "pass a copy, or reach the tensor as state alone",
+                )
 
     def _refused(self, mutation: InputMutation) -> str | None:
         """What a mutation does that is no new value of the same tensor."""
@@ -153,13 +165,13 @@ class ExportGraph:
     # What is written
 
     def _write(self) -> None:
-        finals: dict[str, Node] = {}
         for mutation in self._metadata.mutations:
             one, value = self.inputs.by_number[mutation.input], self._nodes[mutation.input]
             for write in mutation.writes:
                 given = self._results[write.result]
                 self.emitter.at(given)
-                value = finals[one.name] = self.emitter.written(value, write.path, given)
+                value = self._after[one.name] = self.emitter.written(value, write.path, given)
+        finals = dict(self._after)
         for rebinding in self.found.effects.rebindings:
             one = self.inputs.by_number[rebinding.input]
             finals[one.name] = self._value(rebinding.value, one.value)
@@ -188,7 +200,7 @@ class ExportGraph:
             alias = self._metadata.outputs[value.alias]
             if alias.result is not None:
                 return self._results[alias.result]
-            return self._final(alias.input)  # type: ignore[arg-type]
+            return self._content(alias.input)  # type: ignore[arg-type]
         number = self._results[value.result]  # type: ignore[index]
         if number in self.numbers.tensors:
             return self.emitter.call(aten._to_copy.default, number, dtype=like.dtype)
@@ -251,10 +263,16 @@ class ExportGraph:
 
     # What the caller gets
 
+    def _content(self, number: int) -> Node:
+        """What is, after the call, in the tensor that an input was: another may be in its place."""
+        return self._after.get(self.inputs.by_number[number].name, self._nodes[number])
+
     def _final(self, number: int) -> Node:
-        """An input as it is after the call."""
-        name = self.inputs.by_number[number].name
-        return self.written.get(name, self._nodes[number])
+        """An output that is the tensor of an input: the input itself, unless the program puts another in its place."""
+        one = self.inputs.by_number[number]
+        others = [self.inputs.by_number[rebinding.input] for rebinding in self.found.effects.rebindings]
+        others += [buffer for n in self._metadata.gradients if (buffer := self.inputs.gradient(n)) is not None]
+        return self._own(self._content(number)) if one in others else self.written.get(one.name, self._nodes[number])
 
     def _return(self) -> None:
         stand_ins = StandIns(self.found.call)

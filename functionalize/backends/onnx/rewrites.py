@@ -144,6 +144,12 @@ def replication_pad(inputs: Any, padding: Any) -> Any:
     return pad(inputs, [max(0, size) for size in padding])
 
 
+@rewrite(aten._cdist_forward.default)
+def cdist(one: Any, other: Any, p: float, mode: int | None) -> Any:
+    """Norms of all differences."""
+    return aten.linalg_vector_norm.default(one.unsqueeze(-2) - other.unsqueeze(-3), p, [-1])
+
+
 @rewrite(aten.bucketize.Tensor)
 def bucketize(values: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
     """How many boundaries are not above: what is not a number is above all."""

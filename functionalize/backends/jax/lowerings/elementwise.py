@@ -69,6 +69,7 @@ _OF_BITS: dict[Any, Callable[[Array, Array], Array]] = {
     aten.bitwise_left_shift: lambda x, y: _shifted(jnp.left_shift, x, y, 0),
     aten.bitwise_right_shift: lambda x, y: _shifted(jnp.right_shift, x, y, jnp.where(x < 0, -1, 0).astype(x.dtype)),
 }
+_OF_BITS |= {aten.__lshift__: _OF_BITS[aten.bitwise_left_shift], aten.__rshift__: _OF_BITS[aten.bitwise_right_shift]}
 _COMPARED: dict[Any, Callable[[Array, Array], Array]] = {
     aten.eq: jnp.equal,
     aten.ne: jnp.not_equal,

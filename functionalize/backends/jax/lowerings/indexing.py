@@ -86,6 +86,14 @@ def embedding(weight: Array, indices: Array, *_: Any, **__: Any) -> Array:
     return jnp.take(weight, indices, 0)
 
 
+@lowering(aten.embedding_renorm)
+def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
+    norms = jnp.linalg.norm(weight, norm_type, 1)
+    used = jnp.zeros(weight.shape[0], bool).at[indices.reshape(-1)].set(True)
+    scale = jnp.where(used & (norms > max_norm), max_norm / (norms + 1e-7), 1)
+    return weight * scale[:, None].astype(weight.dtype)
+
+
 @lowering(aten.embedding_dense_backward)
 def embedding_dense_backward(
     grad: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
