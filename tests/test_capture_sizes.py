@@ -211,3 +211,20 @@ def test_rounded_sizes(name: str) -> None:
         assert torch.equal(x, y)
         served += 1
     assert served >= (1 if name in ("int", "power", "decimal") else 4)  # torch takes those for the number that they are
+
+
+def test_errors_that_name_a_size_are_no_guards() -> None:
+    """Gradients that eager refuses, since what they need was written: the program itself is right for all sizes."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        y = x * weight
+        x.mul_(2)
+        return y
+
+    program = capture(run, (torch.ones(4, 3),), dynamic_shapes={"x": {0: Dim("batch", min=2, max=16)}})
+    x = torch.ones(6, 3)
+    y = program(x)
+    assert torch.equal(x, torch.full((6, 3), 2.0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
-from functionalize._torch.tensors import PLAIN_TYPES, set_versions
+from functionalize._torch.tensors import PLAIN_TYPES, hint_of, set_versions, unbacked
 
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
@@ -33,6 +33,7 @@ _ELSEWHERE = (
     "    why  fake tensors stand in it until the capture ends\n"
     "    try  capture first, or have the threads wait for one another"
 )
+_SIZE = torch.ops.aten.size.default  # as C++ asks for numbers
 _ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
 TOLD_BY_DATA = frozenset({torch.ops.aten.equal.default, torch.ops.aten.allclose.default, _ITEM})
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -76,6 +77,7 @@ class CaptureFakeMode(FakeTensorMode):
     thread: int | None = None  # that captures
     metas: Mapping[Any, Callable[..., Any]] = {}
     _ended = False
+    _asked_sizes: list[Any] | None = None
 
     def __init__(self, **options: Any) -> None:
         self._in_kernel = _InKernel()
@@ -136,6 +138,9 @@ class CaptureFakeMode(FakeTensorMode):
             answer = None if decider is None else decider.result(func, args, kwargs or {})
             if answer is not None:
                 return answer
+        if func is _SIZE and self._asked_sizes is not None and not unbacked(args[0].size()):
+            self._asked_sizes += args[0].size()
+            return [size if type(size) is int else hint_of(size) for size in args[0].size()]
         meta = self.metas.get(func)
         if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
             try:
@@ -144,6 +149,18 @@ class CaptureFakeMode(FakeTensorMode):
                 raise RuntimeError(str(error)) from error
         with self:
             return meta(*args, **(kwargs or {}))
+
+    @contextlib.contextmanager
+    def sizes_count_at_the_end(self) -> Iterator[None]:
+        """While autograd runs: sizes that C++ asks for as numbers are guards, but not if that was for an error."""
+        asked: list[Any] = []
+        self._asked_sizes = asked
+        try:
+            yield
+        finally:
+            self._asked_sizes = None
+        for size in asked:
+            int(size)
 
     def _refuse_other_threads(self) -> None:
         other = self.thread not in (None, threading.get_ident())

@@ -9,6 +9,7 @@ what lives outside of it is refused; one that draws random numbers is differenti
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from functionalize._torch import is_symbolic, on_handles, storage_key
 from functionalize._torch.autograd import module_without_code
 from functionalize._torch.dispatch import without_autocast
-from functionalize._torch.fakes import FakeTensorMode
+from functionalize._torch.fakes import CaptureFakeMode, FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedMutationError
@@ -225,9 +226,11 @@ class JointTracer:
         with FunctionalizeFunctionMode(context), self._mode, requiring(level.sources), without_autocast():
             gradients: Sequence[Any] = [None] * len(level.sources)
             if targets and level.sources:
-                gradients = torch.autograd.grad(
-                    targets, level.sources, given, allow_unused=True, create_graph=create_graph
-                )
+                mode = self._fake_mode
+                with mode.sizes_count_at_the_end() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext():
+                    gradients = torch.autograd.grad(
+                        targets, level.sources, given, allow_unused=True, create_graph=create_graph
+                    )
         for key, base in context.graph.bases.items():
             outside = key in writes or base.held is not None
             if outside and len(base.log) > writes.get(key, 0):
