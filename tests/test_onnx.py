@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.export import Dim
 
 from functionalize import DataDependentError, InputMismatchError, UnsupportedExportError, capture
 from tests.export_programs import PROGRAMS, made
@@ -168,3 +170,41 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     package.save(empty, str(tmp_path / "older.onnx"))
     with pytest.raises(ValueError, match="another version"):
         onnx.load(tmp_path / "older.onnx")
+
+
+def test_sizes_are_held_to_what_was_captured(tmp_path: Path) -> None:
+    dynamic = {"x": {0: Dim("n", min=2, max=16)}, "y": {0: 2 * Dim("n", min=2, max=16)}, "z": {0: Dim("m", max=64)}}
+
+    def run(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return x.repeat(2) + y + z.view(-1, 4).sum()
+
+    inputs = torch.ones(3), torch.ones(6), torch.ones(8)
+    loaded = onnx.load(capture(run, inputs, dynamic_shapes=dynamic).to_onnx(tmp_path / "sizes.onnx"))
+    other = torch.randn(5), torch.randn(10), torch.randn(12)
+    torch.testing.assert_close(loaded(*other), run(*other))
+    for sizes, message in [
+        ((1, 2, 8), "is 1, and the program was captured for 2 to 16"),
+        ((17, 34, 8), "is 17, and the program was captured for 2 to 16"),
+        ((3, 3, 8), "dimension 0 of the argument `y` is 3, and the program was captured for 6"),
+        ((3, 6, 9), "was captured for sizes with"),
+    ]:
+        with pytest.raises(InputMismatchError, match=message):
+            loaded(*map(torch.ones, sizes))
+
+
+def test_arguments_that_cannot_be_written_are_refused_first(tmp_path: Path) -> None:
+    count = torch.zeros(())
+
+    def run(x: Tensor) -> None:
+        count.add_(1)
+        x.mul_(2)
+
+    loaded = onnx.load(capture(run, (torch.ones(2, 3),)).to_onnx(tmp_path / "writes.onnx"))
+    for x in (torch.ones(2, 3, requires_grad=True), torch.ones(1, 3).expand(2, 3)):
+        with pytest.raises(InputMismatchError, match="writes to the argument `x`"):
+            loaded(x)
+    assert loaded.state["count"] == 0
+    x = torch.ones(2, 3, requires_grad=True)
+    with torch.no_grad():
+        loaded(x)
+    assert loaded.state["count"] == 1 and torch.equal(x, torch.full((2, 3), 2.0))

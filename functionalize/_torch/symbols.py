@@ -5,7 +5,7 @@ Loads sympy: imported where sizes are symbols only. Limits: written against torc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,31 @@ def asserted(environment: ShapeEnv) -> Iterator[Any]:
     """What the trace took for granted of symbols that only the data tell, as expressions."""
     found = (one.expr for several in environment.deferred_runtime_asserts.values() for one in several)
     return iter(dict.fromkeys(found))
+
+
+def sizes_of(arguments: Mapping[str, torch.Tensor]) -> tuple[dict[str, list[Any]], dict[str, Any], list[str]]:
+    """Of arguments with symbols among their sizes, as text: the sizes, bounds of symbols, conditions on these."""
+    found = {name: [_text(size) for size in tensor.size()] for name, tensor in arguments.items()}
+    sizes: list[Any] = [size for tensor in arguments.values() for size in tensor.size()]
+    free = [size.node for size in sizes if type(size) is not int]
+    if not free:
+        return {}, {}, []
+    environment, symbols = free[0].shape_env, set().union(*(node.expr.free_symbols for node in free))
+    bounds = {str(symbol): [_finite(end) for end in _ends(environment.var_to_range[symbol])] for symbol in symbols}
+    conditions = [str(one) for one in guards(environment) if one.free_symbols <= symbols]
+    return found, bounds, conditions
+
+
+def _text(size: Any) -> Any:
+    return size if type(size) is int else str(size.node.expr)
+
+
+def _ends(bounds: Any) -> tuple[Any, Any]:
+    return bounds.lower, bounds.upper
+
+
+def _finite(end: Any) -> int | None:
+    return int(end) if end.is_number and end.is_finite and end < 2**62 else None
 
 
 def guards(environment: ShapeEnv) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from functionalize._torch import pytree
+from functionalize.backends.onnx.sizes import Sizes
 
 KEY, FORMAT = "functionalize", 1
 
@@ -68,6 +69,7 @@ class Convention:
     results: list[Result] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     writes: dict[str, str] = field(default_factory=dict)  # arguments that are written: the outputs with the new values
+    sizes: Sizes = field(default_factory=Sizes)  # of arguments, where some may differ from call to call
     shared: list[list[Any]] = field(default_factory=list)  # arguments that share memory, and how far they lie apart
 
     def text(self) -> str:
@@ -87,6 +89,7 @@ class Convention:
         kinds: dict[str, Any] = {"arguments": Argument, "state": State, "results": Result, "checks": Check}
         for name, kind in kinds.items():
             data[name] = [kind(**one) for one in data[name]]
+        data["sizes"] = Sizes(**data["sizes"])
         return cls(**data)
 
 

@@ -23,7 +23,10 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 
 from functionalize._torch import SYMBOLS, pytree
+from functionalize._torch.symbols import sizes_of
+from functionalize._torch.tensors import hint_of
 from functionalize.backends.onnx.convention import Argument, Check, Convention, Result, State
+from functionalize.backends.onnx.sizes import Sizes, evaluate
 from functionalize.errors import UnsupportedExportError
 
 aten = torch.ops.aten
@@ -100,7 +103,25 @@ class Prepared:
                 constant = isinstance(spec.arg, ConstantArgument)
                 value = spec.arg.value if constant else None
                 convention.arguments.append(Argument(spec.arg.name, value, constant))
+        self._describe_sizes()
         self._describe_outputs()
+
+    def _describe_sizes(self) -> None:
+        names = {argument.name for argument in self.convention.arguments if not argument.constant}
+        looks = {node.name: node.meta["val"] for node in self._graph.find_nodes(op="placeholder") if node.name in names}
+        sizes = self.convention.sizes = Sizes(*sizes_of(looks))
+        hints = {name: hint_of(size) for look in looks.values() for size in look.size()
+                 if isinstance(size, torch.SymInt) and (name := str(size.node.expr)).isidentifier()}  # fmt: skip
+        for text in (*sizes.conditions, *(one for several in sizes.arguments.values() for one in several)):
+            try:
+                evaluate(str(text), hints)
+            except ValueError as error:
+                cause = UnsupportedExportError.cause(
+                    f"the program is right for sizes with {text}",
+                    why=f"no file can say so: {error}",
+                    hint="write it without dynamic_shapes",
+                )
+                raise UnsupportedExportError("ONNX", [cause]) from error
 
     def _describe_outputs(self) -> None:
         convention, finals = self.convention, dict[str, str]()

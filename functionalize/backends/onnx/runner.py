@@ -19,6 +19,7 @@ import torch
 from google.protobuf.message import DecodeError  # what reading a file of another kind raises
 
 from functionalize._torch import pytree
+from functionalize.aliasing.geometry import Layout
 from functionalize.backends.onnx.convention import KEY, Convention, Result, spec_of
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.errors import DataDependentError, InputMismatchError
@@ -131,6 +132,7 @@ class OnnxProgram:
                 )
             if not argument.constant:
                 self._check_tensor(argument.name, value)
+        self.convention.sizes.check(found)
         self._check_memory(found)
         return found
 
@@ -168,6 +170,8 @@ class OnnxProgram:
         """Which arguments share memory counts where the program writes some."""
         if not (self.convention.writes or self.convention.shared):
             return
+        for name in self.convention.writes:
+            _check_writable(name, leaves[name])
         tensors = {name: value for name, value in leaves.items() if isinstance(value, torch.Tensor) and value.numel()}
         if shared_memory(tensors) != [tuple(pair) for pair in self.convention.shared]:
             raise InputMismatchError(
@@ -224,6 +228,20 @@ class OnnxProgram:
             return leaves[written]
         kept = any(one.output == result.name for one in self.convention.state)
         return value.clone() if kept else value  # the next call but one writes there
+
+
+def _check_writable(name: str, value: torch.Tensor) -> None:
+    """Before anything runs: what the write-back would be refused for."""
+    if value.requires_grad and value.is_leaf and torch.is_grad_enabled():
+        raise InputMismatchError(
+            f"the program writes to the argument `{name}`, a leaf that requires grad, with grad mode on",
+            hint="call it under torch.no_grad(), or pass a tensor that requires none",
+        )
+    if value.layout is torch.strided and Layout.of(value).has_internal_overlap:
+        raise InputMismatchError(
+            f"the program writes to the argument `{name}`, of which elements share memory",
+            hint="pass a clone",
+        )
 
 
 _EMPTY = torch.zeros(1)

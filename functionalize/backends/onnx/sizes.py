@@ -1,0 +1,132 @@
+"""What a program takes for granted of the sizes of its arguments: as text in its file, and as a check of each call.
+
+Invariant: what is written is checked; a condition that this table cannot read is refused when the file is written.
+Limits: sizes that the caller passes; of those that the data tell, the program itself has assertions.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from functionalize.errors import InputMismatchError
+
+Size = int | str  # a number, or an expression of symbols
+
+
+@dataclass
+class Sizes:
+    """Sizes of arguments by name, the bounds of symbols, and conditions on these."""
+
+    arguments: dict[str, list[Size]] = field(default_factory=dict)
+    bounds: dict[str, list[int | None]] = field(default_factory=dict)
+    conditions: list[str] = field(default_factory=list)
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Hold the arguments of a call to it.
+
+        Raises:
+            InputMismatchError: says which argument and what is expected.
+        """
+        known: dict[str, int] = {}
+        for name, dim, expected, actual in self._found(values):
+            if isinstance(expected, str) and expected.isidentifier():
+                known.setdefault(expected, actual)
+                self._check_bounds(f"dimension {dim} of the argument `{name}`", expected, actual)
+        for name, dim, expected, actual in self._found(values):
+            wanted = evaluate(expected, known) if isinstance(expected, str) else expected
+            if wanted != actual:
+                raise InputMismatchError(
+                    f"dimension {dim} of the argument `{name}` is {actual}, and the program was captured for {wanted}",
+                    hint="pass a tensor of that size, or capture again",
+                )
+        for condition in self.conditions:
+            if not evaluate(condition, known):
+                sizes = ", ".join(f"{symbol} = {size}" for symbol, size in known.items())
+                raise InputMismatchError(
+                    f"the program was captured for sizes with {condition}, and here {sizes}",
+                    hint="pass sizes for which that holds, or capture again",
+                )
+
+    def _found(self, values: Mapping[str, Any]) -> Iterator[tuple[str, int, Size, int]]:
+        for name, sizes in self.arguments.items():
+            value = values[name]
+            if isinstance(value, torch.Tensor):
+                for dim, (expected, actual) in enumerate(zip(sizes, value.size(), strict=True)):
+                    yield name, dim, expected, actual
+
+    def _check_bounds(self, label: str, symbol: str, actual: int) -> None:
+        low, high = self.bounds.get(symbol, [None, None])
+        if (low is not None and actual < low) or (high is not None and actual > high):
+            raise InputMismatchError(
+                f"{label} is {actual}, and the program was captured for {low} to {'any' if high is None else high}",
+                hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
+            )
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitAnd: lambda one, other: one and other,
+    ast.BitOr: lambda one, other: one or other,
+    ast.USub: operator.neg,
+    ast.Invert: operator.not_,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {  # as sympy and torch print them
+    "Eq": operator.eq,
+    "Ne": operator.ne,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "CeilDiv": lambda one, other: -(-one // other),
+    "IntTrueDiv": operator.truediv,
+    "ModularIndexing": lambda base, divisor, modulus: base // divisor % modulus,
+    "Max": max,
+    "Min": min,
+    "PowByNatural": operator.pow,
+    "TruncToInt": int,
+}
+
+
+def evaluate(text: str, known: Mapping[str, int]) -> Any:
+    """The value of an expression of symbols.
+
+    Raises:
+        ValueError: it has something else than arithmetic and comparisons.
+    """
+    return _value(ast.parse(text, mode="eval").body, known)
+
+
+def _value(node: ast.expr, known: Mapping[str, int]) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.Name(id=name) if name in known:
+            return known[name]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left, known), _value(right, known))
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(operand, known))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left, known), _value(right, known))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*(_value(arg, known) for arg in args))
+    raise ValueError(f"`{ast.unparse(node)}` is no arithmetic of sizes")
