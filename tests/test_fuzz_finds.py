@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from functionalize import UnsupportedMutationError, functionalize
+from functionalize import UnsupportedMutationError, capture, functionalize
 from functionalize.verify import assert_equivalent
 from tests.graphs import MODES, REMOVES, trace
 
@@ -490,3 +490,17 @@ def test_a_computed_input_that_an_out_makes_grow_keeps_its_offset(mode: Any, rem
     run(a, b)
     assert (a.storage_offset(), a.stride(), a.untyped_storage().nbytes()) == (1, (1,), 52)
     assert torch.equal(a, (b == 2).float())
+
+
+@pytest.mark.parametrize("name", ["ne_", "pow_", "atan2_", "copysign_", "heaviside_", "mul_"])
+@pytest.mark.filterwarnings("error")
+def test_no_write_in_place_gives_another_size(name: str) -> None:
+    """Fake kernels of some resize what they write."""
+
+    def run(x: torch.Tensor) -> None:
+        getattr(x, name)(torch.ones(1, 9))
+
+    attempts: list[Any] = [run, functionalize(run), lambda x: capture(run, (x,))]
+    for attempt in [*attempts, *(lambda x, mode=mode: trace(run, x, mode=mode) for mode in MODES)]:
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            attempt(torch.ones(9, 1))

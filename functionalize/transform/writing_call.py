@@ -26,6 +26,7 @@ from functionalize.transform import dry_run
 from functionalize.transform.context import FunctionalizationContext
 
 aten = torch.ops.aten
+_CANNOT_GROW = "output with shape {} doesn't match the broadcast shape {}"  # as eager says it
 _CANNOT_CAST = "result type {} can't be cast to the desired output type {}"  # eager's words
 # Of complex numbers these compute complex ones, and copy their real part to an `out=` that is contiguous where resized.
 _COPY_THEIR_RESULT = frozenset({aten.abs.out, aten.angle.out})
@@ -119,6 +120,8 @@ class WritingCall:
 
     def _legalized(self, handle: torch.Tensor, value: Value, results: Sequence[Any], variant: Call) -> Value:
         if differ(value.size(), handle.size()) or value.dtype != handle.dtype:
+            if self.row.kind is Kind.INPLACE and is_fake(handle) and differ(value.size(), handle.size()):
+                raise RuntimeError(_CANNOT_GROW.format(list(handle.size()), list(value.size())))
             cannot = torch.Tag.dynamic_output_shape in self.func.tags
             cannot |= self._resizes_by_data and value.dtype == handle.dtype
             twin = value if cannot else self._twins[id(handle)]
