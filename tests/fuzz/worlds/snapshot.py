@@ -50,7 +50,10 @@ class Snapshot:
         self._enter_all(roots.items(), "")
         for items, path in self._later:
             known = sorted(self._numbers.get(id(item), -1) for item in items)
-            self._add(path, ("set", len(items), known, sorted(map(_brief, items))))
+            others = [item for item in items if not isinstance(item, torch.Tensor)]
+            self._add(path, ("set", len(items), known, sorted(map(_brief, others))))
+            alone = [item for item in items if isinstance(item, torch.Tensor) and id(item) not in self._numbers]
+            self._enter_all(enumerate(sorted(alone, key=lambda item: _brief(item.detach() * 1000 // 1))), path)
         self._add("default generator", bytes(torch.get_rng_state().tolist()))
         self._add("modes", (torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
 
