@@ -486,3 +486,21 @@ def test_gradients_require_gradients_as_in_eager_where_autograd_missed_a_write()
     x, y = (torch.empty(0).set_(memory.untyped_storage(), 0, (3,), (1,)).mul_(leaf) for _ in range(2))
     assert requires(run) == [True, False, True]
     assert requires(capture(run, (x, y, leaf))) == [True, False, True]
+
+
+def test_what_a_mask_was_computed_from_is_kept_where_the_call_writes_it() -> None:
+    """No gradient flows through a mask; the next order computes it again."""
+
+    def run(x: Tensor) -> Tensor:
+        positive = x[x > 0]
+        x.sub_(1)
+        return positive
+
+    found = []
+    for way in (run, capture(run, (torch.ones(6, requires_grad=True) * torch.arange(-2.0, 4.0),))):
+        leaf = torch.ones(6, requires_grad=True)
+        result = way(leaf * torch.arange(-2.0, 4.0))
+        tangent = torch.ones_like(result, requires_grad=True)
+        (gradient,) = torch.autograd.grad(result, leaf, tangent, create_graph=True)
+        found.append((gradient, *torch.autograd.grad(gradient.square().sum(), tangent)))
+    torch.testing.assert_close(*found)

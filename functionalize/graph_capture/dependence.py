@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from functionalize._torch import is_symbolic, storage_key
 from functionalize.graph_capture.checkpointing import item_of
+from functionalize.runtime.joint import Sources
 
 aten = torch.ops.aten
 
@@ -56,17 +57,24 @@ _IN_TRAINING: dict[Any, tuple[int, tuple[int, ...]]] = {
 }
 
 
-def sources_of(graph: Graph, results: int, together: Sequence[int], *, values: bool) -> tuple[int, ...]:
-    """For each gradient the placeholders that it is computed from, as bits; ``values``: whose values matter.
+def sources_of(graph: Graph, results: int, together: Sequence[int]) -> Sources:
+    """What the gradients are computed from, which are the outputs behind ``results`` others.
 
     ``together``: of each of the first placeholders all that share its memory, where a graph may read one for another.
     """
+    kinds = ((True, True), (False, True), (False, False))
+    return Sources(*(_sources(graph, results, together, unread=one, discrete=other) for one, other in kinds))
+
+
+def _sources(graph: Graph, results: int, together: Sequence[int], *, unread: bool, discrete: bool) -> tuple[int, ...]:
+    """``unread``: also placeholders of which only sizes are asked; ``discrete``: also through masks and integers."""
     found: dict[Node, int] = {}
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
         found[node] = together[number] if number < len(together) else 1 << number
     for node in graph.nodes:
-        if node not in found and not (values and (node.target in _OF_SIZE or _is_discrete(node))):
-            read = _read(node) if values else node.all_input_nodes
+        left_out = (not unread and node.target in _OF_SIZE) or (not discrete and _is_discrete(node))
+        if node not in found and not left_out:
+            read = node.all_input_nodes if unread else _read(node)
             found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in read), 0)
     ends: Any = graph.output_node().args[0]
     return tuple(found.get(node, 0) for node in ends[results:])

@@ -315,8 +315,7 @@ class JointTracer:
             reads_storages(graph),
             bool(self._mode.context.notes.hides_writes),
             _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),
-            sources_of(graph, len(wanted.layouts), together, values=False),
-            sources_of(graph, len(wanted.layouts), together, values=True),
+            sources_of(graph, len(wanted.layouts), together),
             _draws(self._tracer.root, graph, names),
         )
 

@@ -90,7 +90,7 @@ class Derivation:
             return [True] * count
         wanted = {name for name, one in zip(self._names(), required, strict=True) if one}
         pairs = zip(joint.names, joint.gradients, strict=True)
-        read = [joint.values[n] for name, n in pairs if n is not None and name in wanted]
+        read = [joint.sources.flowing[n] for name, n in pairs if n is not None and name in wanted]
         tangents = {result: len(joint.names) + number for number, result in enumerate(joint.tangents)}
         return [n in tangents and any(one >> tangents[n] & 1 for one in read) for n in range(count)]
 

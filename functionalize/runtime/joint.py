@@ -11,7 +11,7 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
@@ -25,6 +25,14 @@ from functionalize.runtime.metadata import SymbolSources
 from functionalize.runtime.modes import in_modes, modes_now
 
 Function = Callable[..., Sequence[Any]]
+
+
+class Sources(NamedTuple):
+    """What gradients are computed from: for each a bit for each input, then each tangent."""
+
+    every: tuple[int, ...]
+    contents: tuple[int, ...]  # without those whose values do not matter
+    flowing: tuple[int, ...]  # of these, those that gradients could flow to: not through masks and integers alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +54,7 @@ class JointGraph:
     reads_storages: bool  # whether it reads at addresses in their storages
     hides_writes: bool  # whether tensors were written that autograd takes for what they were before
     symbols: SymbolSources  # in positions of these inputs and results
-    sources: tuple[int, ...]  # of each gradient, what it is computed from: a bit for each input, then each tangent
-    values: tuple[int, ...]  # the same, without those whose values do not matter
+    sources: Sources  # what the gradients are computed from
     draws: tuple[Any, ...]  # generators that the graph draws random numbers from, as `RandomState` names them
 
 
@@ -89,12 +96,12 @@ class ForwardCall:
     @functools.cached_property
     def sources(self) -> frozenset[int]:
         """The inputs that some gradient is computed from."""
-        return self._inputs_among(self.joint.sources)
+        return self._inputs_among(self.joint.sources.every)
 
     @functools.cached_property
     def read(self) -> frozenset[int]:
         """Those of them whose values matter."""
-        return self._inputs_among(self.joint.values)
+        return self._inputs_among(self.joint.sources.contents)
 
     @functools.cached_property
     def copied(self) -> frozenset[int]:
@@ -118,7 +125,7 @@ class ForwardCall:
         """Of each gradient: whether it is computed from what requires gradients, of inputs and tangents."""
         bits = sum(1 << number for number, one in enumerate(required) if one)
         positions = [self.joint.gradients[number] for number in self.differentiated]
-        return [bool(self.joint.values[position] & bits) for position in positions]  # type: ignore[index]
+        return [bool(self.joint.sources.flowing[position] & bits) for position in positions]  # type: ignore[index]
 
 
 def tangent_name(order: int, number: int) -> str:
