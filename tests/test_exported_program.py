@@ -37,6 +37,7 @@ class Counter(torch.nn.Module):
         return {"y": y, "count": self.count, "x": x, "view": more["z"].t(), "constant": 3}
 
 
+@pytest.mark.filterwarnings("ignore:erase_node:UserWarning")  # torch 2.15, in `run_decompositions`
 @pytest.mark.parametrize("as_run", ["module", "loaded", "decomposed"])
 def test_state_arguments_and_nesting(as_run: str) -> None:
     model = Counter()
