@@ -23,6 +23,9 @@ RIGHT, REFUSED, WRONG, SKIPPED = "right", "refused", "wrong", "skipped"
 # Of these torch leaves open what the elements are, or which of equal elements is the one.
 UNSPECIFIED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
 TIES = {"topk": 1, "kthvalue": 1, "msort": 1}  # from which result on
+COARSE = {"grid_sampler_2d"}  # eager's kernels with 16 bits are further off than the limit: beside those with 32
+ORDERS = {"sort", "argsort"}  # of equal elements any order is right, unless it is to be stable
+_SHORT = (torch.float16, torch.bfloat16)
 _TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5, torch.complex64: 2e-5}
 
 
@@ -43,10 +46,15 @@ def check(case: Case) -> Outcome:
     inputs = [value.clone() for value in program.inputs]
     torch.manual_seed(0)
     try:
-        expected = program.run(*inputs)
+        expected = program.run(*inputs) if case.op not in COARSE else _in_32_bits(program.run, inputs)
     except Exception as error:
         return Outcome(SKIPPED, f"eager raises {type(error).__name__}")
     return compared(program.run, program.inputs, expected, inputs, case.op)
+
+
+def _in_32_bits(run: Any, inputs: list[torch.Tensor]) -> Any:
+    found = run(*(value.float() if value.dtype in _SHORT else value for value in inputs))
+    return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.to(inputs[0].dtype), found)
 
 
 def compared(function: Any, arguments: Any, expected: Any, after: Any, name: str = "") -> Outcome:
@@ -67,6 +75,8 @@ def compared(function: Any, arguments: Any, expected: Any, after: Any, name: str
         return Outcome(*alike(expected, outputs, values=False))
     if name in TIES:
         expected, outputs = expected[: TIES[name]], outputs[: TIES[name]]
+    if name in ORDERS and _orders_alike(arguments[0], expected, outputs):
+        outputs = expected
     found = alike(expected, outputs)
     pairs = [(one, written.get(name, from_torch(old))) for name, one, old in zip(names, after, arguments, strict=True)]
     return Outcome(*next((pair for one in pairs if (pair := alike(*one))[0] == WRONG), found))
@@ -86,6 +96,19 @@ def alike(expected: Any, actual: Any, *, values: bool = True) -> tuple[str, str]
         if found:
             return WRONG, found
     return RIGHT, ""
+
+
+def _orders_alike(values: torch.Tensor, expected: Any, outputs: Any) -> bool:
+    """Whether both orders put the same values into each place, along some dimension."""
+    wanted, found = (pytree.tree_leaves(one)[-1] for one in (expected, outputs))
+    array, wanted, found = np.asarray(from_torch(values)), np.asarray(wanted), np.asarray(found)
+    return array.ndim > 0 and any(
+        all(np.array_equal(np.sort(one, dim), np.sort(wanted, dim)) for one in (wanted, found))
+        and np.array_equal(
+            *(np.take_along_axis(array, one, dim) for one in (wanted, found)), equal_nan=array.dtype.kind in "fc"
+        )
+        for dim in range(array.ndim)
+    )
 
 
 def _difference(wanted: torch.Tensor, array: Any, values: bool) -> str:

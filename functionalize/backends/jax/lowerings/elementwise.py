@@ -100,7 +100,7 @@ _OF_TWO_FLOATS: dict[Any, Callable[[Array, Array], Array]] = {
     aten.xlogy: special.xlogy,
     aten.special_xlog1py: special.xlog1py,
     aten.special_zeta: special.zeta,
-    aten.logaddexp: jnp.logaddexp,
+    aten.logaddexp: lambda x, y: logaddexp(x, y),
     aten.logaddexp2: jnp.logaddexp2,
     aten.igamma: special.gammainc,
     aten.igammac: special.gammaincc,
@@ -109,7 +109,7 @@ _OF_TWO_FLOATS: dict[Any, Callable[[Array, Array], Array]] = {
 
 def _register() -> None:
     for op, function in _OF_FLOATS.items():
-        lowering(op)(lambda x, function=function: _kept(function, as_float(x)))
+        lowering(op)(lambda x, function=function: rounded(function, as_float(x)))
     for op, function in _OF_FRACTIONS.items():
         lowering(op)(lambda x, function=function: x if category(x.dtype) < 2 else function(x))
     for op, of_both in (_OF_BITS | _OF_TWO | _COMPARED).items():
@@ -118,11 +118,22 @@ def _register() -> None:
         lowering(op)(lambda x, y, function=of_both: function(*map(as_float, promoted(x, y))))
 
 
-def _kept(function: Callable[[Array], Array], x: Array) -> Array:
+def rounded(function: Callable[[Array], Array], x: Array) -> Array:
     """A function of an array, computed in 32 bits where it has fewer, as torch's kernels do."""
     if x.dtype in (jnp.float16, jnp.bfloat16):
-        return function(x.astype(jnp.float32)).astype(x.dtype)
+        bits = jnp.finfo(x.dtype)  # else XLA may go on with the 32 bits, where torch's kernel overflows
+        found = jax.lax.reduce_precision(function(x.astype(jnp.float32)), bits.nexp, bits.nmant)
+        return found.astype(x.dtype)
     return function(x)
+
+
+def logaddexp(x: Array, y: Array) -> Array:
+    """As torch's kernel: the imaginary part of a complex result is that of the larger argument, and more."""
+    if not jnp.iscomplexobj(x):
+        return jnp.logaddexp(x, y)
+    first = x.real >= y.real
+    large, small = jnp.where(first, x, y), jnp.where(first, y, x)
+    return large + jnp.log1p(jnp.exp(small - large))
 
 
 def _shifted(shift: Callable[[Array, Array], Array], x: Array, y: Array, beyond: Any) -> Array:
@@ -276,7 +287,7 @@ def relu(x: Array) -> Array:
 
 @lowering(aten.gelu)
 def gelu(x: Array, approximate: str = "none") -> Array:
-    return _kept(lambda x: jax.nn.gelu(x, approximate=approximate == "tanh"), x)
+    return rounded(lambda x: jax.nn.gelu(x, approximate=approximate == "tanh"), x)
 
 
 @lowering(aten.elu)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import torch
 
 from functionalize.backends.interpreter import Call
-from functionalize.backends.jax.lowerings.elementwise import converted
+from functionalize.backends.jax.lowerings.elementwise import converted, logaddexp, rounded
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import category
 
@@ -167,7 +167,16 @@ def cumprod(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
 
 @lowering(aten.logcumsumexp)
 def logcumsumexp(x: Array, dim: int) -> Array:
+    if jnp.iscomplexobj(x) and x.ndim:
+        return jax.lax.associative_scan(logaddexp, x, axis=dim % x.ndim)
     return jax.lax.cumlogsumexp(x, dim % x.ndim) if x.ndim else x
+
+
+@lowering(aten.soft_margin_loss)
+def soft_margin_loss(x: Array, target: Array, reduction: int = 1) -> Array:
+    """Step by step, as torch's kernel: with 16 bits it overflows."""
+    losses = rounded(jnp.log, 1 + rounded(jnp.exp, -x * target))
+    return losses if reduction == 0 else losses.mean() if reduction == 1 else losses.sum()
 
 
 def _running(better: Callable[[Array, Array], Array], x: Array, dim: int) -> tuple[Array, Array]:
