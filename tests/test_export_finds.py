@@ -229,10 +229,15 @@ def test_arguments_that_no_stablehlo_file_takes_are_refused(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("route", ROUTES)
-def test_arguments_that_are_state_are_refused(route: str, tmp_path: Path) -> None:
-    """What else is passed later, the graph would not tell from the state."""
-    weight = torch.ones(3)
-    program = capture(lambda x: x * 2 + weight, (weight,))
-    with pytest.raises((UnsupportedExportError, UnsupportedProgramError), match="which of both the program reads"):
-        ROUTES[route](program, tmp_path)
+def test_arguments_that_are_state_count_for_both(route: str, tmp_path: Path) -> None:
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    layer.requires_grad_(False)
+
+    def run(weight: Tensor, bias: Tensor, x: Tensor) -> Any:
+        return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (x,))
+
+    loaded = ROUTES[route](capture(run, (layer.weight, layer.bias, x)), tmp_path)
+    others = torch.randn(2, 3), torch.randn(2), torch.randn(4, 3)
+    torch.testing.assert_close(loaded(*others), run(*others))

@@ -24,7 +24,7 @@ from functionalize.backends.interpreter import Backend, Interpreter, refusal
 from functionalize.backends.leaves import Leaf as _Leaf
 from functionalize.backends.leaves import plain
 from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
-from functionalize.backends.shared_memory import ARGUMENT_IS_STATE, with_shared_memory
+from functionalize.backends.shared_memory import passed_state, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
 from functionalize.runtime.alias_pattern import same_tensors
@@ -87,6 +87,7 @@ class ArrayProgram:
         if causes:
             raise refusal(backend, causes)
         self._new_values |= {n: at for n, one in self._same.items() if (at := self._new_values.get(one)) is not None}
+        self._passed = passed_state(self._capture.guards.aliasing, self.metadata)
         self.keys = self._state_keys()
         self._gradients = self._gradient_keys()
         self._returned = self._result_positions()
@@ -162,7 +163,7 @@ class ArrayProgram:
         names: dict[int, str] = {}
         for number in self._taken:
             entry = self.metadata.inputs[number]
-            if entry.argument is None and number not in self.frozen:
+            if entry.argument is None and number not in self.frozen and number not in self._passed:
                 name = entry.target or entry.name
                 if self._settled and entry.slot is None and entry.gradient_of is None:
                     name = f"first_call.{name}"  # a constant, which another program may call so as well
@@ -280,6 +281,7 @@ class ArrayProgram:
             inputs: arrays by the number of the program's input.
         """
         values = {**inputs, **{number: state[name] for number, name in self.keys.items()}}
+        values |= {one: inputs[n] for one, n in self._passed.items() if one not in inputs}
         results, key = self.interpreter.run([values.get(n) for n in self._taken], state.get(RANDOM_KEY))
         new = {self.keys[n]: results[at] for n, at in self._new_values.items() if n in self.keys}
         for number, name in self._gradients.items():
@@ -311,12 +313,6 @@ class ArrayProgram:
             why = changes_metadata(mutation)
             if why is not None:
                 found.append((self.metadata.inputs[mutation.input].label, why))
-        for pair in self._same.items():
-            state, argument = sorted(
-                (self.metadata.inputs[n] for n in pair), key=lambda entry: entry.argument is not None
-            )
-            if state.argument is None and argument.argument is not None:
-                found.append((f"{argument.label} and {state.label}", ARGUMENT_IS_STATE))
         for group in unlike_memory(self.metadata, self._capture.guards.aliasing):
             labels = " and ".join(self.metadata.inputs[number].label for number in group)
             found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))

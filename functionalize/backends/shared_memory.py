@@ -9,7 +9,7 @@ Invariant: the elements that some input shows are right. Limits: inputs of one d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,21 @@ from torch.fx import Graph, Node
 
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
-from functionalize.runtime.alias_pattern import Shared
+from functionalize.runtime.alias_pattern import Pattern, Shared, same_tensors
 from functionalize.runtime.metadata import ProgramMetadata
 
 aten = torch.ops.aten
-ARGUMENT_IS_STATE = "they are one tensor: the graph does not say which of both the program reads"
 _STRIDED = (aten.as_strided.default, aten.as_strided_copy.default)
+
+
+def passed_state(pattern: Pattern, metadata: ProgramMetadata, bound: Collection[int] = ()) -> dict[int, int]:
+    """Inputs that are state and, the very tensors, arguments as well: which. What is passed counts for both.
+
+    ``bound``: arguments that are state of the exported program.
+    """
+    given = {n for n, entry in enumerate(metadata.inputs) if entry.argument is not None and n not in bound}
+    pairs = [pair if pair[1] in given else pair[::-1] for pair in same_tensors(pattern).items()]
+    return {state: argument for state, argument in pairs if argument in given and state not in given}
 
 
 def with_shared_memory(graph: Graph, metadata: ProgramMetadata, pattern: Sequence[Any]) -> Graph:

@@ -21,9 +21,8 @@ from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.numbers import Numbers
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
-from functionalize.backends.shared_memory import ARGUMENT_IS_STATE, with_shared_memory
+from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError
-from functionalize.runtime.alias_pattern import same_tensors
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation
 from functionalize.runtime.state_walk import StateWalk
@@ -81,6 +80,8 @@ class ExportGraph:
             known[old] = self._nodes[one.number] = self._new_input(one.name, look)
         for number, value in self.inputs.numbers.items():
             known[olds[number]] = value
+        for number, argument in self.inputs.passed.items():
+            known[olds[number]] = self._nodes[number] = self._nodes[argument]
         for node in graph.nodes:
             if node.op == "output":
                 return list(pytree.tree_map_only(Node, known.__getitem__, list(node.args[0])))
@@ -128,10 +129,6 @@ class ExportGraph:
 
     def _check_state_among_arguments(self) -> None:
         inputs = self._metadata.inputs
-        for pair in same_tensors(self.found.program.capture.guards.aliasing).items():
-            state, argument = sorted((inputs[n] for n in pair), key=lambda one: self.inputs.is_argument(one.name))
-            if self.inputs.is_argument(argument.name) and not self.inputs.is_argument(state.name):
-                self._refuse(f"{argument.label} is {state.label}", ARGUMENT_IS_STATE, "capture with another tensor")
         entries = {entry.name: entry for entry in inputs}
         for group in self.found.program.recorded.shared if self._metadata.mutations else ():
             given = [name for name in group if self.inputs.is_argument(entries[name].name)]

@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputKind
 from functionalize._torch.exporting import STATE_KINDS
 from functionalize.backends.export.state import Arguments, ExportInput, attribute_paths, copied
 from functionalize.backends.export.steady import Exportable
+from functionalize.backends.shared_memory import passed_state
 from functionalize.graph_capture.inputs import fresh_name
 from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.metadata import GraphInput
@@ -29,7 +30,9 @@ class ExportInputs:
         self._taken = {entry.name for entry in self._metadata.inputs}
         self.numbers: dict[int, Any] = {}  # inputs of the program that are constants here
         changing = {one.input for one in found.effects.rebindings}
-        state = [one for n in self._metadata.taken if (one := self._state(n, n in changing)) is not None]
+        self.passed = passed_state(found.program.capture.guards.aliasing, self._metadata, self._bound)
+        taken = [number for number in self._metadata.taken if number not in self.passed]
+        state = [one for n in taken if (one := self._state(n, n in changing)) is not None]
         state += self._new_gradients({one.number for one in state})
         paths = attribute_paths([one.target or one.name for one in state])
         for one, path in zip(state, paths, strict=True):
@@ -38,6 +41,7 @@ class ExportInputs:
         user = arguments.inputs(lambda path: fresh_name(path, self._taken), self._metadata.inputs)
         self.all = [*state, *user]
         self.by_number = {one.number: one for one in self.all if one.number is not None}
+        self.by_number |= {state: self.by_number[argument] for state, argument in self.passed.items()}
 
     def _state(self, number: int, changes: bool) -> ExportInput | None:
         entry, value = self._metadata.inputs[number], self._found.inputs[number]

@@ -121,7 +121,7 @@ def _register() -> None:
 def rounded(function: Callable[[Array], Array], x: Array) -> Array:
     """A function of an array, computed in 32 bits where it has fewer, as torch's kernels do."""
     if x.dtype in (jnp.float16, jnp.bfloat16):
-        bits = jnp.finfo(x.dtype)  # else XLA may go on with the 32 bits, where torch's kernel overflows
+        bits: Any = jnp.finfo(x.dtype)  # type: ignore[no-untyped-call]  # else XLA may go on with the 32 bits, where torch's kernel overflows
         found = jax.lax.reduce_precision(function(x.astype(jnp.float32)), bits.nexp, bits.nmant)
         return found.astype(x.dtype)
     return function(x)
