@@ -63,6 +63,16 @@ class Exchanged(nn.Module):
         return old, self.one * 2 + self.other, last
 
 
+class LastArgument(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last, self.last = self.last, x
+        return x - last
+
+
 def old_gradient() -> tuple[Any, Inputs]:
     layer = nn.Linear(3, 2)
     layer(torch.ones(1, 3)).sum().backward()
@@ -106,6 +116,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
     "in-part-shared": in_part_shared,
     "exchanged": lambda: (Exchanged(), lambda: (torch.randn(3),)),
     "old-gradient": old_gradient,
+    "last-argument": lambda: (LastArgument(), lambda: (torch.randn(3),)),
     "norms-and-bits": norms_and_bits,
     "named-results": lambda: (lambda x: x.sort(-1), lambda: (torch.randn(2, 3),)),
     "none": lambda: (lambda x, y=None: (None, {"y": y, "x": x + 1}), lambda: (torch.randn(3), None)),

@@ -44,6 +44,8 @@ def settled(first: Specialization) -> Settled | None:
         before = [(container, copy_of(container)) for container in changed]
         try:
             made = _apply(first, convention.arguments(args, kwargs))
+            if any(metadata.outputs[number].kind is AliasKind.INPUT for number in made):
+                return None  # an argument, which is another one in each call
             later = first.again(args, kwargs)
             if later.metadata.side_effects:
                 return None
@@ -59,13 +61,10 @@ def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.T
     """Do to the program's objects what a call does; the tensors that stand for those that it makes."""
     metadata, made = first.metadata, dict[int, torch.Tensor]()
     before = [entry.constant if entry.slot is None else entry.slot.get() for entry in metadata.inputs]
-    for number, entry in enumerate(metadata.inputs):
-        if entry.argument is not None:
-            before[number] = arguments.leaves[entry.argument]
 
     def tensor(number: int) -> torch.Tensor:
         alias = metadata.outputs[number]
-        if alias.kind is AliasKind.INPUT:
+        if alias.kind is AliasKind.INPUT and metadata.inputs[alias.input].argument is None:  # type: ignore[index]
             value: torch.Tensor = before[alias.input]  # type: ignore[index]
             return value
         return made.setdefault(number, _of_layout(alias.layout))
