@@ -63,6 +63,16 @@ class Exchanged(nn.Module):
         return old, self.one * 2 + self.other, last
 
 
+class Short(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Buffer(torch.zeros(3).half())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.5).add_(x.abs().cumsum(0)[-1])
+        return self.mean.abs() + x.sum(0)
+
+
 class LastArgument(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -114,6 +124,8 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
     "replaced": lambda: (Replaced(), lambda: (torch.randn(3),)),
     "at-a-position": at_a_position,
     "in-part-shared": in_part_shared,
+    "number-of-one-element": lambda: (lambda x: torch.tensor(x[:1].item()) * 2, lambda: (torch.randn(3),)),
+    "sixteen-bits": lambda: (Short(), lambda: (torch.randn(4, 3).half(),)),
     "exchanged": lambda: (Exchanged(), lambda: (torch.randn(3),)),
     "old-gradient": old_gradient,
     "last-argument": lambda: (LastArgument(), lambda: (torch.randn(3),)),
@@ -252,3 +264,8 @@ def test_arguments_that_are_state_count_for_both(route: str, tmp_path: Path) -> 
     loaded = ROUTES[route](capture(run, (layer.weight, layer.bias, x)), tmp_path)
     others = torch.randn(2, 3), torch.randn(2), torch.randn(4, 3)
     torch.testing.assert_close(loaded(*others), run(*others))
+
+
+def test_decisions_by_complex_numbers_are_refused() -> None:
+    with pytest.raises(UnsupportedExportError, match="decides by a complex number"):
+        capture(lambda z: z.item(), (torch.ones((), dtype=torch.complex64),)).to_exported_program()

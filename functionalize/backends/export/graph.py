@@ -244,6 +244,14 @@ class ExportGraph:
             if value in self.numbers.tensors:
                 self.numbers.assert_equal(value, decision.answer, str(decision))
                 continue
+            if "val" not in value.meta:
+                self._refuse(
+                    f"the program decides by a {type(decision.answer).__name__} number",
+                    "torch's graphs have no such numbers, to assert what it is",
+                    "decide by the real and imaginary parts, by themselves",
+                    decision.location,
+                )
+                continue
             agrees = self._agrees(value, decision.answer)
             self.emitter.graph.call_function(aten._assert_scalar.default, (agrees, str(decision))).meta["val"] = None
 

@@ -155,7 +155,8 @@ class Numbers:
         args, kwargs = pytree.tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
         emitter.at(node)
         if node.target is _ITEM:
-            return self._number(emitter.call(aten._to_copy.default, args[0], dtype=torch.float64))
+            alone = args[0] if not args[0].meta["val"].dim() else emitter.call(aten.view.default, args[0], [])
+            return self._number(emitter.call(aten._to_copy.default, alone, dtype=torch.float64))
         if node.target in _PYTHON:
             if isinstance(args[0], (bool, int, float)) or any(isinstance(arg, (int, float)) for arg in args):
                 args = [self._tensor(arg) for arg in args]

@@ -12,10 +12,25 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnx
+import torch
+
 from functionalize._torch import pytree
 from functionalize.backends.onnx.sizes import Sizes
 
 KEY, FORMAT = "functionalize", 1
+ELEMENTS: dict[torch.dtype, int] = {  # ONNX's numbers for types
+    torch.float32: onnx.TensorProto.FLOAT,
+    torch.float64: onnx.TensorProto.DOUBLE,
+    torch.float16: onnx.TensorProto.FLOAT16,
+    torch.bfloat16: onnx.TensorProto.BFLOAT16,
+    torch.int8: onnx.TensorProto.INT8,
+    torch.int16: onnx.TensorProto.INT16,
+    torch.int32: onnx.TensorProto.INT32,
+    torch.int64: onnx.TensorProto.INT64,
+    torch.uint8: onnx.TensorProto.UINT8,
+    torch.bool: onnx.TensorProto.BOOL,
+}
 
 
 @dataclass

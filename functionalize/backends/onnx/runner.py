@@ -20,26 +20,14 @@ from google.protobuf.message import DecodeError  # what reading a file of anothe
 
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
-from functionalize.backends.onnx.convention import KEY, Convention, Result, spec_of
+from functionalize.backends.onnx.convention import ELEMENTS, KEY, Convention, Result, spec_of
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.errors import DataDependentError, InputMismatchError
 
-_ELEMENTS: dict[torch.dtype, int] = {  # ONNX's numbers for types
-    torch.float32: onnx.TensorProto.FLOAT,
-    torch.float64: onnx.TensorProto.DOUBLE,
-    torch.float16: onnx.TensorProto.FLOAT16,
-    torch.bfloat16: onnx.TensorProto.BFLOAT16,
-    torch.int8: onnx.TensorProto.INT8,
-    torch.int16: onnx.TensorProto.INT16,
-    torch.int32: onnx.TensorProto.INT32,
-    torch.int64: onnx.TensorProto.INT64,
-    torch.uint8: onnx.TensorProto.UINT8,
-    torch.bool: onnx.TensorProto.BOOL,
-}
 _NAMES = {
     "tensor(float)": torch.float32,
     "tensor(double)": torch.float64,
-} | {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in _ELEMENTS}
+} | {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in ELEMENTS}
 
 
 class _Kept:
@@ -188,7 +176,7 @@ class OnnxProgram:
         for name in self._inputs:
             value = values[name].resolve_conj().resolve_neg().contiguous()
             held.append(value)
-            binding.bind_input(name, "cpu", 0, _ELEMENTS[value.dtype], list(value.size()), _pointer(value))
+            binding.bind_input(name, "cpu", 0, ELEMENTS[value.dtype], list(value.size()), _pointer(value))
         given: dict[str, torch.Tensor] = {}
         for output in self._outputs:
             made = news.get(output.name)
@@ -199,7 +187,7 @@ class OnnxProgram:
                 continue
             given[output.name] = made
             sizes = list(made.size())
-            binding.bind_output(output.name, "cpu", 0, _ELEMENTS[made.dtype], sizes, _pointer(made))
+            binding.bind_output(output.name, "cpu", 0, ELEMENTS[made.dtype], sizes, _pointer(made))
         self.session.run_with_iobinding(binding)
         for output, value in zip(self._outputs, binding.get_outputs(), strict=True):
             if output.name not in given:

@@ -26,7 +26,7 @@ from functionalize._torch import pytree
 from functionalize._torch.onnx import by_torch, decompositions, quiet, translate, untranslated
 from functionalize.backends.export.views import with_views
 from functionalize.backends.exported_program import to_exported_program
-from functionalize.backends.onnx.convention import KEY
+from functionalize.backends.onnx.convention import ELEMENTS, KEY
 from functionalize.backends.onnx.naming import provisional, rename
 from functionalize.backends.onnx.prepare import Prepared
 from functionalize.backends.onnx.rewrites import BY_TORCH, FIRST_ALONE, rows_for
@@ -51,6 +51,7 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
         made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
+    _as_declared(made.model, simple)
     rename(made.model, prepared.input_names, prepared.output_names)
     _finish(made.model, prepared)
     _save(made, path, external_data)
@@ -141,6 +142,24 @@ def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
             text = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()
             cause = UnsupportedExportError.cause("torch's exporter fails", why=text[0], hint="compute it otherwise")
             raise UnsupportedExportError(_TO, [cause]) from error
+
+
+def _as_declared(model: Any, program: ExportedProgram) -> None:
+    """Give outputs the dtypes of the program's: torch's exporter leaves some of 16 bits with 32."""
+    import onnx_ir
+
+    results = program.graph.output_node().args[0]
+    for index, (value, node) in enumerate(zip(list(model.graph.outputs), results, strict=True)):  # type: ignore[arg-type]
+        look = node.meta["val"]
+        wanted = onnx_ir.DataType(ELEMENTS[look.dtype]) if isinstance(look, torch.Tensor) else value.dtype
+        if value.dtype == wanted:
+            continue
+        name, value.name = value.name, f"{value.name}.wide"
+        cast = onnx_ir.node("Cast", [value], attributes={"to": wanted})
+        made = cast.outputs[0]
+        made.name, made.shape, made.type = name, value.shape, onnx_ir.TensorType(wanted)
+        model.graph.append(cast)
+        model.graph.outputs[index] = made
 
 
 def _finish(model: Any, prepared: Prepared) -> None:
