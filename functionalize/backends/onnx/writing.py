@@ -149,7 +149,7 @@ def _as_declared(model: Any, program: ExportedProgram) -> None:
     import onnx_ir
 
     results = program.graph.output_node().args[0]
-    for index, (value, node) in enumerate(zip(list(model.graph.outputs), results, strict=True)):  # type: ignore[arg-type]
+    for index, (value, node) in enumerate(zip(list(model.graph.outputs), results, strict=True)):
         look = node.meta["val"]
         wanted = onnx_ir.DataType(ELEMENTS[look.dtype]) if isinstance(look, torch.Tensor) else value.dtype
         if value.dtype == wanted:
