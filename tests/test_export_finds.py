@@ -179,7 +179,7 @@ ROUTES = {"module": _module, "onnx": _onnx, "stablehlo": _stablehlo}
 
 _CASES = [
     pytest.param(name, route, marks=pytest.mark.full)
-    if route == "onnx" and name in ("none", "named-results", "in-part-shared")
+    if route == "onnx" and name not in ("replaced", "at-a-position", "exchanged", "sixteen-bits")
     else pytest.param(name, route, marks=pytest.mark.slow(seconds=3))
     for name in PROGRAMS
     for route in ROUTES

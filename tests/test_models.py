@@ -62,7 +62,7 @@ def write_backs(graph: torch.fx.GraphModule) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("remove", [pytest.param("mutations", marks=pytest.mark.full), "mutations_and_views"])
 @pytest.mark.parametrize("model", FAKE)
 def test_model_equals_eager(model: Model, remove: str) -> None:
     func, inputs = model.build()
