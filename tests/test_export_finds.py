@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from functionalize import UnsupportedExportError, UnsupportedProgramError, capture
+from tests.export_programs import made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
@@ -269,3 +270,10 @@ def test_arguments_that_are_state_count_for_both(route: str, tmp_path: Path) -> 
 def test_decisions_by_complex_numbers_are_refused() -> None:
     with pytest.raises(UnsupportedExportError, match="decides by a complex number"):
         capture(lambda z: z.item(), (torch.ones((), dtype=torch.complex64),)).to_exported_program()
+
+
+def test_state_that_is_passed_and_replaced_is_refused() -> None:
+    model, _ = made("swap")
+    program = capture(model, (model.a,))  # type: ignore[attr-defined]
+    with pytest.raises(UnsupportedExportError, match="puts another tensor in the place of the state `a`"):
+        program.to_exported_program()

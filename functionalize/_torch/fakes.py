@@ -153,12 +153,12 @@ class CaptureFakeMode(FakeTensorMode):
     @contextlib.contextmanager
     def sizes_count_at_the_end(self) -> Iterator[None]:
         """While autograd runs: sizes that C++ asks for as numbers are guards, but not if that was for an error."""
-        asked: list[Any] = []
+        before, asked = self._asked_sizes, list[Any]()
         self._asked_sizes = asked
         try:
             yield
         finally:
-            self._asked_sizes = None
+            self._asked_sizes = before
         for size in asked:
             int(size)
 

@@ -30,7 +30,10 @@ _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something el
 _NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
-_LOAD_GLOBAL, _LOAD_NAME, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["LOAD_NAME"], opmap["EXTENDED_ARG"]
+_LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
+_LOADS_BY_NAME = {
+    opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
+}  # the second since 3.12
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
@@ -312,7 +315,7 @@ def _loaded(code: types.CodeType) -> Iterator[str]:
         extended = argument << 8 if opcode == _EXTENDED_ARG else 0
         if opcode == _LOAD_GLOBAL:
             yield code.co_names[argument >> 1 if sys.version_info >= (3, 11) else argument]
-        elif opcode == _LOAD_NAME:  # in the body of a class
+        elif opcode in _LOADS_BY_NAME:  # in the body of a class
             yield code.co_names[argument]
 
 

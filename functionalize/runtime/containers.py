@@ -12,6 +12,7 @@ import contextvars
 import functools
 import types
 import weakref
+from abc import abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence
 from dataclasses import dataclass
@@ -45,13 +46,13 @@ class _Items(MutableSequence[Any]):
 
     __slots__ = ()
 
+    @abstractmethod
     def get(self) -> list[Any]:
         """All items."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, items: list[Any]) -> None:
         """Have these for items."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.get())

@@ -17,7 +17,7 @@ from functionalize import UnsupportedProgramError, capture
 from functionalize.backends.array_program import Written
 from functionalize.backends.jax import from_torch
 from tests.opinfo.cases import DTYPES, Case, op_table, samples
-from tests.opinfo.programs import NoProgramError, build
+from tests.opinfo.programs import NoProgramError, Program, build
 
 RIGHT, REFUSED, WRONG, SKIPPED = "right", "refused", "wrong", "skipped"
 # Of these torch leaves open what the elements are, or which of equal elements is the one.
@@ -39,6 +39,15 @@ class Outcome:
 
 def check(case: Case) -> Outcome:
     """Run one case by jitted JAX and by eager."""
+    begun = in_eager(case)
+    if isinstance(begun, Outcome):
+        return begun
+    program, expected, after = begun
+    return compared(program.run, program.inputs, expected, after, case.op)
+
+
+def in_eager(case: Case) -> Outcome | tuple[Program, Any, list[torch.Tensor]]:
+    """A case as a program, what eager gives, and the inputs as eager leaves them; or why it is skipped."""
     try:
         program = build(case)
     except NoProgramError as error:
@@ -49,7 +58,7 @@ def check(case: Case) -> Outcome:
         expected = program.run(*inputs) if case.op not in COARSE else _in_32_bits(program.run, inputs)
     except Exception as error:
         return Outcome(SKIPPED, f"eager raises {type(error).__name__}")
-    return compared(program.run, program.inputs, expected, inputs, case.op)
+    return program, expected, inputs
 
 
 def _in_32_bits(run: Any, inputs: list[torch.Tensor]) -> Any:

@@ -16,27 +16,20 @@ import torch
 from torch.utils import _pytree as pytree
 
 from functionalize import UnsupportedExportError, capture
-from tests.lowerings.check import REFUSED, RIGHT, SKIPPED, TIES, UNSPECIFIED, WRONG, Outcome
+from tests.lowerings.check import REFUSED, RIGHT, TIES, UNSPECIFIED, WRONG, Outcome, in_eager
 from tests.opinfo.cases import Case
-from tests.opinfo.programs import NoProgramError, build
 
 _TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5}
 
 
 def check(case: Case) -> Outcome:
-    """Run one case by ONNX Runtime and by eager, twice."""
+    """Run one case by ONNX Runtime and by eager."""
     from functionalize.backends import onnx
 
-    try:
-        program = build(case)
-    except NoProgramError as error:
-        return Outcome(SKIPPED, str(error))
-    after = [value.clone() for value in program.inputs]
-    torch.manual_seed(0)
-    try:
-        expected = program.run(*after)
-    except Exception as error:
-        return Outcome(SKIPPED, f"eager raises {type(error).__name__}")
+    begun = in_eager(case)
+    if isinstance(begun, Outcome):
+        return begun
+    program, expected, after = begun
     try:
         captured = capture(program.run, tuple(program.inputs))
     except Exception as error:  # the database has operators that no fake tensor goes through

@@ -6,6 +6,7 @@ caller's is an input's node only where the original returns that very input. Lim
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -129,6 +130,12 @@ class ExportGraph:
 
     def _check_state_among_arguments(self) -> None:
         inputs = self._metadata.inputs
+        for number in {one.input for one in self.found.effects.rebindings} & self.inputs.passed.keys():
+            self._refuse(
+                f"the program puts another tensor in the place of {inputs[number].label}, which is passed as well",
+                "what is passed counts for both, and is not the exported program's to replace",
+                "capture with a copy as the argument",
+            )
         entries = {entry.name: entry for entry in inputs}
         for group in self.found.program.recorded.shared if self._metadata.mutations else ():
             given = [name for name in group if self.inputs.is_argument(entries[name].name)]
@@ -274,10 +281,17 @@ class ExportGraph:
 
     def _final(self, number: int) -> Node:
         """An output that is the tensor of an input: the input itself, unless the program puts another in its place."""
-        one = self.inputs.by_number[number]
-        others = [self.inputs.by_number[rebinding.input] for rebinding in self.found.effects.rebindings]
-        others += [buffer for n in self._metadata.gradients if (buffer := self.inputs.gradient(n)) is not None]
-        return self._own(self._content(number)) if one in others else self.written.get(one.name, self._nodes[number])
+        name = self.inputs.by_number[number].name
+        return (
+            self._own(self._content(number)) if name in self._replaced else self.written.get(name, self._nodes[number])
+        )
+
+    @functools.cached_property
+    def _replaced(self) -> set[str]:
+        """The names of inputs in whose places other tensors are after the call."""
+        rebound = {self.inputs.by_number[rebinding.input].name for rebinding in self.found.effects.rebindings}
+        buffers = map(self.inputs.gradient, self._metadata.gradients)
+        return rebound | {buffer.name for buffer in buffers if buffer is not None}
 
     def _return(self) -> None:
         stand_ins = StandIns(self.found.call)

@@ -7,6 +7,7 @@ Limits: sizes that the caller passes; of those that the data tell, the program i
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -112,7 +113,12 @@ def evaluate(text: str, known: Mapping[str, int]) -> Any:
     Raises:
         ValueError: it has something else than arithmetic and comparisons.
     """
-    return _value(ast.parse(text, mode="eval").body, known)
+    return _value(_parsed(text), known)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 def _value(node: ast.expr, known: Mapping[str, int]) -> Any:

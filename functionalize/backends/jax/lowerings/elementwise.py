@@ -133,7 +133,9 @@ def logaddexp(x: Array, y: Array) -> Array:
         return jnp.logaddexp(x, y)
     first = x.real >= y.real
     large, small = jnp.where(first, x, y), jnp.where(first, y, x)
-    return large + jnp.log1p(jnp.exp(small - large))
+    found = large + jnp.log1p(jnp.exp(small - large))
+    infinite = jnp.where(small.real < 0, small, jnp.log(jnp.exp(small) + jnp.exp(large)))
+    return jnp.where(jnp.isinf(small.real) & (small.real == large.real), infinite, found)
 
 
 def _shifted(shift: Callable[[Array, Array], Array], x: Array, y: Array, beyond: Any) -> Array:
