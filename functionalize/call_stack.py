@@ -1,7 +1,7 @@
 """Whose code called us, read off the stack.
 
-Invariant: a frame is only looked at; that of a scope is held while it runs, and no longer. Limits: code that is
-compiled from text counts as nobody's.
+Invariant: a frame is only looked at; that of a scope is held while it runs, and no longer. Limits: code from text that
+has no name of its own (`exec`, `python -c`) is a program's, yet no line of it is named.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch
 
 _OWN = f"{Path(__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
+_GENERATED = tuple(f"<{name}" for name in ("frozen ", "eval_with_key", "lambdifygenerated", "attrs generated"))
+_UNNAMED = "<string>"  # of `exec`: as methods of dataclasses, too
 _LIBRARIES = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))  # torch's code that programs are written with
 
 
@@ -203,14 +205,16 @@ def raised_by_program(error: BaseException) -> bool:
 @cache
 def _is_users(file: str) -> bool:
     """Whether code is neither torch's nor ours."""
-    return not file.startswith((_OWN, _TORCH, "<"))
+    return not file.startswith((_OWN, _TORCH, _UNNAMED, *_GENERATED))
 
 
 class _Programs(dict[str, bool]):
     """By file: whether code is the user's, or of a part of torch that programs are written with."""
 
     def __missing__(self, file: str) -> bool:
-        users = not file.startswith((_OWN, "<")) and (not file.startswith(_TORCH) or file.startswith(_LIBRARIES))
+        users = not file.startswith((_OWN, *_GENERATED)) and (
+            not file.startswith(_TORCH) or file.startswith(_LIBRARIES)
+        )
         self[file] = users
         return users
 

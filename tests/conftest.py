@@ -18,6 +18,8 @@ SLOW_MODES = ("real", "symbolic")
 # A fast program runs directly and traced, and with both ways to remove: twice, not four times.
 SLOW_PAIRS = ((None, "mutations_and_views"), ("fake", "mutations"))
 
+SAMPLES = 3  # rows of a table that quick checks run at most
+
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
@@ -29,9 +31,14 @@ def seeded() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as slow what another run stands for; let workers begin with the longest, so that none is left at the end."""
+    quick = []
     for item in items:
         if is_repetition(item) or item.get_closest_marker("full"):
             item.add_marker(pytest.mark.slow)
+        else:
+            quick.append(item)
+    for item in beyond_samples(quick):
+        item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         items.sort(key=seconds, reverse=True)  # stable: all others stay in the order of their files
 
@@ -49,6 +56,14 @@ def is_repetition(item: pytest.Item) -> bool:
         return False
     mode, remove = callspec.params["mode"], callspec.params.get("remove")
     return mode in SLOW_MODES or (mode, remove) in SLOW_PAIRS
+
+
+def beyond_samples(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The rows of each table of a test but for a few, spread over it, which quick checks run."""
+    tables: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return [item for rows in tables.values() for place, item in enumerate(rows) if place % -(-len(rows) // SAMPLES)]
 
 
 def seconds(item: pytest.Item) -> float:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import functionalize
+from functionalize import UnsupportedProgramError, capture
 from functionalize.call_stack import decisive_line, user_location
 
 OURS, TORCHS = Path(functionalize.__file__).parent, Path(torch.__file__).parent
@@ -61,3 +62,10 @@ def test_our_code_and_torchs_is_passed_over(file: Path) -> None:
 )
 def test_programs_are_written_with_parts_of_torch(file: Path, counts: bool) -> None:
     assert line_of_error(file).startswith(str(file if counts else __file__))
+
+
+def test_code_of_a_notebook_is_the_users() -> None:
+    scope: dict[str, Any] = {}
+    exec(compile("def run(x):\n    return x.numpy()\n", "<ipython-input-3-0f>", "exec"), scope)
+    with pytest.raises(UnsupportedProgramError, match="<ipython-input-3-0f>:2 in run"):
+        capture(scope["run"], (torch.ones(2),))

@@ -451,6 +451,7 @@ def test_a_program_of_more_parameters_than_memory() -> None:
     assert operators(program.graph_module).count("mm.default") == 4
 
 
+@pytest.mark.slow
 def test_nothing_of_the_run_is_held() -> None:
     made: SimpleQueue[Any] = SimpleQueue()  # a capture would put a list back as it was
 
@@ -518,3 +519,27 @@ def test_what_libraries_are_told() -> None:
     with pytest.raises(ZeroDivisionError):
         capture(lambda x: x / (1 // 0), (x,), is_exporting=True)
     assert not torch.compiler.is_compiling()
+
+
+class Typed(torch.nn.Module):
+    """A module that looks at the classes of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.cast = torch.nn.Parameter(torch.ones(3)), torch.ones(3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Any:
+        given = x, x * 2, self.weight, self.mean, self.cast, x.sum().item(), x.shape[0], x.sum() > 0, self, [x]
+        classes = [type(one) for one in given]
+        made: Any = type("Made", (), {"value": 3})
+        same = isinstance(int, type), isinstance(x, type), issubclass(bool, type), type(torch.Tensor) is type
+        return x * made.value, classes, same, type(x) is Tensor, x.is_set_to(x), x.is_set_to(x.clone())
+
+
+def test_stand_ins_have_the_classes_of_what_they_stand_for() -> None:
+    module, x = Typed(), torch.ones(2, 3)
+    program = capture(module, (x,))
+    want, got = module(x), program(x)
+    assert torch.equal(want[0], got[0]) and want[1:] == got[1:]
+    assert "type" not in globals()

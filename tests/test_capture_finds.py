@@ -372,6 +372,7 @@ def test_a_custom_op_writes_to_state() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo asks for it
+@pytest.mark.slow
 def test_bodies_of_higher_order_ops_call_modules_and_close_over_state() -> None:
     from torch._higher_order_ops.map import map as mapped
 
@@ -390,6 +391,7 @@ def test_bodies_of_higher_order_ops_call_modules_and_close_over_state() -> None:
         assert torch.allclose(captured(x), model(x))
 
 
+@pytest.mark.slow
 def test_a_resize_of_what_the_data_give_a_size_is_refused() -> None:
     """What the storage gained, and what is in it, would depend on the data."""
 

@@ -108,6 +108,7 @@ def ways(module: nn.Module, x: Tensor, remove: str) -> dict[str, Callable[..., A
 
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.slow
 def test_gradients_are_those_of_eager(name: str, remove: str) -> None:
     torch.manual_seed(2)
     module, x = MODULES[name]()
@@ -177,6 +178,7 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["call", "dynamo"])
+@pytest.mark.slow
 def test_checkpointed_regions_stay_checkpointed(way: str) -> None:
     x = torch.randn(32, 16)
     kept = {}
@@ -437,6 +439,7 @@ def test_what_requires_gradients_is_as_in_eager(name: str) -> None:
         torch.testing.assert_close(observed(program), observed(func))
 
 
+@pytest.mark.slow
 def test_a_gradient_for_a_leaf_that_the_program_made_is_refused() -> None:
     def given_away(x: Tensor) -> tuple[Tensor, Tensor]:
         leaf = torch.ones(3, requires_grad=True)
@@ -562,6 +565,7 @@ def test_results_that_are_differentiated_one_after_the_other() -> None:
     torch.testing.assert_close([one.grad, other.grad], [one.cos().detach(), -other.sin().detach()])
 
 
+@pytest.mark.slow
 def test_views_of_a_result_without_a_backward_raise_when_a_gradient_is_asked_for() -> None:
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x + 2

@@ -58,6 +58,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("make", PROGRAMS, ids=NAMES)
+@pytest.mark.slow
 def test_a_program_holds_nothing_of_its_capture(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[Any]] = []
 
@@ -90,6 +91,7 @@ def test_a_program_holds_nothing_of_its_capture(make: Callable[..., Any], monkey
     assert program.mutations is not None and program.alias_history.bases is not None and results is not None
 
 
+@pytest.mark.slow
 def test_intermediates_die_with_the_run() -> None:
     made: SimpleQueue[Any] = SimpleQueue()  # a list would be put back as it was
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -166,6 +168,7 @@ def test_what_was_computed_unseen_is_no_constant() -> None:
     assert re.search(r"at   .*test_capture_refusals\.py:\d+ in", str(raised.value))
 
 
+@pytest.mark.slow
 def test_what_a_program_hides_is_refused() -> None:
     hidden: SimpleQueue[Tensor] = SimpleQueue()
 
@@ -185,3 +188,11 @@ def test_iterators_are_refused() -> None:
     with pytest.raises(UnsupportedProgramError, match="the variable `rows` of the program is a list_iterator"):
         capture(lambda x: x + next(rows), (X,))
     assert len(list(rows)) == 2
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_program_is_bound_to_its_state(duplicate: Callable[[Any], Any]) -> None:
+    program = capture(nn.Linear(3, 2), (X,))
+    with pytest.raises(TypeError, match="a captured program is copied or pickled"):
+        duplicate(program)
+    assert torch.equal(program(X), program(X))

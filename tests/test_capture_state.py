@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export.graph_signature import OutputKind
 
 from functionalize import (
@@ -373,3 +375,97 @@ def test_attributes_are_no_variables() -> None:
     program = capture(run, (weight,))
     assert [entry.target for entry in program.signature.input_specs] == ["layer.weight", "layer.bias", None]
     assert torch.equal(program(torch.zeros(3)), torch.zeros(3))
+
+
+def test_objects_in_a_tuple_are_compared_by_who_they_are_and_by_their_own_content() -> None:
+    def make(scale: float) -> types.SimpleNamespace:
+        return types.SimpleNamespace(count=0, scale=scale, marks=[])
+
+    def program(x: Tensor, holder: types.SimpleNamespace) -> Any:
+        holder.pair[0].count += 1
+        return x * holder.pair[0].scale * holder.pair[1].scale + len(holder.pair[1].marks)
+
+    mine = types.SimpleNamespace(pair=(make(2.0), make(3.0)))
+    captured = capture(lambda x: program(x, mine), (torch.ones(2),), on_guard_failure="recapture")
+    twin = copy.deepcopy(mine)
+
+    def compare() -> None:
+        assert torch.equal(captured(torch.ones(2)), program(torch.ones(2), twin))
+        assert mine.pair[0].count == twin.pair[0].count
+
+    for _ in range(5):
+        compare()
+    assert len(captured.variants) == 2  # the count is an input of the second
+    for both in (mine, twin):
+        both.pair[1].scale = 5.0
+    compare()
+    for both in (mine, twin):
+        both.pair[1].marks.append(1)
+    compare()
+    for both in (mine, twin):
+        both.pair = both.pair[0], make(7.0)
+    compare()
+    for both in (mine, twin):
+        both.pair = both.pair[1], both.pair[0]
+    compare()
+
+
+def test_the_order_of_a_dict_is_state() -> None:
+    table = {"first": torch.ones(2), "second": torch.zeros(2)}
+    program = capture(lambda x: x + next(iter(table.values())), (torch.ones(2),), on_guard_failure="recapture")
+    for _ in range(3):
+        assert torch.equal(program(torch.ones(2)), 1 + next(iter(table.values())))
+        table["first"] = table.pop("first")
+        table["second"] = table.pop("second")
+        table["first"] = table.pop("first")
+
+
+def test_the_order_of_modules_is_state() -> None:
+    layers = nn.ModuleDict({"one": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
+
+    def run(x: Tensor) -> Tensor:
+        for layer in layers.values():
+            x = layer(x).relu()
+        return x
+
+    program = capture(run, (torch.ones(2),))
+    layers["one"] = layers.pop("one")
+    with pytest.raises(InputMismatchError, match=r"`list\(layers\)` is \('other', 'one'\)"):
+        program(torch.ones(2))
+
+
+def test_a_cache_of_the_last_ones_is_kept_in_order() -> None:
+    def cache() -> tuple[Callable[[Tensor, str], Tensor], dict[str, Tensor]]:
+        last: OrderedDict[str, Tensor] = OrderedDict()
+
+        def run(x: Tensor, key: str) -> Tensor:
+            if key in last:
+                last.move_to_end(key)
+            last[key] = last.get(key, 0) + x
+            if len(last) > 2:
+                last.popitem(last=False)
+            return torch.stack(list(last.values())).sum(0)
+
+        return run, last
+
+    (eager, want), (run, got) = cache(), cache()
+    program = capture(run, (torch.ones(2), "a"), on_guard_failure="recapture", cache_size=16)
+    for number, key in enumerate("ababcbacca"):
+        x = torch.full((2,), float(number))
+        assert torch.equal(program(x, key), eager(x, key))
+        assert list(want) == list(got) and all(map(torch.equal, want.values(), got.values()))
+
+
+def test_attributes_that_a_caller_adds_are_seen_where_the_program_changes_others() -> None:
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * 2 if hasattr(self, "doubles") else x * 3
+
+    module = Counting()
+    program = capture(module, (torch.ones(2),), on_guard_failure="recapture")
+    assert program(torch.ones(2)).tolist() == program(torch.ones(2)).tolist() == [3, 3]
+    module.__dict__["doubles"] = True
+    assert program(torch.ones(2)).tolist() == [2, 2]

@@ -418,6 +418,7 @@ def test_help_has_examples() -> None:
 # Errors
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_unless_asked(run: Any) -> None:
     given = ("trace", "cli_models:decode", "f32[4,3]")
     plain = run(*given)

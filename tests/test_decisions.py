@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import numbers
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,7 @@ def test_istft_asks_its_window() -> None:
     assert follows(run, *(torch.rand(64) for _ in range(4)), calls=4) == 1
 
 
+@pytest.mark.slow
 def test_higher_order_ops_beside_decisions() -> None:
     def run(x: Tensor) -> Tensor:
         y: Tensor = torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
@@ -201,6 +203,7 @@ def test_a_generator_among_the_arguments_goes_on_once() -> None:
 # What is refused, and what is raised
 
 
+@pytest.mark.slow
 def test_decisions_are_refused_where_there_are_no_data_or_where_they_are_not_to_decide() -> None:
     with FakeTensorMode():
         fake = torch.ones(3)
@@ -229,6 +232,7 @@ def test_more_ways_than_the_cache_holds_are_an_error_that_writes_nothing() -> No
     assert torch.equal(x, ONES * 7) and len(program.variants) == 3 and program(ONES * 1).shape == (2,)
 
 
+@pytest.mark.slow
 def test_the_program_raises_its_own_error_and_has_written_what_it_writes_before() -> None:
     log = torch.zeros(1)
 
@@ -304,6 +308,7 @@ def test_gradients_of_each_variant(again: bool) -> None:
     assert gradients_follow(run, ONES, ONES * 1.5, ONES * 1.7, -ONES, again=again) > 1
 
 
+@pytest.mark.slow
 def test_a_checkpointed_region_decides_again_as_it_did() -> None:
     def region(x: Tensor) -> Tensor:
         y = x.sin()
@@ -352,6 +357,7 @@ def test_a_decision_in_the_backward_needs_the_backward_inside() -> None:
         torch.testing.assert_close(model.weight.grad, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_optimizers_that_decide_by_their_state() -> None:
     def make(kind: Any) -> Callable[[], Subject]:
         def made() -> Subject:
@@ -462,6 +468,7 @@ def test_two_threads_make_variants() -> None:
     assert not failed and len(program.variants) == 2
 
 
+@pytest.mark.slow
 def test_a_program_holds_no_example() -> None:
     import gc
     import weakref
@@ -589,6 +596,7 @@ def test_a_scheduler_that_waits_for_a_plateau() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.slow
 def test_a_checkpointed_region_runs_again_as_it_ran_where_numbers_are_inputs(p: float) -> None:
     def world() -> tuple[Any, Any]:
         torch.manual_seed(0)
@@ -650,6 +658,32 @@ def test_whether_a_number_that_the_data_tell_is_whole() -> None:
     assert follows(run, ONES, ONES / 4, ONES / 0) == 2
 
 
+@pytest.mark.parametrize(
+    "compute", [lambda n: n // 0.1, lambda n: 1.0 // n, lambda n: n // math.inf, lambda n: n**2, lambda n: n**-3]
+)
+def test_arithmetic_of_numbers_that_the_data_tell_is_pythons(compute: Callable[[Any], Any]) -> None:
+    def run(x: Tensor) -> Any:
+        return x * compute(x.item())
+
+    numbers = torch.tensor([1.0, -0.7, 2.5, 1e10, -3.0], dtype=torch.float64).unbind()
+    assert follows(run, *numbers, calls=5) == 1
+    exported = capture(run, (numbers[0],)).to_exported_program().module()
+    for number in numbers:
+        assert torch.equal(exported(number), run(number))
+
+
+@pytest.mark.parametrize("bound", [math.inf, -math.inf, math.nan])
+def test_numbers_that_the_data_tell_beside_what_is_not_finite(bound: float) -> None:
+    def run(x: Tensor) -> Tensor:
+        number: Any = x.item()
+        higher, scaled = number > bound, 2 - number != bound
+        apart, added, turned = number - bound < 0, bound + number == bound, min(number * bound, 1.0) <= bound
+        return torch.stack([x + 1 if one else x - 1 for one in (higher, scaled, apart, added, turned)])
+
+    numbers = torch.tensor([3.0, -3.0, math.inf, -math.inf, math.nan], dtype=torch.float64).unbind()
+    assert (follows(run, *numbers, calls=5) == 1) == math.isnan(bound)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("dims", [(), (0,), ((0, 1),)])
 def test_squeezing_a_size_that_the_data_tell_is_a_decision(dims: tuple[Any, ...], inplace: bool) -> None:
@@ -667,3 +701,83 @@ def test_squeezing_a_size_that_the_data_tell_is_a_decision(dims: tuple[Any, ...]
                 strict(x)
         else:
             assert strict(x).shape == squeezed(x).shape
+
+
+class Meter:
+    """An average, as training scripts have it."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def update(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            value = value.item()
+        assert isinstance(value, (float, int))
+        self.total, self.count = self.total + value, self.count + 1
+
+
+def test_a_number_that_the_data_tell_is_of_its_class() -> None:
+    meters = Meter(), Meter()
+
+    def run(x: Tensor, meter: Meter) -> Any:
+        meter.update(x.sum())
+        found = x.sum().item(), (x > 0).sum().item()
+        classes = float, int, bool, numbers.Number, Tensor
+        return x * 2, [[isinstance(number, kind) for kind in classes] for number in found]
+
+    x = torch.ones(2)
+    program = capture(lambda x: run(x, meters[1]), (x,))
+    assert run(x, meters[0])[1:] == program(x)[1:]
+    assert vars(meters[0]) == vars(meters[1])
+
+
+def test_a_dynamic_size_is_a_whole_number() -> None:
+    def run(x: Tensor) -> Tensor:
+        return x.sum(0) if isinstance(x.shape[0], int) else x.sum(1)
+
+    program = capture(run, (torch.ones(3, 2),), dynamic_shapes=({0: torch.export.Dim("n")},))
+    assert torch.equal(program(torch.ones(4, 2)), run(torch.ones(4, 2)))
+
+
+ON_NUMBERS = {
+    "divmod": lambda n, m: (divmod(n, 2.5), divmod(-n, 2), divmod(7, m)),
+    "parts": lambda n, m: (n.real, n.imag, m.real, m.imag, m.numerator, m.denominator),
+    "not": lambda n, m: ~m,
+    "compiled from text": eval("lambda n, m: (f'{n:.2f}', str(m), repr(n))"),
+}
+
+
+@pytest.mark.parametrize("name", ON_NUMBERS)
+def test_what_numbers_have_beside_arithmetic(name: str) -> None:
+    def run(x: Tensor) -> Any:
+        return ON_NUMBERS[name](x.sum().item(), (x > 0).sum().item())
+
+    program = capture(run, (torch.ones(3),))
+    for x in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-0.5, 1.25, -4.0])):
+        assert run(x) == program(x)
+
+
+class Scaled(nn.Module):
+    """A layer that looks at the class of what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 2 if type(x) is Tensor and isinstance(x, Tensor) else 3
+        return torch.mul(self.linear(x), factor)
+
+
+def test_bodies_of_conditions_look_at_classes() -> None:
+    layer = Scaled()
+
+    def run(x: Tensor) -> Any:
+        number = x.sum().item()
+        chosen = torch.cond(x.sum() > 0, lambda x: layer(x), lambda x: x * 2, (x,))
+        return chosen * (number if type(number) is float and isinstance(number, float) else 0)
+
+    program = capture(run, (torch.ones(3),))
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(program(x), run(x))
+    assert "type" not in globals()

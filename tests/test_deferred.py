@@ -663,6 +663,7 @@ def test_several_threads() -> None:
     assert same == dict.fromkeys(range(8), True)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept() -> None:
     kept, outside = recording(), torch.ones(1000)
 

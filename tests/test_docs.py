@@ -74,6 +74,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
+@pytest.mark.slow
 def test_the_map_of_tests_names_tests_that_exist() -> None:
     """In the tables of tests/README.md the last cell of a row is ours: `test_x`, `test_x.py` or `::program`."""
     folder = ROOT / "tests"

@@ -479,6 +479,7 @@ def test_parameters_that_are_attributes_of_the_graph() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_model_in_evaluation(name: str) -> None:
     model, size = model_of(name)
     model.eval()

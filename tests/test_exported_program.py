@@ -67,6 +67,7 @@ def test_state_arguments_and_nesting(as_run: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
 def test_three_calls_after_save_and_load(name: str) -> None:
     program, inputs = made(name)
     twin, _ = made(name)

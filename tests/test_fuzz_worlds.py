@@ -22,6 +22,7 @@ def test_worlds_are_functions_of_their_seed() -> None:
     assert [str(generate(seed)) for seed in range(20)] == [str(generate(seed)) for seed in range(20)]
 
 
+@pytest.mark.slow
 def test_every_statement_is_met() -> None:
     met = {line.feature for seed in range(700) for line in generate(seed).steps}
     assert not {row.feature for row in STATEMENTS} - met

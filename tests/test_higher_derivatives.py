@@ -398,6 +398,7 @@ def test_sparse_results_take_dense_tangents() -> None:
     torch.testing.assert_close(derivatives(capture(func, (torch.ones(2, 3, requires_grad=True),))), derivatives(func))
 
 
+@pytest.mark.slow
 def test_a_derivative_that_decides_by_data_is_refused() -> None:
     def func(x: Tensor) -> Tensor:
         return x.scatter_reduce(0, torch.tensor([0, 0, 1]), torch.ones(3), "prod")

@@ -381,6 +381,7 @@ def test_what_torch_refuses_is_refused(mode: Any, remove: str) -> None:
 
 
 @pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.slow
 def test_what_a_graph_cannot_say_is_refused(remove: str) -> None:
     def shared(x: Tensor) -> Any:
         return torch.cond(x.sum() > 3, lambda a, b: a.add_(1) + b[0], lambda a, b: b.sin()[0] + a, (x[0], x))

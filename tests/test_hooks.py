@@ -409,6 +409,7 @@ def assert_unchanged(before: dict[str, Any], world: World) -> None:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.full] * (number % 3 > 0)) for number, case in enumerate(CASES)]
 )
+@pytest.mark.slow
 def test_a_capture_leaves_hooks_and_what_they_write_alone(case: str) -> None:
     wanted = in_eager(case, step_of)
     with hooked(case) as (world, forward):
@@ -424,6 +425,7 @@ def test_a_capture_leaves_hooks_and_what_they_write_alone(case: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_hooks_in_a_training_step(case: str) -> None:
     end = CASES[case][2]
     wanted = in_eager(case, step_of)
@@ -490,6 +492,7 @@ def test_a_hook_of_all_modules_that_came_later_is_noticed(before: bool) -> None:
     torch.testing.assert_close(program(EXAMPLES[1]).detach(), wanted)
 
 
+@pytest.mark.slow
 def test_other_hooks_on_a_gradient_are_noticed() -> None:
     world = World()
     handle = world.weight.register_hook(twice)

@@ -179,6 +179,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.slow
 def test_the_first_step_makes_the_state_of_an_optimizer(name: str) -> None:
     torch.manual_seed(0)
     kind, options = OPTIMIZERS[name]
@@ -261,6 +262,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 # jaxify
 
 
+@pytest.mark.slow
 def test_jaxify_inside_of_jaxs_transforms() -> None:
     function = jaxify(lambda x, y: (x * y).relu_().sum())
     x, y = jnp.array([1.0, -2.0, 3.0]), jnp.array([2.0, 1.0, 1.0])
@@ -285,6 +287,7 @@ def test_jaxify_of_a_module_that_writes_its_state() -> None:
     assert norm.running_mean is not None and not norm.running_mean.any()
 
 
+@pytest.mark.slow
 def test_random_numbers_are_told_by_the_key() -> None:
     function = jaxify(torch.nn.Dropout())
     x = jnp.ones(100)
@@ -382,6 +385,7 @@ def test_sizes_may_differ_where_the_program_lets_them() -> None:
         step({}, jnp.ones((4, 3)))
 
 
+@pytest.mark.slow
 def test_control_flow_goes_by_jaxs() -> None:
     def program(x: Tensor) -> Any:
         return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x * 2, (x,))
@@ -410,6 +414,7 @@ def test_a_table_of_ones_own() -> None:
         program.to_jax(lowerings=mine)({}, jnp.ones(2))
 
 
+@pytest.mark.slow
 def test_the_backend_of_the_examples_runs(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parent.parent / "examples" / "numpy_backend.py"
     runpy.run_path(str(path), run_name="__main__")

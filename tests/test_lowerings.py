@@ -39,6 +39,44 @@ def test_operators_of_the_database(name: str) -> None:
     assert all(outcome.kind == RIGHT for outcome in outcomes), outcomes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zeta_and_polygamma_at_poles_and_of_negative_numbers(dtype: torch.dtype) -> None:
+    """And the gradients by the second argument, of which torch has formulas."""
+    inf, nan = float("inf"), float("nan")
+    places = [-inf, -20.4, -7.3, -2.0, -1.3, -1e-8, -0.0, 0.0, 0.25, 0.5, 0.99, 1.0, 1.5, 2.0, 3.0, 9.0, 50.0, inf, nan]
+    x, q = (one.flatten().clone() for one in torch.meshgrid(*[torch.tensor(places, dtype=dtype)] * 2, indexing="ij"))
+
+    def functions(x: torch.Tensor, q: torch.Tensor) -> Any:
+        return torch.special.zeta(x, q), *(torch.special.polygamma(n, q) for n in (1, 2, 5))
+
+    def slope(x: torch.Tensor, q: torch.Tensor) -> Any:
+        q = q.clone().requires_grad_()
+        with torch.enable_grad():
+            total = sum(value.where(value.isfinite(), 0).sum() for value in functions(x, q))
+            return torch.autograd.grad(total, q)[0]
+
+    limit = 1e-5 if dtype == torch.float32 else 1e-10
+    leaves = torch.utils._pytree.tree_leaves
+    for function in (functions, slope):
+        _, found = capture(function, (x, q)).to_jax().jit()({}, from_torch(x), from_torch(q))
+        for mine, theirs in zip(leaves(found), leaves(function(x, q)), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=limit * 10, atol=limit)
+
+
+def test_jax_differentiates_zeta_as_torch_does() -> None:
+    x = torch.tensor([3.0, 3.0, 2.0, 1.0, 0.5])
+    q = torch.tensor([1.5, -1.3, -2.6, 2.0, 3.0], requires_grad=True)
+    expected = torch.autograd.grad(torch.special.zeta(x, q).sum(), q)[0]
+    with torch.no_grad():
+        program = jaxify(torch.special.zeta)
+    arrays = from_torch(x), from_torch(q)
+    jax: Any = importlib.import_module("jax")
+    found = jax.grad(lambda q: program(arrays[0], q).sum())(arrays[1])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    _, forward = jax.jvp(lambda q: program(arrays[0], q), (arrays[1],), (jax.numpy.ones(5),))
+    np.testing.assert_allclose(forward, expected, rtol=1e-5)
+
+
 @pytest.mark.full
 def test_every_operator_of_the_database() -> None:
     from tests.opinfo.cases import op_names

@@ -106,6 +106,7 @@ def test_the_graph_runs(func: Callable[[Tensor], Any], mode: Any, remove: str) -
         torch.testing.assert_close(*inputs)
 
 
+@pytest.mark.slow
 def test_a_trace_holds_few_tensors() -> None:
     """What no parameter can be made of any more is let go of while the trace runs."""
     alive: list[int] = []

@@ -46,6 +46,7 @@ def test_three_calls(name: str, tmp_path: Path) -> None:
     assert_three_calls(program, inputs, twin, tmp_path / "program.onnx")
 
 
+@pytest.mark.slow
 def test_state_is_explicit_and_bound_in_place(tmp_path: Path) -> None:
     program, inputs = made("decode")
     run = onnx.load(capture(program, inputs()).to_onnx(tmp_path / "decode.onnx"))

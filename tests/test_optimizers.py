@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -44,16 +45,28 @@ SCHEDULERS: dict[str, Schedule] = {
     "OneCycleLR": lambda one: schedulers.OneCycleLR(one, 0.2, total_steps=20, cycle_momentum=False),
 }
 SCHEDULERS["MultiStepLR"] = lambda one: schedulers.MultiStepLR(one, [2, 5, 5], 0.5)
-# Inside it goes more than two ways in eight steps.
+SCHEDULERS["ChainedScheduler-tuple"] = lambda one: schedulers.ChainedScheduler(
+    (schedulers.ConstantLR(one, 0.5, 2), schedulers.ExponentialLR(one, 0.9))
+)
+SCHEDULERS["ReduceLROnPlateau"] = lambda one: schedulers.ReduceLROnPlateau(one)
+# Inside they go more than three ways in eight steps.
 BETWEEN: dict[str, Schedule] = {
     "SequentialLR": lambda one: schedulers.SequentialLR(
         one, [schedulers.ConstantLR(one, 0.5, 5), schedulers.ExponentialLR(one, 0.9)], milestones=[5]
     ),
+    "ReduceLROnPlateau-impatient": lambda one: schedulers.ReduceLROnPlateau(one, patience=1),
+    "ReduceLROnPlateau-cooldown": lambda one: schedulers.ReduceLROnPlateau(one, patience=0, cooldown=1),
+    "ReduceLROnPlateau-least": lambda one: schedulers.ReduceLROnPlateau(one, patience=0, min_lr=0.02),
+    "ReduceLROnPlateau-max": lambda one: schedulers.ReduceLROnPlateau(one, "max", patience=1, threshold_mode="abs"),
 }
 
 
 def perceptron() -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(), torch.nn.Linear(4, 1, bias=False))
+
+
+def _advance(scheduler: Any, loss: Tensor) -> None:
+    scheduler.step(*[loss] if isinstance(scheduler, schedulers.ReduceLROnPlateau) else [])
 
 
 def _world(optimizer: str, schedule: Schedule, inside: bool) -> tuple[Callable[[Tensor], Tensor], Any, Any, Any]:
@@ -73,7 +86,7 @@ def _world(optimizer: str, schedule: Schedule, inside: bool) -> tuple[Callable[[
         loss.backward()
         made.step()
         if inside:
-            scheduler.step()
+            _advance(scheduler, loss)
         found: Tensor = loss.detach()
         return found
 
@@ -107,11 +120,36 @@ def captures_of_worlds(make: Callable[[], Any], inside: bool = True) -> int:
     program._recapture = counted
     for batch in batches:
         torch.testing.assert_close(_state(mine), _state(eager), rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(program(batch), eager[0](batch), rtol=1e-6, atol=1e-6)
+        got, wanted = program(batch), eager[0](batch)
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
         if not inside:
-            mine[3].step(), eager[3].step()
+            _advance(mine[3], got)
+            _advance(eager[3], wanted)
     torch.testing.assert_close(_state(mine), _state(eager), rtol=1e-6, atol=1e-6)
     return made
+
+
+def ways_of_worlds(make: Callable[[], Any]) -> int:
+    """How many ways the code of optimizers and schedulers goes in eager, in the calls of :func:`captures_of_worlds`."""
+    step, ways, steps = make()[0], set[Any](), list[Any]()
+
+    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+        if "/torch/optim/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        steps.append((frame.f_code, frame.f_lasti))
+        return trace
+
+    before = sys.gettrace()
+    for batch in [torch.randn(5, 3) for _ in range(CALLS)]:
+        steps.clear()
+        sys.settrace(trace)
+        try:
+            step(batch)
+        finally:
+            sys.settrace(before)
+        ways.add(tuple(steps))
+    return len(ways)
 
 
 @pytest.mark.parametrize("scheduler", ["ExponentialLR", "StepLR"])
@@ -143,10 +181,16 @@ def test_closed_forms_inside(scheduler: str) -> None:
     assert captures_of("SGD-fused", SCHEDULERS[scheduler], inside=True) <= FEW
 
 
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_what_a_schedule_assigns_becomes_an_input_with_what_changed(optimizer: str) -> None:
+    assert captures_of(optimizer, SCHEDULERS["ReduceLROnPlateau"], inside=True) <= FEW
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", BETWEEN)
 def test_schedulers_of_many_ways_inside(scheduler: str) -> None:
-    assert captures_of("SGD", BETWEEN[scheduler], inside=True) <= CALLS
+    ways = ways_of_worlds(lambda: _world("SGD", BETWEEN[scheduler], inside=True))
+    assert captures_of("SGD", BETWEEN[scheduler], inside=True) <= ways <= 5
 
 
 def _step(module: Any, optimizer: Any, scheduler: Any = None, after: Any = lambda: None) -> Callable[[Tensor], Tensor]:
@@ -225,7 +269,7 @@ def test_a_schedule_by_what_is_reached_goes_few_ways() -> None:
 
         return step, module, optimizer, scheduler
 
-    assert captures_of_worlds(make) < CALLS  # better or not, patient or not
+    assert captures_of_worlds(make) <= ways_of_worlds(make) == 4  # the first step, better, patient, not patient
 
 
 def test_line_searches_decide_by_data() -> None:
@@ -287,6 +331,43 @@ def test_numbers_that_64_bits_do_not_hold() -> None:
         assert counter.count == 2**63 - 2 + call
 
 
+class Meter:
+    """Counts calls, and those of low numbers in a row."""
+
+    def __init__(self) -> None:
+        self.count, self.low, self.width, self.marks = 0, 0, 3, [0, 0]
+
+    def note(self, good: bool) -> None:
+        self.count += 1
+        self.low = 0 if good else self.low + 1
+
+
+class MarkingMeter(Meter):
+    """Changes a list in its place, of which its class has another one made."""
+
+    def note(self, good: bool) -> None:
+        super().note(good)
+        if self.low > 9:
+            self.marks = [0, 0]
+        self.marks[0] = 1
+
+
+@pytest.mark.parametrize(("kind", "ways"), [(Meter, FEW), (MarkingMeter, FEW + 2)])
+def test_numbers_that_the_program_assigns_beside_one_that_changed(kind: type[Meter], ways: int) -> None:
+    mine, eager = kind(), kind()
+
+    def program(x: Tensor, meter: Meter) -> Tensor:
+        meter.note(bool(x.sum() > 0))
+        return x * meter.width + meter.low
+
+    captured = capture(lambda x: program(x, mine), (torch.ones(2),))
+    for number in (1, 2, -1, -2, 3, -4, -5):
+        x = torch.full((2,), float(number))
+        assert torch.equal(captured(x), program(x, eager)) and vars(mine) == vars(eager)
+    names = [entry.name for entry in captured.current.metadata.inputs]
+    assert len(captured.variants) <= ways and "c_mine_low" in names and "c_mine_width" not in names
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("inside", [False, True], ids=["between", "inside"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -294,3 +375,12 @@ def test_numbers_that_64_bits_do_not_hold() -> None:
 def test_each_optimizer_with_each_scheduler(optimizer: str, scheduler: str, inside: bool) -> None:
     ways = 2 * FEW if "RAdam" in optimizer else FEW  # it decides by its steps: that times the ways of a scheduler
     assert captures_of(optimizer, SCHEDULERS[scheduler], inside) <= ways
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scheduler", BETWEEN)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_each_optimizer_with_schedulers_of_many_ways(optimizer: str, scheduler: str) -> None:
+    assert captures_of(optimizer, BETWEEN[scheduler], inside=False) <= (2 * FEW if "RAdam" in optimizer else FEW)
+    ways = ways_of_worlds(lambda: _world(optimizer, BETWEEN[scheduler], inside=True))
+    assert captures_of(optimizer, BETWEEN[scheduler], inside=True) <= max(FEW, ways)

@@ -90,6 +90,7 @@ def elements_of(root: Layout, found: Box) -> list[int]:
 
 @thorough
 @given(layouts())
+@pytest.mark.slow
 def test_span_and_extent(layout: Layout) -> None:
     found = addresses(layout)
     item = layout.dtype.itemsize

@@ -173,6 +173,7 @@ def no_collector() -> Iterator[None]:
 @pytest.mark.usefixtures("no_collector")
 @WHILE
 @EITHER
+@pytest.mark.slow
 def test_nothing_passed_or_made_is_kept_alive(mode: Any, remove: str) -> None:
     run(memory.program, torch.ones(4, 8), mode, remove)  # torch keeps the frames of an op's first call
     x = torch.ones(4, 8)
@@ -184,6 +185,7 @@ def test_nothing_passed_or_made_is_kept_alive(mode: Any, remove: str) -> None:
 
 @pytest.mark.usefixtures("no_collector")
 @EITHER
+@pytest.mark.slow
 def test_intermediates_die_while_the_function_runs(remove: str) -> None:
     alive: list[int] = []
 
@@ -204,6 +206,7 @@ def test_intermediates_die_while_the_function_runs(remove: str) -> None:
 
 @pytest.mark.usefixtures("no_collector")
 @EITHER
+@pytest.mark.slow
 def test_modules_are_not_kept_alive(remove: str) -> None:
     def call() -> list[weakref.ref[Any]]:
         module = nn.BatchNorm1d(3)
@@ -216,6 +219,7 @@ def test_modules_are_not_kept_alive(remove: str) -> None:
 
 @pytest.mark.usefixtures("no_collector")
 @EITHER
+@pytest.mark.slow
 def test_an_exception_keeps_nothing_alive(remove: str) -> None:
     def fails(x: Tensor) -> None:
         x[0].add_(1)

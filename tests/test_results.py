@@ -528,6 +528,7 @@ def test_writes_go_through_the_tensors_of_an_object() -> None:
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+@pytest.mark.slow
 def test_what_a_capture_made_does_not_outlive_it(make: Function) -> None:
     made: SimpleQueue[weakref.ref[Any]] = SimpleQueue()  # a list would be put back as it was
 

@@ -50,6 +50,7 @@ def gradients(call: Callable[[Tensor], Tensor], module: torch.nn.Module) -> list
     return list(torch.autograd.grad(call(X).sum(), list(module.parameters())))
 
 
+@pytest.mark.slow
 def test_eight_threads_call_and_differentiate_one_program() -> None:
     module = model()
     want, want_gradients = module(X), gradients(module, module)
@@ -99,6 +100,7 @@ def test_threads_capture_other_models_and_the_same() -> None:
     assert not together(*works, seconds=120)
 
 
+@pytest.mark.slow
 def test_captured_programs_run_while_their_model_is_captured() -> None:
     module = model()
     want, program = module(X), capture(module, (X,))
@@ -110,6 +112,7 @@ def test_captured_programs_run_while_their_model_is_captured() -> None:
     assert not together(capturing(module, want), run, run)
 
 
+@pytest.mark.slow
 def test_other_models_run_and_train_meanwhile() -> None:
     module, other, alone = model(), model(), model()
     want = module(X)
@@ -127,6 +130,7 @@ def test_other_models_run_and_train_meanwhile() -> None:
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.slow
 def test_the_model_itself_runs_meanwhile_or_says_why_not() -> None:
     module = model()
     want, before = module(X), copy.deepcopy(module.state_dict())
@@ -144,6 +148,7 @@ def test_the_model_itself_runs_meanwhile_or_says_why_not() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_capture_says_to_another_thread_that_it_is_one() -> None:
     module, said = torch.nn.Linear(4, 1), list[str]()
 

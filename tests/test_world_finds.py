@@ -126,5 +126,6 @@ def _world(name: str, form: str = CLOSURE) -> World:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.slow
 def test_a_world_is_as_eager_leaves_it(name: str, form: str) -> None:
     assert check_world(_world(name, form)) == Verdict(PASSED)

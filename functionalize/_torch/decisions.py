@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.fx import Node, Proxy
@@ -21,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+Symbol = TypeVar("Symbol", torch.SymFloat, torch.SymInt, torch.SymBool)
 Answer = bool | int | float | complex
 
 _interpreted: Any = sympy_interp
@@ -41,7 +43,25 @@ class DecidingShapeEnv(ShapeEnv):
     """Symbols of one trace. Where only the data would tell, it asks ``decider``, if there is one."""
 
     decider: Decider | None = None
+    on_data_symbol: Callable[[], None] | None = None  # is told that there is about to be a number that the data tell
     _asked: Any = None  # the number whose value is asked for
+
+    def create_unbacked_symfloat(self) -> torch.SymFloat:
+        """A float that the data tell."""
+        return self._told(super().create_unbacked_symfloat)
+
+    def create_unbacked_symint(self, *args: Any, **kwargs: Any) -> torch.SymInt:
+        """A whole number that the data tell."""
+        return self._told(partial(super().create_unbacked_symint, *args, **kwargs))
+
+    def create_unbacked_symbool(self) -> torch.SymBool:
+        """A truth that the data tell."""
+        return self._told(super().create_unbacked_symbool)
+
+    def _told(self, create: Callable[[], Symbol]) -> Symbol:
+        if self.on_data_symbol is not None:
+            self.on_data_symbol()
+        return create()
 
     def evaluate_sym_node(self, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
         """The value of a number, which the trace takes for granted."""

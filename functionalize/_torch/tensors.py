@@ -138,6 +138,12 @@ def bytes_of_original(handle: torch.Tensor) -> int | None:
     return None
 
 
+def is_view_to_autograd(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes a tensor for a view; no mode is told that this is asked."""
+    with torch._C.DisableTorchFunction():
+        return tensor._is_view()
+
+
 def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that autograd takes a tensor for a view of; itself where it is none."""
     return tensor._base if tensor._is_view() and tensor._base is not None else tensor

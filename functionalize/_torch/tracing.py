@@ -40,6 +40,9 @@ from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.tensors import SYMBOLS, is_symbol, is_symbolic, storage_key
 
 _NO_KWARGS: dict[str, Any] = immutable_dict()
+_COMPARISONS = frozenset({operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne})
+_ARITHMETIC = frozenset({operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod})
+_ENDLESS = frozenset({*_COMPARISONS, *_ARITHMETIC, operator.pow})
 
 
 class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
@@ -219,19 +222,31 @@ def is_foregone(out: Any, args: Any) -> bool:
     return any(isinstance(arg, torch.SymFloat) and arg.node.expr.free_symbols for arg in args)
 
 
-def compared(tracer: Any, func: Any, args: Any, out: Any) -> Any:
+def is_endless(func: Any, args: Any) -> bool:
+    """Whether symbols of floats meet an infinity, or what is no number, of which sympy has rules of its own."""
+    constant = any(isinstance(arg, float) and not math.isfinite(arg) for arg in args)
+    return constant and func in _ENDLESS and any(isinstance(arg, torch.SymFloat) for arg in args)
+
+
+def endless(tracer: Any, func: Any, args: Any) -> Any:
+    """A symbol of its own for what :func:`is_endless` says of."""
+    return (compared if func in _COMPARISONS else opaque_float)(tracer, func, args)
+
+
+def compared(tracer: Any, func: Any, args: Any) -> Any:
     """A symbol of its own for a comparison: `x == x` is false where ``x`` is not a number."""
-    with out.node.shape_env.ignore_fresh_unbacked_symbols():  # no op gives it
-        made = out.node.shape_env.create_unbacked_symbool()
-    _sym_register(tracer, func, args, made)
-    return made
+    return _opaque(tracer, func, args, "create_unbacked_symbool")
 
 
 def opaque_float(tracer: Any, func: Any, args: Any) -> torch.SymFloat:
     """A symbol of its own for what a function of symbols gives, which becomes a node."""
+    return _opaque(tracer, func, args, "create_unbacked_symfloat")  # type: ignore[no-any-return]
+
+
+def _opaque(tracer: Any, func: Any, args: Any, create: str) -> Any:
     environment = next(arg.node.shape_env for arg in args if isinstance(arg, SYMBOLS))
     with environment.ignore_fresh_unbacked_symbols():  # no op gives it
-        made: torch.SymFloat = environment.create_unbacked_symfloat()
+        made = getattr(environment, create)()
     _sym_register(tracer, func, args, made)
     return made
 

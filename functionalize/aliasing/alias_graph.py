@@ -188,7 +188,11 @@ class AliasGraph:
             )
         source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
         if source.layout.dtype != layout.dtype:
-            source = _step(source, aten.view.dtype, (layout.dtype,), as_dtype(source.layout, layout.dtype))
+            recast = as_dtype(source.layout, layout.dtype)
+            if recast.key == layout.key:
+                return source, _rule(aten.view.dtype, source, layout, (layout.dtype,))
+            source = _step(source, aten.view.dtype, (layout.dtype,), recast)
+            self.prepare_write(source)
         return source, _addressed(source.layout, layout)
 
     def _make_flat_base(self, base: Base, layout: Layout) -> View:

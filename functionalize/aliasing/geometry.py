@@ -221,7 +221,7 @@ def fits(layout: Layout, capacity: Any) -> bool:
 
 def stop(layout: Layout) -> Any:
     """The index of one past the last element; of an empty layout its offset."""
-    if 0 in map(hint, layout.size):
+    if is_empty(layout):
         return layout.offset
     if layout.order is not None:
         return layout.offset + math.prod(layout.size)

@@ -52,11 +52,11 @@ def tensor_at(storage: torch.UntypedStorage, where: tuple[Any, Any, Any], dtype:
 
 
 def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The value itself if it has the strides of a layout, else a copy that has them."""
+    """The value itself if it has the strides of a layout, else a copy that has them; its lazy bits are kept."""
     if value.layout is not torch.strided or not layout.static or has_strides(value, layout.stride):
         return value
     made = torch.empty(layout.extent, dtype=value.dtype, device=value.device)
-    return copy_into(made.as_strided(layout.size, layout.stride, 0), value)
+    return copy_into(with_lazy_bits(made.as_strided(layout.size, layout.stride, 0), Layout.of(value)), value)
 
 
 def with_own_bits(value: torch.Tensor, layout: Layout) -> torch.Tensor:

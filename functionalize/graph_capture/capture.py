@@ -21,6 +21,7 @@ from functionalize._torch.fakes import (
 )
 from functionalize._torch.tracing import answers_of_export
 from functionalize.errors import UnsupportedProgramError, check_choice, check_remove
+from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
@@ -331,7 +332,8 @@ class CaptureSession(RecordingSession):
                 lend(inputs.inputs)
             effects = SideEffectRecorder([inputs.state, inputs.arguments], inputs.follower.is_log, inputs.walk_again)
             symbols = math_of_symbols(self.recorder.tracer), text_of_symbols(mode.shape_env)
-            with self.active(), symbols[0], symbols[1], HooksTakenBack(inputs.state):
+            classes = classes_of_stand_ins(mode.shape_env, inputs.follower.asking.values(), at_once=bool(self._dims))
+            with self.active(), symbols[0], symbols[1], classes, HooksTakenBack(inputs.state):
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:

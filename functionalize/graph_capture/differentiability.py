@@ -96,6 +96,36 @@ def drawn_in_backward(node: Node) -> UnsupportedMutationError:
     )
 
 
+def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]) -> None:
+    """Raise where an input has gradients afterwards, and nothing is written to it that has them."""
+    written = {mutation.input for mutation in mutations if mutation.writes}
+    for number, entry in enumerate(inputs):
+        fake, value = entry.fake, entry.value
+        told = number in written or not isinstance(value, torch.Tensor) or value.requires_grad
+        if told or fake is None or fake.is_leaf:
+            continue
+        raise UnsupportedMutationError(
+            f"`{entry.target or entry.name}` is set to memory that another input has, which requires gradients",
+            why="it requires gradients from then on, of which a call cannot tell autograd; eager has none for `set_`",
+            hint="use the other tensor instead",
+        )
+
+
+def forgets(entry: TracedInput) -> bool:
+    """Whether an input knows nothing any more of how it was computed, though it requires gradients: by `detach_`."""
+    if entry.edge is None or isinstance(entry.edge, torch.Tensor) or entry.fake is None:
+        return False
+    waiting, seen = [entry.fake.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is entry.edge.node:
+            return False
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return True
+
+
 def refuse_written_pieces(
     context: FunctionalizationContext, inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]
 ) -> None:
@@ -127,7 +157,7 @@ def refused_write(
     others. In the program it is not, but where the others were made as views of one of the inputs.
     """
     for entry in inputs:
-        if id(entry.fake) in context.notes.replaced:
+        if id(entry.fake) in context.notes.reshapes.replaced:
             return _new_metadata(entry)
     if _written_beyond(context):
         return UnsupportedMutationError(
@@ -139,12 +169,14 @@ def refused_write(
         entry = inputs[mutation.input]
         if _has_other_size(entry):
             raise _new_metadata(entry)
+        if mutation.differentiable and mutation.layout is not None:
+            return _beyond(entry)
         if entry.fake is not None and mutation.differentiable:
             changed = [inputs[other.input] for other in mutations if other.metadata or other.after]
             why = _refused_part(context, inputs, begun, entry) or _refused_look(mutation, entry, changed)
             if why is not None:
                 return why
-    return None
+    return context.notes.reshapes.lost_views()
 
 
 def _refused_part(
@@ -181,6 +213,14 @@ def _written_beyond(context: FunctionalizationContext) -> bool:
     """Whether a storage was written after `as_strided` took, of a tensor in it, what lies beyond that tensor."""
     bases, beyond = context.graph.bases, context.notes.beyond
     return any(key in bases and len(bases[key].log) > writes for key, writes in beyond.items())
+
+
+def _beyond(entry: TracedInput) -> UnsupportedMutationError:
+    return UnsupportedMutationError(
+        f"memory that `{entry.target or entry.name}`, which requires gradients, does not show is written through it",
+        why="autograd takes the part for one of the tensor that has the whole memory, which the program is not given",
+        hint="pass the tensor that has the whole memory, and write through a view of it",
+    )
 
 
 def _new_metadata(entry: TracedInput) -> UnsupportedMutationError:

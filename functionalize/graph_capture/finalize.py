@@ -21,7 +21,12 @@ from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.dependence import counts_from_storages
-from functionalize.graph_capture.differentiability import refuse_gradients_of_made, refused_write
+from functionalize.graph_capture.differentiability import (
+    forgets,
+    refuse_gradients_of_made,
+    refuse_new_histories,
+    refused_write,
+)
 from functionalize.graph_capture.gradients_of_state import drop_unread, left_by
 from functionalize.graph_capture.graph_symbols import symbol_sources
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused
@@ -114,7 +119,7 @@ class GraphFinalizer:
             self._compute_nodes(backs)
         begun = {id(entry.handle): entry for entry in entries}
         layouts = self._layouts(begun, {id(entry.handle) for entry in epilogue.moved})
-        mutations = [self._write_back(back, layouts, id(back.input.handle) in seen) for back in backs]
+        mutations = self._write_backs(backs, layouts, seen)
         results = self._add_results(references, others, gradients)
         analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
         aliases = analysis.outputs(self.handles, self._results)
@@ -186,7 +191,13 @@ class GraphFinalizer:
 
     # Write-backs
 
-    def _write_back(self, back: WriteBack, layouts: InputLayouts, differentiable: bool) -> InputMutation:
+    def _write_backs(self, backs: Sequence[WriteBack], layouts: InputLayouts, seen: set[int]) -> list[InputMutation]:
+        """What a call does to its inputs; ``seen``: the fakes, by identity, that autograd saw written."""
+        mutations = [self._write_back(back, layouts, seen) for back in backs]
+        refuse_new_histories(self.inputs, mutations)
+        return mutations
+
+    def _write_back(self, back: WriteBack, layouts: InputLayouts, seen: set[int]) -> InputMutation:
         handle, layout = back.input.handle, None
         nodes = [(self._node(value), path) for value, path in back.parts]
         if back.data is not None:
@@ -195,6 +206,7 @@ class GraphFinalizer:
         if number is None:  # a write beyond what an input shows of its storage
             number, layout = layouts.old_storages[storage_key(handle)], frozen_layout(Layout.of(handle))
         entry = self.inputs[number]
+        differentiable = id(entry.fake) in seen
         if entry.optional and entry.kind is InputKind.CONSTANT_TENSOR:
             entry.kind, entry.persistent = InputKind.BUFFER, False
         kind, target = MUTATIONS[entry.kind], entry.target or entry.name
@@ -205,7 +217,8 @@ class GraphFinalizer:
         metadata, after = self._frozen_steps(back.metadata, layouts), self._frozen_steps(back.after, layouts)
         overlaps = layouts.after[number].has_internal_overlap
         becomes = handle.is_inference() and back.input.storage != storage_key(handle)
-        return InputMutation(number, metadata, writes, after, layout, differentiable, overlaps, inference=becomes)
+        detached = differentiable and forgets(entry)
+        return InputMutation(number, metadata, writes, after, layout, differentiable, detached, overlaps, becomes)
 
     def _frozen_steps(self, steps: Sequence[Any], layouts: InputLayouts) -> tuple[Any, ...]:
         return tuple((op, tuple(self._frozen(arg, layouts) for arg in args)) for op, args in steps)

@@ -188,7 +188,7 @@ class ProgramInputs:
                 yield TracedInput(InputKind.BUFFER, name, target, gradient, persistent=False, gradient_of=entry)
 
     def _numbers(self, numbers: ChangingNumbers, taken: set[str]) -> Iterator[TracedInput]:
-        slots = numbers.found(self.state, self.settings)
+        slots = numbers.found(self.state, self.settings, self.follower.codes)
         self.tied = numbers.tied
         for slot in slots:
             name = fresh_name(f"{_PREFIX[InputKind.CONSTANT_TENSOR]}_{slot.path}", taken)

@@ -166,8 +166,11 @@ class JointTracer:
 
     def trace(
         self, inputs: Sequence[TracedInput], wanted: Differentiable, outputs: Sequence[Any], bases: Sequence[Node]
-    ) -> EndJoint | Exception:
-        """The joint graph, or why there is none. ``outputs``: of the program's graph; ``bases``: values of bases."""
+    ) -> EndJoint | Exception | None:
+        """The joint graph, or why there is none; None where no input gets a gradient.
+
+        ``outputs``: of the program's graph; ``bases``: values of bases.
+        """
         graph = self._tracer.graph
         before = set(graph.nodes)
         tangents: list[list[Node]] = []
@@ -181,6 +184,8 @@ class JointTracer:
                 forward = set(graph.nodes)
                 found = self._gradients(level, tangents, create_graph=False)[0]
             contents.check()
+            if self._order == 1 and all(gradient is None for gradient in found):
+                return None
             marked = self.regions.resolve()
             drawn = [node for node in graph.nodes if node in forward - before and is_random(node)]
             if drawn:
@@ -312,6 +317,7 @@ class JointTracer:
             tuple(position for position, _ in wanted.targets),
             tuple(positions[n] if gradients.get(n) is not None else None for n in taken),
             frozenset(map(taken.index, at_risk)),
+            frozenset(taken.index(n) for n in metadata.detached if n in taken),
             reads_storages(graph),
             bool(self._mode.context.notes.hides_writes),
             _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),

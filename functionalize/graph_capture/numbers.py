@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+import types
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
 
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.assignments import assigned
 from functionalize.runtime.containers import NUMBERS, NumberSlot, SetItems, Slot, entry, place_of, unchanged, write
 from functionalize.runtime.settings import LENGTH, Setting, Settings, is_numbers
 from functionalize.runtime.state_walk import StateWalk
@@ -31,17 +33,26 @@ class ChangingNumbers:
     def __init__(self) -> None:
         self._last: list[Setting] = []  # of the last capture
         self._changing: set[str] = set()
+        self._expected: set[str] = set()  # to change, as others of the same object have
+        self._expects = True
         self.tied: list[tuple[Setting, Setting]] = []  # further places of lists of the last capture, and the first
         self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
 
     def give_up(self) -> bool:
-        """Have what has changed be constants again; false where there is nothing."""
+        """Have what has changed be constants again, first what was only expected to; false where there is nothing."""
+        expected = self._expected - self._changing
+        if expected:
+            self._expected, self._expects = set(), False
+            return True
         given = self._changing - self._constant
         self._constant |= given
         return bool(given)
 
-    def found(self, state: StateWalk, settings: Settings) -> list[NumberSlot]:
-        """The inputs among the numbers that a program may decide by; these are no settings any more."""
+    def found(self, state: StateWalk, settings: Settings, codes: Set[types.CodeType]) -> list[NumberSlot]:
+        """The inputs among the numbers that a program may decide by; these are no settings any more.
+
+        ``codes``: of the functions that the program may come to.
+        """
         groups, last, self._last = _groups_of(state), self._last, settings.found
         if not (groups or last):  # the first capture of what trains nothing, as most are
             return []
@@ -52,7 +63,8 @@ class ChangingNumbers:
         candidates = [one for one in candidates if places[id(one.value)] in (0, shared[id(one.value)])]
         before = {one.path: one.value for one in last if one.key is not LENGTH}
         self._changing |= {_kind(one.path) for one in candidates if _differ(before.get(one.path, one.value), one.value)}
-        wanted = self._changing - self._constant
+        self._expect(candidates, state, codes)
+        wanted = (self._changing | self._expected) - self._constant
         taken = [one for one in candidates if _kind(one.path) in wanted or _is_hyperparameter(one, groups)]
         taken += [one for one in settings.found if type(one.value) is tuple and _is_hyperparameter(one, groups)]
         places_taken = {(id(one.container), one.key) for one in taken}
@@ -64,6 +76,15 @@ class ChangingNumbers:
         ]
         unique = {(id(one.container), one.key): one for one in taken if id(one.container) not in lists}
         return [slot for one in self._tied(unique.values(), settings) for slot in _slots(one)]
+
+    def _expect(self, candidates: Sequence[Setting], state: StateWalk, codes: Set[types.CodeType]) -> None:
+        """Expect a number to change that the program assigns, once another one of the same object has."""
+        changed = {id(one.container) for one in candidates if _kind(one.path) in self._changing}
+        if not (self._expects and changed):
+            return
+        kinds = {type(item) for item in state.seen if id(getattr(item, "__dict__", None)) in changed}
+        names = assigned(codes, kinds)
+        self._expected |= {_kind(o.path) for o in candidates if id(o.container) in changed and o.key in names}
 
     def _tied(self, taken: Iterable[Setting], settings: Settings) -> list[Setting]:
         """Those but for further places of lists, which are tied to the first."""

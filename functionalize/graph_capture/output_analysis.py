@@ -124,14 +124,14 @@ class OutputAnalysis:
         found = []
         for number, handle in enumerate(handles):
             key, layout = storage_key(handle), frozen_layout(Layout.of(handle))
-            alias = OutputAlias(AliasKind.RESULT, layout, handle.requires_grad, results.get(number))
+            alias = OutputAlias(
+                AliasKind.RESULT, layout, handle.requires_grad, results.get(number), inference=handle.is_inference()
+            )
             if key in groups:
                 alias = self._in_group(handle, alias, bases[key], names[key])
             else:
                 kind, source, own = self._alone(handle, key)
-                of = None if source is None else self._inputs[source].fake
-                becomes = handle.is_inference() and of is not None and not of.is_inference()
-                alias = replace(alias, kind=kind, input=source, own_gradient=own, inference=becomes)
+                alias = replace(alias, kind=kind, input=source, own_gradient=own)
             made = handle.requires_grad and _is_leaf(handle) and id(handle) not in self._numbers
             found.append(replace(alias, **_LEAF, leaf=_kind_of(handle)) if made else alias)
         return found
@@ -184,8 +184,10 @@ class OutputAnalysis:
             roots.values(),
             key=lambda tensor: (not _has_lazy_bits(tensor), size_hint(tensor.numel()), tensor.requires_grad),
         )
-        if (known and len(roots) > 1) or _has_lazy_bits(root):
-            return None
+        if (known and len(roots) > 1) or _has_lazy_bits(root) or size_hint(root.numel()) == 0:
+            return None  # a base without elements has no memory to share
+        if storage_key(root) != storage_key(members[0]):
+            return None  # `.data =` gave the view that these are views of other memory
         itself = next((number for number in group if handles[number] is root), None)
         if itself is None and not known:
             return None  # without gradients the outputs are copied into one storage

@@ -40,7 +40,8 @@ Named = tuple[str, Any, Any]  # a variable: its name, and the container and key 
 
 def settings_of(state: StateWalk) -> Settings:
     """What a program with this state may decide by."""
-    settings, entered = Settings(), {*map(id, state.seen), *state.containers}
+    settings = Settings(slot.get() for slot in state.entered if slot.steps)
+    entered = {*map(id, state.seen), *state.containers}
     for item in state.seen:
         if is_module(item):
             settings.add_module(item, state.modules[id(item)], entered)
@@ -56,6 +57,8 @@ class Follower:
     def __init__(self, func: Any, state: StateWalk, hooked: bool = False) -> None:
         """``hooked``: whether the hooks on gradients of tensors are among what the program runs."""
         self._state, self._hooked = state, hooked
+        self.codes: set[types.CodeType] = set()  # of all functions that were met
+        self.asking: dict[int, dict[str, Any]] = {}  # the globals of those among them that name `type`
         self._codes: set[types.CodeType] = set()  # that were looked through
         self._whole = True  # whether all were that the program may come to
         self._kinds: set[type] = set()  # classes, likewise
@@ -130,6 +133,10 @@ class Follower:
     def _follow(self, func: Any, depth: int) -> None:
         inner = inspect.unwrap(func) if callable(func) else func
         code = getattr(inner, "__code__", None)
+        if code is not None:
+            self.codes.add(code)
+            if "type" in _global_names(code)[1]:
+                self.asking[id(inner.__globals__)] = inner.__globals__
         if code is not None and not isinstance(func, types.MethodType):
             if code in self._codes:
                 return

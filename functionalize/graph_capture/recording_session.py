@@ -58,12 +58,13 @@ class RecordingSession:
     def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
         """Placeholders for the inputs, and their fake tensors as what these stand for."""
         tracer = self.recorder.tracer
-        for entry, node in [(entry, new_placeholder(tracer.graph, entry.name)) for entry in inputs]:
-            fake = entry.fake
-            node.meta["val"] = entry.value if fake is None else None
-            if isinstance(fake, FakeTensor) and not is_symbolic(fake):
-                with below_dispatch():
-                    node.meta["val"] = self.factory.snapshot(fake)
+        fakes = [e.fake for e in inputs if isinstance(e.fake, FakeTensor) and not is_symbolic(e.fake)]
+        with below_dispatch():
+            snapshots = {id(fake): self.factory.snapshot(fake) for fake in fakes}
+        for entry in inputs:
+            fake, node = entry.fake, new_placeholder(tracer.graph, entry.name)
+            node.meta["val"] = entry.value if fake is None else snapshots.get(id(fake))
+            if fake is not None and id(fake) in snapshots:
                 if fake not in tracer.tensor_tracker:
                     track(tracer, fake, node)
             elif fake is not None or isinstance(entry.value, torch.SymInt):
@@ -123,7 +124,7 @@ class RecordingSession:
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
         except (RuntimeError, TypeError, IndexError) as error:
-            known = explained(error) or replayed(error, mode.context.notes.reshapes)
+            known = explained(error) or replayed(error, mode.context.notes.reshapes.any)
             if known is None:
                 raise
             raise known from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,16 +33,10 @@ _TAKING_FLOATS = ("torch.nn.modules.batchnorm", "torch.optim.lr_scheduler")
 def math_of_symbols(tracer: Any) -> Iterator[None]:
     """Have functions of ``math`` that get symbols give symbols: by themselves they ask for the value."""
     before = {name: getattr(math, name) for name in _OF_FLOATS}
-    method: Any = torch.SymFloat.is_integer
     for name, function in before.items():
         setattr(math, name, _symbolic(function, tracer))
     for function in _CHOOSING:
         setattr(builtins, function.__name__, _choosing(function, tracer))
-    # Torch's own method is no target of a node that can be printed.
-    torch.SymFloat.is_integer = lambda x: opaque_float(tracer, rest, (x,)) == 0  # type: ignore[method-assign]
-    copied: list[Any] = [kind for kind in SYMBOLS if "__deepcopy__" not in vars(kind)]
-    for symbol in copied:  # as a number is
-        symbol.__deepcopy__ = lambda number, memo: number
     taking = [vars(sys.modules[name]) for name in _TAKING_FLOATS if name in sys.modules]
     for variables in taking:
         variables["float"] = _Float
@@ -49,7 +44,8 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
     looking_up = kind.get_lr
     kind.get_lr = lambda scheduler: _at_milestones(scheduler) or looking_up(scheduler)
     try:
-        yield
+        with _methods_of_symbols(tracer):
+            yield
     finally:
         kind.get_lr = looking_up
         for variables in taking:
@@ -58,9 +54,24 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
             setattr(builtins, function.__name__, function)
         for name, function in before.items():
             setattr(math, name, function)
-        torch.SymFloat.is_integer = method  # type: ignore[method-assign]
-        for symbol in copied:
-            del symbol.__deepcopy__
+
+
+@contextlib.contextmanager
+def _methods_of_symbols(tracer: Any) -> Iterator[None]:
+    """The same of methods that torch's symbols have."""
+    before = {(kind, name): vars(kind)[name] for kind, name in _METHODS}
+    missing = [(kind, name) for kind, names in _MISSING.items() for name in names if not hasattr(kind, name)]
+    for (kind, name), make in _METHODS.items():
+        setattr(kind, name, make(before[kind, name], tracer))
+    for kind, name in missing:
+        setattr(kind, name, _MISSING[kind][name])
+    try:
+        yield
+    finally:
+        for (kind, name), method in before.items():
+            setattr(kind, name, method)
+        for kind, name in missing:
+            delattr(kind, name)
 
 
 def rest(number: float) -> float:
@@ -99,6 +110,59 @@ def _symbolic(function: Callable[..., float], tracer: Any) -> Callable[..., Any]
         return opaque_float(tracer, function, args) if symbolic else function(*args)
 
     return called
+
+
+def _whole(method: Any, tracer: Any) -> Any:
+    """Whether a number is whole: torch's own method is no target of a node that can be printed."""
+    return lambda number: opaque_float(tracer, rest, (number,)) == 0
+
+
+def _divided(method: Any, tracer: Any) -> Any:
+    """A division without a rest: torch rounds that of floats down, which may be another number than Python's."""
+    swapped = method.__name__ == "__rfloordiv__"
+
+    def called(number: Any, other: Any) -> Any:
+        pair = (other, number) if swapped else (number, other)
+        if not any(isinstance(one, (float, torch.SymFloat)) for one in pair):
+            return method(number, other)
+        return opaque_float(tracer, operator.floordiv, pair)
+
+    return called
+
+
+def _raised(method: Any, tracer: Any) -> Any:
+    """A power: torch takes for granted that a number is not negative, also where the exponent is whole."""
+
+    def called(number: Any, other: Any) -> Any:
+        return opaque_float(tracer, operator.pow, (number, other)) if type(other) is int else method(number, other)
+
+    return called
+
+
+_METHODS: dict[tuple[Any, str], Callable[[Any, Any], Any]] = {
+    (torch.SymFloat, "is_integer"): _whole,
+    (torch.SymFloat, "__pow__"): _raised,
+    **{(kind, name): _divided for kind in (torch.SymInt, torch.SymFloat) for name in ("__floordiv__", "__rfloordiv__")},
+}
+
+
+_OF_NUMBERS: dict[str, Any] = {  # what numbers have
+    "__deepcopy__": lambda number, memo: number,
+    "__divmod__": lambda number, other: (number // other, number % other),
+    "__rdivmod__": lambda number, other: (other // number, other % number),
+    "real": property(lambda number: number),
+}
+_OF_WHOLE_NUMBERS: dict[str, Any] = {
+    "__invert__": lambda number: -number - 1,
+    "imag": property(lambda number: 0),
+    "numerator": property(lambda number: number),
+    "denominator": property(lambda number: 1),
+}
+_MISSING: dict[Any, dict[str, Any]] = {
+    torch.SymInt: _OF_NUMBERS | _OF_WHOLE_NUMBERS,
+    torch.SymFloat: _OF_NUMBERS | {"imag": property(lambda number: 0.0)},
+    torch.SymBool: {"__deepcopy__": _OF_NUMBERS["__deepcopy__"]},
+}
 
 
 def _choosing(function: Callable[..., Any], tracer: Any) -> Callable[..., Any]:

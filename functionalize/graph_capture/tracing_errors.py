@@ -84,7 +84,7 @@ def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None
 
     ``reshaped``: whether something has that requires gradients.
     """
-    if not reshaped:
+    if not reshaped or isinstance(error, UnsupportedProgramError):
         return None
     return UnsupportedProgramError(
         f"a tensor that requires gradients gets new metadata (squeeze_, t_, ...), and then: {error}",

@@ -39,7 +39,7 @@ class Derivation:
     order: int
     call: ForwardCall
     random: RandomState
-    copies: dict[int, Any]  # of inputs that the call is about to write: known to autograd as the inputs were
+    copies: dict[int, Any]  # of inputs that the call is about to write or detach: known to autograd as the inputs were
     held: dict[int, Any] = field(default_factory=dict)  # inputs as autograd saves them, by position
     known: dict[int, Any] = field(default_factory=dict)  # the others, as long as they live: each with its version
 
@@ -133,6 +133,8 @@ def differentiable_call(orders: Orders, inputs: Sequence[Any]) -> tuple[Any, ...
     with torch.enable_grad():
         copy = _with_storage if call.joint.reads_storages else torch.clone
         copies = {n: copy(inputs[n]) for n in call.copied if isinstance(inputs[n], torch.Tensor)}
+        for number in call.joint.detached.intersection(call.without_gradient).difference(copies):
+            copies[number] = inputs[number].detach()  # of what is detached afterwards autograd saves nothing
         random = RandomState.now(call.joint.draws, dict(zip(call.joint.names, inputs, strict=True)))
         derivation = Derivation(orders, 1, call, random, copies)
         told = list(inputs)

@@ -50,6 +50,13 @@ _IN_TRANSFORM = (
 )
 
 
+_BOUND = (
+    "a captured program is copied or pickled\n"
+    "    why  it reads and writes the state that it was captured with, and a copy would share that\n"
+    "    try  copy the model and capture the copy, or `torch.export.save(program.to_exported_program(), path)`"
+)
+
+
 @dataclass(frozen=True)
 class Mutation:
     """One write to an input or to state.
@@ -195,6 +202,9 @@ class CapturedProgram(Exports):
         except Diverged as error:
             answers = error.answers
         return self._run_another(chosen, answers, arguments)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(_BOUND)
 
     def _known(self, arguments: CallArguments) -> tuple[Specialization, list[Any]] | None:
         """The program that was captured for such a call, and its inputs, where that is told fast."""

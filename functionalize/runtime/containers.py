@@ -243,6 +243,8 @@ def cell_content(cell: types.CellType) -> Any:
 
 def read(container: Container, key: Any) -> Any:
     """An entry as it is now, ``ABSENT`` if there is none; a cell has one, whatever the key."""
+    if type(container) is dict:  # most are
+        return container.get(key, ABSENT)
     if isinstance(container, types.CellType):
         return cell_content(container)
     if isinstance(container, dict):
@@ -254,7 +256,7 @@ def read(container: Container, key: Any) -> Any:
 
 def place_of(container: Container, key: Any) -> tuple[Any, Any]:
     """Where an entry is, the same for all views of a variable."""
-    return container.place if isinstance(container, Variable) else (container, key)
+    return container.place if type(container) is Variable else (container, key)
 
 
 def entry(container: Container, key: Any) -> Any:
@@ -263,6 +265,8 @@ def entry(container: Container, key: Any) -> Any:
     Raises:
         LookupError: it is not.
     """
+    if type(container) is dict:  # most are
+        return container[key]
     return dict.__getitem__(container, key) if isinstance(container, dict) else container[key]
 
 

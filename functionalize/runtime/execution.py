@@ -250,6 +250,8 @@ class _Ending:
             layout, target = self._symbols.layout(mutation.layout), self._originals[mutation.input]
             make_room(target, layout)
             target = view_at(target, self._symbols.layout(self._metadata.layouts_before[mutation.input]), layout)
+        if mutation.detached:
+            target.detach_()
         for op, args in mutation.metadata:
             op(target, *map(self._argument, args))
         for write in mutation.writes:
@@ -283,6 +285,8 @@ class _Ending:
                 self._make_shared(alias.group)
             else:
                 self._made[number] = self._with_gradient(alias, self._tensor(alias))
+            if torch.is_inference_mode_enabled():
+                self._made[number] = self._as_inference_tensor(alias, self._made[number])
         return self._made[number]
 
     def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
@@ -295,6 +299,16 @@ class _Ending:
         known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
         return known
 
+    def _as_inference_tensor(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
+        """An output that is an inference tensor where the program's is one, in the same memory, and none where not."""
+        if alias.kind is AliasKind.INPUT or made.layout is not torch.strided:
+            return made
+        before = self._originals.get(alias.input, self._inputs[alias.input]) if alias.input is not None else None
+        wanted = alias.inference or (before is not None and before.is_inference())
+        if made.is_inference() == wanted:
+            return made
+        return _remade(made, wanted).requires_grad_(alias.requires_grad or alias.leaf is not None)
+
     def _tensor(self, alias: OutputAlias) -> torch.Tensor:
         if alias.kind is AliasKind.INPUT:
             return self._inputs[alias.input]  # type: ignore[index,no-any-return]
@@ -303,7 +317,7 @@ class _Ending:
         if alias.kind is AliasKind.VIEW_OF_BASE:
             return self._of_base(alias)
         layout = self._symbols.layout(alias.layout)
-        return with_own_bits(with_layout(self._result(alias), layout), layout)
+        return with_layout(with_own_bits(self._result(alias), layout), layout)
 
     def _result(self, alias: OutputAlias) -> torch.Tensor:
         assert alias.result is not None
@@ -335,11 +349,7 @@ class _Ending:
             make_room(tensor, layout)
             with BelowVersions():
                 copy_into(view_at(tensor, base, layout), self._result(alias))
-        made = view_at(_seen_by_autograd(tensor, alias), base, layout)
-        wanted = alias.inference or tensor.is_inference()
-        if made.is_inference() == wanted or not torch.is_inference_mode_enabled():
-            return made
-        return _remade(made, wanted).requires_grad_(alias.requires_grad)
+        return view_at(_seen_by_autograd(tensor, alias), base, layout)
 
     def _make_shared(self, group: int | None) -> None:
         """Outputs that share a storage: copied to their places in one."""

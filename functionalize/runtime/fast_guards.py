@@ -23,7 +23,7 @@ from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.containers import NumberSlot, Slot, cell_content
 from functionalize.runtime.containers import entry as entry_of
 from functionalize.runtime.guards import Guards
-from functionalize.runtime.settings import LENGTH, SettingsCheck
+from functionalize.runtime.settings import LENGTH, ORDER, SettingsCheck
 
 # Modes that torch's own check leaves out. They are to be off.
 _OFF: dict[str, Callable[[], Any]] = {
@@ -124,6 +124,9 @@ class FastGuards:
                 name = source.name("container", container)
                 plain = type(container) in _EMPTY_IS_FALSE and not value  # asked so, it takes a third of the time
                 entries.append(name if plain else f"len({name}) != {value}")
+                continue
+            if key is ORDER:
+                entries.append(f"tuple({source.name('container', container)}) != {source.name('keys', value)}")
                 continue
             if isinstance(container, types.CellType):
                 now = f"content({source.name('cell', container)})"

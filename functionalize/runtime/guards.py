@@ -337,6 +337,9 @@ class Guards:
                     hint=_CHANGES_IT,
                     container=place_of(container, 0)[0],
                 )
+            if not effect.is_in_order(container):
+                said = f"`{effect.path}` has its keys in the order {tuple(container)}, and had {effect.order} {_WHEN}"
+                raise StateMismatchError(said, hint=_CHANGES_IT, container=container)
             items = list(container) if isinstance(container, SetItems) else []  # in Python's order
             for name, before in effect.before.items():
                 number = self._input_of(name) if isinstance(name, TensorRef) else None

@@ -51,6 +51,7 @@ class JointGraph:
     tangents: tuple[int, ...]  # which of both have one
     gradients: tuple[int | None, ...]  # for each input its position among the gradients
     at_risk: frozenset[int]  # inputs in whose storages a call writes
+    detached: frozenset[int]  # inputs that require gradients before a call, and not afterwards
     reads_storages: bool  # whether it reads at addresses in their storages
     hides_writes: bool  # whether tensors were written that autograd takes for what they were before
     symbols: SymbolSources  # in positions of these inputs and results

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -140,10 +140,13 @@ class SymbolBindings:
         return _with_numbers(layout, self.number)
 
 
+@lru_cache(maxsize=1024)
 def _slope(expression: Any, symbol: Any) -> Any:
     """By how much an expression that is linear in a symbol grows with it; zero where it is not linear."""
+    if not expression.is_polynomial(symbol):  # the smaller of two sizes may look so for some
+        return 0
     at_zero, at_one, at_two = (expression.xreplace({symbol: value}) for value in (0, 1, 2))
-    return at_one - at_zero if at_one - at_zero == at_two - at_one else 0  # the smaller of two sizes is not
+    return at_one - at_zero if at_one - at_zero == at_two - at_one else 0
 
 
 _NONE = SymbolBindings()
@@ -197,7 +200,7 @@ class OutputAlias:
     base: int | None = None  # of VIEW_OF_BASE: the position among the bases
     own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
     leaf: type[torch.Tensor] | None = None  # of a leaf that the program made: a tensor, or a parameter
-    inference: bool = False  # whether it is an inference tensor although the input that it is a view of is none
+    inference: bool = False  # whether it is an inference tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,6 +247,7 @@ class InputMutation:
     after: tuple[OpCall, ...]
     layout: Layout | None = None  # if not the input itself is written, but other memory of its storage
     differentiable: bool = False  # whether autograd is to see the copy
+    detached: bool = False  # whether nothing of how the input was computed is left in it
     overlaps: bool = False  # whether several positions of the input share an element
     inference: bool = False  # whether the input gets data that are an inference tensor
 
@@ -338,6 +342,12 @@ class ProgramMetadata:
         """The inputs that a call has require gradients, or none."""
         found = [(number, entry.requires_grad) for number, entry in enumerate(self.inputs)]
         return [(number, requires) for number, requires in found if requires is not None]
+
+    @property
+    def detached(self) -> set[int]:
+        """The inputs that a call detaches in their place."""
+        written = {mutation.input for mutation in self.mutations if mutation.detached}
+        return written | {number for number, requires in self.requiring if not requires}
 
     @property
     def leaves_gradients(self) -> bool:

@@ -7,7 +7,7 @@ neither modules, containers nor plain objects with attributes are compared by id
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ _NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 _DEPTH = 4
 _OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training", *HOOKS_OF_MODULES}
 LENGTH = object()  # in the place of a key: how many entries a container has
+ORDER = object()  # likewise: its keys, one after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,7 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = _DEPTH) -> Any:
     if kind in _PLAIN or issubclass(kind, _VALUES):
         return value
     if kind in _NOTHING and not value:  # the hooks of most modules
-        return _NOTHING[kind]
+        return memo.get(id(value), _NOTHING[kind])
     if depth == 0 or issubclass(kind, _NOT_ENTERED) or callable(value):
         return _Identity(None if isinstance(value, torch.Tensor) else value)
     known = memo.get(id(value))
@@ -133,6 +134,11 @@ def _content(value: Any, memo: dict[int, Any], depth: int) -> Any:
         return _Identity(value) if own in (None, object.__hash__) else _Equal(value)
     keys, items = _parts(value)
     return _Content(type(value), keys, tuple(frozen(item, memo, depth) for item in items))
+
+
+def _stays(value: Any, content: _Content) -> bool:
+    """Whether a value holds what it did, as is told at once: an empty one, or a tuple of numbers and text."""
+    return _PLAIN.issuperset(map(type, value)) if type(value) is tuple else not (content.items or value)
 
 
 def content_of(kind: type, held: Any) -> Any:
@@ -190,6 +196,11 @@ def is_numbers(value: Any) -> bool:
     return bool(items) and all(map(is_number, items))
 
 
+def is_whole(key: Any) -> bool:
+    """Whether a key is that of no entry, but tells of all of them."""
+    return key is LENGTH or key is ORDER
+
+
 class Setting(NamedTuple):
     """One value: what messages call it, where it is, and what it was."""
 
@@ -213,16 +224,18 @@ _setting: Callable[[tuple[Any, ...]], Setting] = partial(tuple.__new__, Setting)
 class Settings:
     """The settings of one program."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: Iterable[Any] = ()) -> None:
+        """``apart``: objects that may sit in tuples, and whose content is compared by itself."""
         self.found: list[Setting] = []
-        self._memo: dict[int, Any] = {}
+        self.apart: Mapping[int, Any] = {id(one): _Object(one) for one in apart}
+        self._memo: dict[int, Any] = dict(self.apart)
         self._seen: set[tuple[int, Any]] = set()
         self._modules: set[int] = set()  # the identities of their attributes' dicts
 
     @staticmethod
     def read(container: Any, key: Any) -> Any:
         """A value as it is now."""
-        return len(container) if key is LENGTH else read(container, key)
+        return len(container) if key is LENGTH else tuple(container) if key is ORDER else read(container, key)
 
     def add(self, path: str, container: Any, key: Any) -> None:
         """One more, as it is now."""
@@ -236,13 +249,14 @@ class Settings:
         """What a module decides by: whether it trains, its hooks, its attributes but for the ``entered`` ones."""
         content, memo, found = module.__dict__, self._memo, self.found
         self._modules.add(id(content))
-        for name, value in content.items():
-            if name in _OF_MODULES:
-                continue
-            if type(value) in _PLAIN:
+        for name, value in [item for item in content.items() if item[0] not in _OF_MODULES]:
+            kind = type(value)
+            if kind in _PLAIN:
                 found.append(_setting((path, name, content, name, value, value)))
-            elif not (id(value) in entered or issubclass(type(value), torch.Tensor)):
-                found.append(_setting((path, name, content, name, value, frozen(value, memo))))
+            elif not (id(value) in entered or issubclass(kind, torch.Tensor)):
+                empty = kind in _NOTHING and not value  # the hooks of most modules
+                held = _NOTHING[kind] if empty else frozen(value, memo)
+                found.append(_setting((path, name, content, name, value, held)))
 
     def add_structure(self, state: StateWalk) -> None:
         """Which objects sit where, and how many entries containers have."""
@@ -250,11 +264,15 @@ class Settings:
             container, key = place_of(slot.container, slot.key)
             value = self.read(container, key)
             content = frozen(value, self._memo) if slot.steps else _Object(value)
-            self.found.append(Setting("", slot.path, container, key, value, content))
+            self.found.append(_setting(("", slot.path, container, key, value, content)))
         for container, path in state.containers.values():
-            if not (isinstance(container, Variable) or (isinstance(container, ClassAttributes) and not container)):
+            kind = type(container)
+            if not (kind is Variable or (kind is ClassAttributes and not container)):
                 length = len(container)
-                self.found.append(Setting("", f"len({path or 'the module'})", container, LENGTH, length, length))
+                self.found.append(_setting(("", f"len({path or 'the module'})", container, LENGTH, length, length)))
+        for container, path in state.ordered.values():
+            keys = tuple(container)
+            self.found.append(_setting(("", f"list({path or 'the module'})", container, ORDER, keys, keys)))
 
     def tie(self, one: Setting, other: Setting) -> None:
         """Have a place hold what another one holds, instead of what it held."""
@@ -262,20 +280,22 @@ class Settings:
 
     def without(self, changed: Set[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
-        kept = Settings()
+        if not changed:
+            return self
+        kept = Settings(one.value for one in self.apart.values())
         sized = {container for container, _ in changed}
         kept.found = [
             one
             for one in self.found
-            if not ((id(one.container), one.key) in changed or (one.key is LENGTH and id(one.container) in sized))
+            if not ((id(one.container), one.key) in changed or (is_whole(one.key) and id(one.container) in sized))
         ]
         return kept
 
     def changed_inside(self) -> Setting | None:
         """The first that holds something else than it did, though nothing else was put in its place."""
-        memo: dict[int, Any] = {}
+        memo = dict(self.apart)
         for setting in self.found:
-            if type(setting.content) is _Content:
+            if type(setting.content) is _Content and not _stays(setting.value, setting.content):
                 now = self.read(setting.container, setting.key)
                 if now is setting.value and not same(frozen(now, memo), setting.content):
                     return setting
@@ -283,10 +303,16 @@ class Settings:
 
     def differing(self) -> tuple[Setting, Any] | None:
         """The first that is no longer what it was, and what it is now."""
-        memo: dict[int, Any] = {}
+        memo = dict(self.apart)
         for setting in self.found:
             now, content = self.read(setting.container, setting.key), setting.content
-            if now is not content.value if type(content) in (_Object, _Same) else not same(frozen(now, memo), content):
+            if setting.key is ORDER:  # plain keys, in a tuple that does not outlive the memo
+                differs = now != content
+            elif type(content) in (_Object, _Same):
+                differs = now is not content.value
+            else:
+                differs = not same(frozen(now, memo), content)
+            if differs:
                 return setting, now
         return None
 
@@ -299,7 +325,7 @@ class SettingsCheck:
         self.empty: list[Any] = []  # containers that are to be empty
         self.contents: list[tuple[Any, Any]] = []  # containers, and copies of what they are to hold
         self.arrays: list[tuple[Any, Any]] = []  # likewise
-        seen: set[int] = set()
+        seen = set(settings.apart)
         for setting in settings.found:
             value = settings.read(setting.container, setting.key)
             self.entries.append((setting.container, setting.key, value))

@@ -19,6 +19,7 @@ from functionalize.runtime.containers import (
     MAPPINGS,
     assign,
     copy_of,
+    entry,
     remove,
     unchanged,
     write,
@@ -62,8 +63,17 @@ class SideEffect:
     before: Mapping[Any, Before]  # entries that were no tensors: a call must find the same
     entries: Mapping[Any, Any]  # how they are made: of a mapping those that changed, of others all
     removed: tuple[Any, ...] = ()
-    length: int | None = None  # of others than mappings: how many items it had, unless that does not matter
+    length: int | None = None  # how many entries it had, unless that does not matter
     adds: bool = False  # whether the entries come behind what is there
+    order: tuple[Any, ...] = ()  # of a dict: its keys, in order, of which a call must find those that it has in order
+    last: tuple[Any, ...] = ()  # of a dict: the keys that come last in the end, in order
+
+    def is_in_order(self, container: Any) -> bool:
+        """Whether a call's container has the keys that it has of the capture's in the order of these."""
+        if not self.order:
+            return True
+        both = set(self.order).intersection(container)
+        return [key for key in container if key in both] == [key for key in self.order if key in both]
 
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Do the same to a call's own objects."""
@@ -76,6 +86,10 @@ class SideEffect:
             remove(container, key)
         for key, item in self.entries.items():
             write(container, maker.make(key), maker.make(item))
+        for key in self.last:
+            item = entry(container, key)
+            remove(container, key)
+            write(container, key, item)
 
 
 class Objects(Protocol):
@@ -154,12 +168,14 @@ class SideEffectRecorder:
 
         now, mapping = copy_of(container), isinstance(container, MAPPINGS)
         new, touched = (now, before) if mapping else (dict(enumerate(now)), dict(enumerate(before)))
-        removed, length, adds = tuple[Any, ...](), None if mapping else len(before), False
+        removed, adds = tuple[Any, ...](), False
+        length: int | None = len(before)
+        order, last = self._order(index, container, before, now)
         if mapping:
             new = {key: item for key, item in now.items() if _differ(before.get(key, ABSENT), item)}
             removed = tuple(key for key in before if key not in now)
             touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
-            if not touched:
+            if not touched and not last:
                 return None
         elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_log(container):
             new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
@@ -167,7 +183,16 @@ class SideEffectRecorder:
         plain = {key: item for key, item in touched.items() if not _is_input(item)}
         constants = {key_of(key): self._before(item, state) for key, item in plain.items()}
         entries = {key_of(key): objects.recipe(item, joined(path, key)) for key, item in new.items()}
-        return SideEffect(index, position, path, constants, entries, removed, length, adds)
+        return SideEffect(index, position, path, constants, entries, removed, length, adds, order, last)
+
+    def _order(self, index: int, container: Any, before: Any, now: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The keys of a dict in the order in which the program found them, and those that it has moved to the end."""
+        if id(container) not in self._states[index].ordered:
+            return (), ()
+        written = [*(key for key in before if key in now), *(key for key in now if key not in before)]
+        keys = list(now)
+        moved = next((place for place, key in enumerate(keys) if key != written[place]), len(keys))
+        return tuple(before), tuple(keys[moved:])
 
 
 def _is_input(item: Any) -> bool:

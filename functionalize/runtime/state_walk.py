@@ -19,8 +19,9 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ class StateWalk:
     leaves: list[Slot] = field(default_factory=list)  # both
     entered: list[Slot] = field(default_factory=list)  # where objects sit that were entered, but for tuples
     containers: dict[int, tuple[Container, str]] = field(default_factory=dict)
+    ordered: dict[int, tuple[Container, str]] = field(default_factory=dict)  # dicts in whose order a program may go
     weak: list[Slot] = field(default_factory=list)  # weak references to tensors
     keyed_by_tensor: list[Container] = field(default_factory=list)  # containers that have tensors for keys, and sets
     modules: dict[int, str] = field(default_factory=dict)  # paths
@@ -82,6 +84,7 @@ class StateWalk:
     _numbers: dict[int, int] = field(default_factory=dict)
     _holders: int = 0  # how many modules and optimizers are being opened
     _before: list[Any] = field(default_factory=list)  # content of the containers when the program begins
+    _all_before: list[Any] = field(default_factory=list)  # likewise, in one list
 
     def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
         """Enter an entry of a container."""
@@ -137,6 +140,8 @@ class StateWalk:
         self._holders += holds
         for container, keys in containers_of(value):
             self.containers[id(container)] = container, path
+            if len(keys) > 1 and _is_ordered(value, container):
+                self.ordered[id(container)] = container, path
             if keys:
                 self._open(value, container, keys, path)
             else:
@@ -185,7 +190,7 @@ class StateWalk:
                 assign(container, content)
             for container, key, value in entries:
                 write(container, key, value)
-            self._before = []
+            self._before, self._all_before = [], []
 
     def content(self, container: Container) -> Any:
         """What a container held when the program began; None of one that was not walked."""
@@ -195,16 +200,40 @@ class StateWalk:
     def begin(self) -> None:
         """The program begins: what the containers hold now is what it finds."""
         self._before = [copy_of(container) for container, _ in self.containers.values()]
+        self._all_before = _in_one(self._before)
 
     @property
     def changed(self) -> list[Changed]:
         """The containers whose content the program has changed so far: number, container, path, content before."""
+        containers = (container for container, _ in self.containers.values())
+        now = _in_one(one if type(one) is dict else copy_of(one) for one in containers) if self._before else []
+        if len(now) == len(self._all_before) and all(map(is_, now, self._all_before)):
+            return []
         pairs = zip(self.containers.values(), self._before, strict=False)
         return [
             (number, container, path, content)
             for number, ((container, path), content) in enumerate(pairs)
             if (container or content) and not unchanged(container, content)
         ]
+
+
+def _is_ordered(value: Any, container: Container) -> bool:
+    """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
+    if not isinstance(container, dict) or not _VALUES.issuperset(map(type, container)):
+        return False
+    return container is value or (is_module(value) and container is modules_of(value))
+
+
+def _in_one(contents: Iterable[Any]) -> list[Any]:
+    """All that containers hold, one after the other, each behind the number of its entries."""
+    found: list[Any] = []
+    for content in contents:
+        found.append(len(content))
+        if content:
+            found += content
+            if type(content) is dict:
+                found += content.values()
+    return found
 
 
 def is_module(value: Any) -> bool:

@@ -21,6 +21,8 @@ from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, 
 from functionalize._torch.tracing import (
     ProxyTorchDispatchMode,
     compared,
+    endless,
+    is_endless,
     is_foregone,
     name_for,
     new_node,
@@ -54,8 +56,10 @@ class RecordingMode(ProxyTorchDispatchMode):
         return self._dispatch(func, args, kwargs or {}) if out is meta_cache.MISS else out
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if is_endless(func, args):
+            return endless(self.tracer, func, args)
         out = super().__sym_dispatch__(func, types, args, kwargs)
-        return compared(self.tracer, func, args, out) if is_foregone(out, args) else out
+        return compared(self.tracer, func, args) if is_foregone(out, args) else out
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What dispatching an op to this mode gives."""

@@ -5,14 +5,65 @@ Invariant: notes are only added while the program runs. Limits: what is asked by
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from functionalize._torch import VIEW, FakeTensor
-from functionalize._torch.tensors import autograd_base
-from functionalize.aliasing.bases import Base
+from functionalize._torch.tensors import autograd_base, is_view_to_autograd
+from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, hinted_span
+from functionalize.aliasing.overlap import box_of
+from functionalize.call_stack import Location, user_location
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+
+
+class Reshapes:
+    """The tensors whose metadata changed in place, of which autograd may know what they were before."""
+
+    def __init__(self) -> None:
+        self.any = False  # whether one that requires gradients is among them, or came to
+        self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
+        self._loses_views: Location | None = None  # the line that writes the memory of a view among them
+        self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
+        self._views: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity
+
+    def note(self, handle: torch.Tensor) -> None:
+        """Note that a handle is about to get other metadata."""
+        if isinstance(handle, FakeTensor) and is_view_to_autograd(handle):  # of others autograd takes the place
+            self._views[id(handle)] = weakref.ref(handle)
+        self._held[id(handle)] = handle
+        self.any |= handle.requires_grad
+
+    def note_data(self, handle: torch.Tensor) -> None:
+        """Note that a handle gets other data by `.data =`."""
+        if id(handle) in self._held and handle.requires_grad:
+            self.replaced.add(id(handle))
+
+    def note_write(self, base: Base) -> None:
+        """Note a write to memory."""
+        if not self._views or self._loses_views is not None:
+            return
+        if any(self._views[key]() is not None for key in self._views.keys() & base.handles):
+            self._loses_views = user_location()
+
+    def lost_views(self) -> UnsupportedMutationError | None:
+        """Why autograd knows views for what they were, if it does: of fake tensors, it follows the steps to a view."""
+        if self._loses_views is None:
+            return None
+        return UnsupportedMutationError(
+            "a view gets new metadata in place (squeeze_, t_, ...), and its memory is written afterwards",
+            why="of fake tensors, autograd takes the view by the same steps again, as it was before",
+            hint="use the out-of-place operator (squeeze, t, ...) and its result",
+            at=self._loses_views,
+        )
+
+    def close(self) -> None:
+        """Drop all tensors."""
+        self.any |= any(handle.requires_grad for handle in self._held.values())
+        self._held.clear()
 
 
 class AutogradNotes:
@@ -27,12 +78,11 @@ class AutogradNotes:
         self.beyond: dict[int, int] = {}  # storages of such of a part alone: how often written before the first
         self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
         self.detaches: list[str] = []  # the lines that detach a tensor: its gradients end there
-        self.reshapes = False  # whether metadata of a tensor that requires gradients changed
-        self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
+        self.reshapes = Reshapes()
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
-        self._reshaped: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
-        self._required: dict[int, torch.Tensor] = {}  # told to require gradients; the same
+        self._required: dict[int, torch.Tensor] = {}  # told to require gradients; held, so that no other has it
+        self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, what autograd gave
 
     def note_required(self, handle: torch.Tensor, has_views: bool) -> None:
         """Note that a handle is told to require gradients."""
@@ -45,6 +95,7 @@ class AutogradNotes:
 
         It does not without grad mode, and where these are no views of one tensor.
         """
+        self.reshapes.note_write(base)
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
         there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
@@ -52,16 +103,18 @@ class AutogradNotes:
             self.asked.add(VIEW)  # a write makes autograd look for the others where that begins
         if self.hides_writes is False:
             told = autograd_base(handle) if torch.is_grad_enabled() and handle.requires_grad else None
-            known = (other for ref in base.handles.values() if (other := ref()) is not None)
-            self.hides_writes = any(other.requires_grad and autograd_base(other) is not told for other in known)
+            others = (other for ref in base.handles.values() if (other := ref()) is not None)
+            self.hides_writes = any(other.requires_grad and autograd_base(other) is not told for other in others)
 
-    def note_address(self, source: torch.Tensor, part: torch.Tensor, base: Base) -> None:
-        """Note that `as_strided` takes a part of a storage, given by a tensor of it."""
-        offset = source.storage_offset()
+    def note_address(self, source: View, part: Layout) -> None:
+        """Note that `as_strided`, in place or not, takes a part of a storage, given by a tensor of it."""
+        offset, base = source.layout.offset, source.base
         if not (type(offset) is int and offset == 0):
             self.readdressed.add(base.key)
-        (first, last), (start, end) = (hinted_span(Layout.of(tensor)) for tensor in (source, part))
-        if start < first or last < end:
+        (first, last), (start, end) = map(hinted_span, (source.layout, part))
+        gaps = source.layout.static and part.static and not source.layout.dense
+        between = gaps and box_of(source.layout, part) is None  # elements that the tensor leaves out
+        if start < first or last < end or between:
             self.beyond.setdefault(base.key, len(base.log))
 
     def note_pieces(self, source: torch.Tensor) -> None:
@@ -76,18 +129,31 @@ class AutogradNotes:
 
     def note_reshape(self, handle: torch.Tensor, views_lose: bool) -> None:
         """Note that a handle is about to get other metadata; whether views of it may then show what it does not."""
-        if handle.requires_grad:
-            self._reshaped[id(handle)], self.reshapes = handle, True
-            if views_lose and torch.is_grad_enabled():
-                self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
+        self.reshapes.note(handle)
+        if handle.requires_grad and views_lose and torch.is_grad_enabled():
+            self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
 
-    def note_data(self, handle: torch.Tensor) -> None:
-        """Note that a handle gets other data by `.data =`."""
-        if id(handle) in self._reshaped:
-            self.replaced.add(id(handle))
+    def note_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """Note what autograd gave."""
+        self._gradients |= {id(one): weakref.ref(one) for one in gradients if one is not None}
+
+    def refuse_version_of_gradient(self, tensor: torch.Tensor) -> None:
+        """Raise for a gradient: eager's engine adds them up in place, which is told of no graph's.
+
+        Raises:
+            UnsupportedProgramError: it is one.
+        """
+        known = self._gradients.get(id(tensor))
+        captured = self.constants is not None  # else the engine runs on the tensors themselves, or for this trace alone
+        if captured and known is not None and known() is tensor:
+            raise UnsupportedProgramError(
+                "the program asks for the `_version` of a gradient",
+                why="eager's engine adds gradients up in their place or not, as it likes, and counts that",
+                hint="ask a copy of the gradient (`.clone()`)",
+            )
 
     def close(self) -> None:
         """Drop all tensors: the call has ended."""
         self.hooked.clear()
-        self._reshaped.clear()
+        self.reshapes.close()
         self._required.clear()

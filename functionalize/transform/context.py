@@ -205,7 +205,7 @@ class FunctionalizationContext:
                 view = self.graph.ensure(source)
                 if handle.requires_grad and is_view(handle):
                     self.protect(source, _STILL_A_VIEW)
-                self.notes.note_data(handle)
+                self.notes.reshapes.note_data(handle)
                 self.graph.track(handle, view)
                 # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
                 self._carriers.pop(view, None)
@@ -225,6 +225,9 @@ class FunctionalizationContext:
 
     def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run autograd's engine; in direct use below the mode, since the engine asks for modes."""
+        lost = self.notes.reshapes.lost_views() if self.executor.observed else None
+        if lost is not None:
+            raise lost
         mode = self.enter()
         aside = not self.executor.observed and mode_stack()[-1:] == [mode]
         with below_mode(mode) if aside else contextlib.nullcontext():

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import memory_view, storage_key
+from functionalize._torch import memory_view, storage_key, unbacked
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, fits, plain, same, stop
 from functionalize.aliasing.overlap import box_of
@@ -304,6 +304,12 @@ class _Metadata:
                 why="no operator changes the dtype of a tensor that a graph gets as its input",
                 hint="return the new tensor, and assign it to `.data` outside of the traced function",
             )
+        if (layout.conj, layout.neg) != (entry.layout.conj, entry.layout.neg):
+            raise UnsupportedMutationError(
+                "`.data =` gives an input data that are conjugated or negated lazily, or no more",
+                why="no operator changes that of a tensor that a graph gets as its input",
+                hint="assign `.resolve_conj()`, `.resolve_neg()` of the data",
+            )
         size = list(handle.size())
         fresh = self.takes_fresh_storage(entry)
         if fresh:
@@ -317,7 +323,7 @@ class _Metadata:
                 del self._holder[entry.storage]
             self._holder.setdefault(key, handle)
             yield aten.set_.source_Tensor, (memory,)
-        elif not fits(layout, entry.capacity):
+        elif unbacked(layout.size) or not fits(layout, entry.capacity):  # of what has room this is nothing
             start, before = layout.offset, entry.layout.offset
             as_is = layout.contiguous and same((start,), (before,))
             yield aten.resize_.default, (size if as_is else [stop(layout) - before],)

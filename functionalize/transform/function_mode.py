@@ -60,7 +60,7 @@ _REQUIRE: Any = torch.Tensor.requires_grad_
 _DETACHES = frozenset(
     {torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 )
-_NOTED = _DETACHES | {_HOOK, _REQUIRE}
+_NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION}
 _DEEP_COPY: Any = torch.Tensor.__deepcopy__
 _UNDISPATCHED = (
     {_DEEP_COPY, _SET_DATA} | OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | _NOTED
@@ -107,7 +107,9 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             self._context.notes.asked.update(_ASKS[func])
         if func in _BACKWARD:
             self._context.notes.asked.add(HOOKS)
-            return self._context.differentiate(func, args, kwargs)
+            gradients = self._context.differentiate(func, args, kwargs)
+            self._context.notes.note_gradients(gradients or ())
+            return gradients
         if func in _NOTED:
             self._note(func, args[0])
         if func in SPELT_OUT:
@@ -125,9 +127,11 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _note(self, func: Any, tensor: torch.Tensor) -> None:
-        """Note what becomes of a tensor's gradients."""
+        """Note what becomes of a tensor's gradients; refuse what only eager counts."""
         notes = self._context.notes
-        if func in _DETACHES:
+        if func == ASK_VERSION:
+            notes.refuse_version_of_gradient(tensor)
+        elif func in _DETACHES:
             notes.detaches.append(str(user_location()))
         elif func is _REQUIRE:
             notes.note_required(tensor, self._context.has_views(tensor))

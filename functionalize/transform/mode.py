@@ -7,6 +7,7 @@ free of mutation, and of views where these are to be removed. Limits: one mode s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,8 +31,10 @@ from functionalize._torch import (
     uncompiled,
 )
 from functionalize.aliasing import view_rules
-from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.bases import View
+from functionalize.aliasing.geometry import Layout, fits
 from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
+from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
@@ -110,6 +113,11 @@ class FunctionalizeMode(TorchDispatchMode):
     def _metadata(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return on_handles(func, args, kwargs)
 
+    def _is_set_to(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
+        """Whether two handles show the same elements; fake ones say no, as torch makes storages for the answer."""
+        keys, layouts = [storage_key(one) for one in args], [Layout.of(one) for one in args]
+        return keys[0] == keys[1] and layouts[0].key == layouts[1].key
+
     def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if func is aten.lift_fresh.default and not self.context.executor.observed:
             return args[0]  # `from_numpy` comes by here: the tensor shares the array's memory
@@ -152,7 +160,7 @@ class FunctionalizeMode(TorchDispatchMode):
         out, layouts = self._run_view(func, args, kwargs)
         parent = graph.ensure(source)
         if func is aten.as_strided.default and source.requires_grad:
-            self.context.notes.note_address(source, out, parent.base)
+            self.context.notes.note_address(parent, Layout.of(out))
         if isinstance(out, torch.Tensor):
             if layouts is None and storage_key(out) != key:
                 out = alias_of_wrapper(func, args, kwargs, out)
@@ -199,6 +207,7 @@ class FunctionalizeMode(TorchDispatchMode):
         handle, context = args[0], self.context
         if not context.executor.observed:
             return on_handles(func, args, kwargs)
+        func, args = _with_kept_strides(func, args)
         size = tuple(args[1].size() if isinstance(args[1], torch.Tensor) else args[1]) if func in _RESIZES else None
         if size is not None and _keeps_size(handle, size, kwargs):
             return handle
@@ -218,16 +227,22 @@ class FunctionalizeMode(TorchDispatchMode):
             context.executor.on_handles(func, args, kwargs)
         context.executor.track_sizes(handle)
         view.base.simplify()
-        if Layout.of(handle).key == view.layout.key and storage_key(handle) == view.base.key:
-            return handle
-        if op in view_rules.VIEW_RULES and storage_key(handle) == view.base.key:
-            context.graph.track(handle, context.graph.derive(view, op, tuple(args[1:]), Layout.of(handle)))
+        if Layout.of(handle).key != view.layout.key or storage_key(handle) != view.base.key:
+            self._relocated(func, op, args, view)
+        return handle
+
+    def _relocated(self, func: Any, op: Any, args: Sequence[Any], before: View) -> None:
+        """Find out what a handle shows after an op changed its metadata; ``op``: the one that gives such a view."""
+        handle, context = args[0], self.context
+        if func is aten.as_strided_.default and handle.requires_grad:
+            context.notes.note_address(before, Layout.of(handle))
+        if op in view_rules.VIEW_RULES and storage_key(handle) == before.base.key:
+            context.graph.track(handle, context.graph.derive(before, op, tuple(args[1:]), Layout.of(handle)))
         elif func is aten.set_.default:  # to a storage of its own, of nothing
             options = {"dtype": handle.dtype, "device": handle.device}
             context.graph.create_base(handle, context.executor.call(aten.empty.memory_format, [0], **options))
         else:
             context.graph.relocate(handle)
-        return handle
 
     def _mutation(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         call = WritingCall(self.context, func, tables.row(func), args, kwargs)
@@ -249,6 +264,27 @@ class FunctionalizeMode(TorchDispatchMode):
 
 _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as a number counts
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
+
+
+def _with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """An op and its arguments; `set_` to a storage without strides keeps those of what has the size."""
+    if func is aten.set_.source_Storage:
+        sized = (*args, 0, [args[1].nbytes() // args[0].element_size()])
+    elif func is aten.set_.source_Storage_storage_offset and len(args) == 4:
+        sized = tuple(args)
+    else:
+        return func, args
+    handle, storage, offset, size = sized
+    if tuple(handle.size()) != tuple(size):
+        return func, args
+    kept = replace(Layout.of(handle), offset=offset)
+    if not fits(kept, storage.nbytes()):
+        raise UnsupportedMutationError(
+            f"set_ to a storage without strides keeps {tuple(handle.stride())}, which reach beyond that storage",
+            why="eager reads and writes there memory that is none of the storage's",
+            hint="give the strides, too",
+        )
+    return aten.set_.source_Storage_storage_offset, (*sized, list(handle.stride()))
 
 
 def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> bool:
@@ -280,12 +316,13 @@ _BY_OP: dict[Any, Handler] = {
             *(getattr(aten, name).default for name in ("size", "stride", "storage_offset", "numel", "dim")),
             *(getattr(aten, name).default for name in ("sym_size", "sym_stride", "sym_storage_offset", "sym_numel")),
             *(getattr(aten, name).default for name in ("is_contiguous", "is_strides_like_format", "is_same_size")),
-            *(getattr(aten, name).default for name in ("is_non_overlapping_and_dense", "is_set_to")),
+            aten.is_non_overlapping_and_dense.default,
             aten.is_contiguous.memory_format,
             aten._has_same_storage_numel.default,
         ],
         FunctionalizeMode._metadata,
     ),
+    aten.is_set_to.default: FunctionalizeMode._is_set_to,
     # Tensors made of others, whose memory they keep.
     **dict.fromkeys(
         [

@@ -162,6 +162,7 @@ class WritingCall:
             )
         context, executor = self.context, self.context.executor
         if executor.observed:
+            _refuse_lost_views(context, handle)
             context.refuse_constant(handle)
             context.unshare(handle)
             context.prepare_resize(handle)
@@ -185,3 +186,13 @@ class WritingCall:
                     why="what eager gives then depends on the order in which its kernel goes through the elements",
                     hint="pass an out= of the right size, or a tensor that shares no memory with the arguments",
                 )
+
+
+def _refuse_lost_views(context: FunctionalizationContext, handle: torch.Tensor) -> None:
+    """Raise where a fake tensor that has views, and a gradient, is about to get another size."""
+    if is_fake(handle) and handle.requires_grad and context.has_views(handle):
+        raise UnsupportedMutationError(
+            "an out= that requires gradients, and of which there are views, gets another size",
+            why="autograd makes the views again of what their tensor has become; gradients of eager fail there",
+            hint="pass an out= of the right size, or one that is detached",
+        )

@@ -101,6 +101,7 @@ def test_explain_names_the_exception(spelling: str, capsys: pytest.CaptureFixtur
     assert "pair: the functional op takes the order before `self`" in output
 
 
+@pytest.mark.slow
 def test_explain_of_an_unknown_op_names_those_near(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["explain", "ad_.Tensor"]) == 1
     assert "there is no op aten::ad_.Tensor; near it are aten::add_.Tensor" in capsys.readouterr().err

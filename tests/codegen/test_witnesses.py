@@ -34,6 +34,7 @@ def live_rows() -> Iterator[tuple[torch._ops.OpOverload, OpRow]]:
         yield op, tables.row(op)
 
 
+@pytest.mark.slow
 def test_torchgen_knows_the_same_ops(installed: Tables, model: dict[str, NativeFunction]) -> None:
     assert model.keys() == installed.rows.keys()
 

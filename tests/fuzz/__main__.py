@@ -149,18 +149,25 @@ def main(arguments: list[str] | None = None) -> int:
         by_look[f"{result[1].split('/')[0]} {result[2].signature}"].append(result)
     chosen = [(result, given.length) for look in by_look.values() for result in look[: given.show]]
     _print_groups(list(run_all(shrink_job, chosen, _unshrunk, workers=given.jobs, start=_start)))
+    _print_tally(results)
+    print(by_feature([result for result in results if result[1] == WORLDS], given.length), end="")
+    print(f"{len(jobs)} programs in {time.monotonic() - begin:.0f} s")
+    return int(bool(failed))
+
+
+def _print_tally(results: Sequence[Result]) -> None:
     kinds = collections.Counter(v.kind for _, _, v in results if v.status == NOT_COUNTED)
     tally = collections.Counter((mode, verdict.status) for _, mode, verdict in results)
     for (mode, status), count in sorted(tally.items()):
         print(f"{mode:20} {status:12} {count}")
+    equal, refused = (sum(getattr(verdict, name) for _, _, verdict in results) for name in ("equal", "refused"))
+    if equal or refused:
+        print(f"calls: {equal} equal to eager, {refused} refused")
     for kind, count in kinds.most_common():
         print(f"not counted {count:6}: {kind}")
     reasons = collections.Counter(verdict.reason for _, _, verdict in results if verdict.status == REFUSED)
     for reason, count in reasons.most_common():
         print(f"refused {count:6}: {reason}")
-    print(by_feature([result for result in results if result[1] == WORLDS], given.length), end="")
-    print(f"{len(jobs)} programs in {time.monotonic() - begin:.0f} s")
-    return int(bool(failed))
 
 
 def _print_groups(small: list[tuple[Result, str, str]]) -> None:

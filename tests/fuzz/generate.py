@@ -160,9 +160,11 @@ def _pieces(pool: Pool, call: str, count: int) -> Step:
 
 
 def defined(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
-    """Whether eager's result does not rest on the order in which it walks through elements that overlap."""
+    """Whether eager's result does not rest on the order in which it walks through elements that overlap, or a bug."""
     if not _WRITTEN.search(step.source) or _METADATA.search(step.source):
         return True
+    if ".copy_(" in step.source and _loses_a_negation([tensors[name] for name in step.uses if name in tensors]):
+        return False
     used = {name: tensors[name] for name in step.uses if name in tensors}
     written = [name for name in written_names(step) if name in tensors]
     in_turn = "foreach" in step.source  # on the CPU one tensor after another
@@ -182,6 +184,12 @@ def defined(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
         if not in_turn and any(meet(handle, other) for other in others):
             return False
     return True
+
+
+def _loses_a_negation(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a copy between float16 and float32 has a lazy negation, which the kernel of eager's forgets."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    return {torch.float16, torch.float32} <= dtypes and any(tensor.is_neg() for tensor in tensors)
 
 
 def _apart(step: Step, tensors: dict[str, torch.Tensor]) -> bool:

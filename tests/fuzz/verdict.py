@@ -24,6 +24,8 @@ class Verdict:
     status: str
     kind: str = ""
     reason: str = ""
+    equal: int = 0  # calls of a captured program that equal eager
+    refused: int = 0  # its calls that a guard refuses, with nothing changed
 
     @property
     def signature(self) -> str:
@@ -45,6 +47,8 @@ def visible_differences(
     for label in of:
         for index, (want, got) in enumerate(zip(getattr(eager, label), getattr(actual, label), strict=True)):
             for name in names if isinstance(want, torch.Tensor) else ():
+                if name in ("requires_grad", "is_leaf") and not (want.is_floating_point() or want.is_complex()):
+                    continue  # a comparison in place: eager follows it, and integers have no gradients
                 wanted, have = _answer(want, name), _answer(got, name)
                 if wanted != have and not isinstance(wanted, type):
                     yield f"{label} {index}: {name} {have}, eager gives {wanted}"

@@ -28,6 +28,7 @@ _PYTHON: dict[Any, Any] = {
     operator.sub: aten.sub.Tensor,
     operator.mul: aten.mul.Tensor,
     operator.truediv: aten.div.Tensor,
+    operator.floordiv: aten.floor_divide.default,
     operator.mod: aten.remainder.Tensor,
     operator.pow: aten.pow.Tensor_Tensor,
     operator.neg: aten.neg.default,

@@ -51,7 +51,8 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     if op not in _READING | _FILLING or len(handles) != 1:
         return _laid_out(context, op, args, kwargs)
     handle, order = handles[0], order_of(context, handles[0])
-    in_order = order == sorted(order)
+    longer = [dim for dim in order if hint(handle.size(dim)) != 1]  # the others say nothing of the order
+    in_order = longer == sorted(longer)
     if op is aten.normal_functional.default and in_order and _is_large_with_gaps(handle):
         drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
         return call(aten.view.default, drawn, list(handle.size()))

@@ -15,6 +15,7 @@ from jax.scipy import special
 
 from functionalize.backends.interpreter import Call
 from functionalize.backends.jax.lowerings.registry import lowering
+from functionalize.backends.jax.lowerings.special import digamma, polygamma, zeta
 from functionalize.backends.jax.values import as_float, cast, category, promoted
 
 aten = torch.ops.aten
@@ -29,7 +30,7 @@ _OF_FLOATS: dict[Any, Callable[[Array], Array]] = {
     aten.atanh: jnp.arctanh,
     aten.cos: jnp.cos,
     aten.cosh: jnp.cosh,
-    aten.digamma: lambda x: jnp.where(x == 0, jnp.copysign(jnp.inf, -x), special.digamma(x)),
+    aten.digamma: digamma,
     aten.erf: jax.lax.erf,
     aten.erfc: jax.lax.erfc,
     aten.erfinv: jax.lax.erf_inv,
@@ -99,7 +100,7 @@ _OF_TWO_FLOATS: dict[Any, Callable[[Array, Array], Array]] = {
     aten.copysign: jnp.copysign,
     aten.xlogy: special.xlogy,
     aten.special_xlog1py: special.xlog1py,
-    aten.special_zeta: special.zeta,
+    aten.special_zeta: zeta,
     aten.logaddexp: lambda x, y: logaddexp(x, y),
     aten.logaddexp2: jnp.logaddexp2,
     aten.igamma: special.gammainc,
@@ -346,10 +347,8 @@ def fill(x: Array, value: Any) -> Array:
 
 
 @lowering(aten.polygamma)
-def polygamma(n: int, x: Array) -> Array:
-    if n:
-        raise ValueError("JAX's polygamma is another one for negative numbers")
-    return lowering[aten.digamma.default].rule(x)
+def polygamma_of(n: int, x: Array) -> Array:
+    return rounded(lambda x: polygamma(n, x), as_float(x))
 
 
 @lowering(aten.frexp.Tensor)

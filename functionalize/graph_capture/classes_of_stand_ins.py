@@ -1,0 +1,141 @@
+"""What ``isinstance`` and ``type`` say of what stands for tensors and numbers: what they say of these.
+
+Invariant: code that is none of the program's is told what it was told before. Limits: ``isinstance`` that code of the
+program calls by name, ``type`` in functions that a capture follows; ``x.__class__`` and class patterns of ``match`` see
+the stand-in.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from functionalize._torch import FakeTensor
+from functionalize.call_stack import is_of_program
+
+_NUMBERS: dict[type, Any] = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool: False}
+
+
+@contextlib.contextmanager
+def classes_of_stand_ins(environment: Any, asking: Iterable[dict[str, Any]], *, at_once: bool) -> Iterator[None]:
+    """Have symbols and fake tensors be of the classes of what they stand for.
+
+    ``environment``: the ``DecidingShapeEnv`` of the trace, if it has one; ``asking``: the globals of functions that
+    name ``type``; ``at_once``: there are symbols from the beginning, else from the first one on that the data tell.
+    """
+    classes, compiled = _Classes(asking), torch.compile
+    has_symbols = hasattr(environment, "on_data_symbol")
+
+    def begin() -> None:
+        environment.on_data_symbol = None
+        classes.take_symbols()
+
+    if has_symbols:
+        environment.on_data_symbol = begin
+    try:
+        classes.lend()
+        torch.compile = classes.as_before(compiled)
+        if has_symbols and at_once:
+            begin()
+        yield
+    finally:
+        torch.compile = compiled
+        classes.take_back()
+        classes.ended = True
+        if has_symbols:
+            environment.on_data_symbol = None
+
+
+class _Classes:
+    """``isinstance`` and ``type`` of one capture."""
+
+    def __init__(self, asking: Iterable[dict[str, Any]]) -> None:
+        self._isinstance = self._before = builtins.isinstance
+        self._asking = [variables for variables in asking if "type" not in variables]
+        self.ended = False
+
+    def lend(self) -> None:
+        """Have the program use them."""
+        builtins.isinstance = self._isinstance
+        for variables in self._asking:
+            variables["type"] = _Type
+
+    def take_back(self) -> None:
+        """Have it use Python's."""
+        builtins.isinstance = self._before
+        for variables in self._asking:
+            variables.pop("type", None)
+
+    def take_symbols(self) -> None:
+        """There are symbols from now on."""
+        builtins.isinstance = self._isinstance = _of_numbers(self._before)
+
+    def as_before(self, compiled: Any) -> Any:
+        """``torch.compile`` for bodies of higher-order operators: Dynamo knows Python's classes alone."""
+
+        @functools.wraps(compiled)
+        def compile(*args: Any, **options: Any) -> Any:
+            made = compiled(*args, **options)
+            if is_of_program(sys._getframe(1).f_code):
+                return made
+
+            def called(*inputs: Any, **named: Any) -> Any:
+                if self.ended:
+                    return made(*inputs, **named)
+                self.take_back()
+                try:
+                    return made(*inputs, **named)
+                finally:
+                    self.lend()
+
+            return called
+
+        return compile
+
+
+def _of_numbers(plain: Callable[[Any, Any], bool]) -> Any:
+    def isinstance(value: Any, kinds: Any, /) -> bool:
+        if plain(value, kinds):
+            return True
+        kind = type(value)
+        return kind in _NUMBERS and is_of_program(sys._getframe(1).f_code) and plain(_NUMBERS[kind], kinds)
+
+    return isinstance
+
+
+def _class_of(value: Any) -> Any:
+    """The class of what a value stands for."""
+    kind = type(value)
+    if kind is FakeTensor:
+        buffer = torch.nn.Buffer if isinstance(value, torch.nn.Buffer) else torch.Tensor
+        return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else buffer
+    return type(_NUMBERS[kind]) if kind in _NUMBERS else _Type if kind is type else kind
+
+
+class _OfType(type):
+    """What calls of :class:`_Type` come to, and questions for instances of it."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not _Type:  # a class of classes that the program makes of it
+            return super().__call__(*args, **kwargs)
+        return _class_of(args[0]) if len(args) == 1 and not kwargs else type(*args, **kwargs)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, type) if cls is _Type else super().__instancecheck__(value)
+
+    def __subclasscheck__(cls, kind: Any) -> bool:
+        return issubclass(kind, type) if cls is _Type else super().__subclasscheck__(kind)
+
+
+class _Type(type, metaclass=_OfType):
+    """``type``, as functions of a program know it while it is captured."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return types.GenericAlias(type, item)
