@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -49,8 +48,7 @@ SCHEDULERS["ChainedScheduler-tuple"] = lambda one: schedulers.ChainedScheduler(
     (schedulers.ConstantLR(one, 0.5, 2), schedulers.ExponentialLR(one, 0.9))
 )
 SCHEDULERS["ReduceLROnPlateau"] = lambda one: schedulers.ReduceLROnPlateau(one)
-# Inside they go more than three ways in eight steps.
-BETWEEN: dict[str, Schedule] = {
+SCHEDULERS |= {  # which go more than three ways in eight steps
     "SequentialLR": lambda one: schedulers.SequentialLR(
         one, [schedulers.ConstantLR(one, 0.5, 5), schedulers.ExponentialLR(one, 0.9)], milestones=[5]
     ),
@@ -129,29 +127,6 @@ def captures_of_worlds(make: Callable[[], Any], inside: bool = True) -> int:
     return made
 
 
-def ways_of_worlds(make: Callable[[], Any]) -> int:
-    """How many ways the code of optimizers and schedulers goes in eager, in the calls of :func:`captures_of_worlds`."""
-    step, ways, steps = make()[0], set[Any](), list[Any]()
-
-    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
-        if "/torch/optim/" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = True
-        steps.append((frame.f_code, frame.f_lasti))
-        return trace
-
-    before = sys.gettrace()
-    for batch in [torch.randn(5, 3) for _ in range(CALLS)]:
-        steps.clear()
-        sys.settrace(trace)
-        try:
-            step(batch)
-        finally:
-            sys.settrace(before)
-        ways.add(tuple(steps))
-    return len(ways)
-
-
 @pytest.mark.parametrize("scheduler", ["ExponentialLR", "StepLR"])
 @pytest.mark.parametrize("optimizer", ["SGD-dampening", "AdamW-foreach", "NAdam"])
 def test_a_schedule_needs_few_captures(optimizer: str, scheduler: str) -> None:
@@ -165,9 +140,9 @@ def test_each_optimizer(optimizer: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", SCHEDULERS | BETWEEN)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_each_scheduler_between_calls(scheduler: str) -> None:
-    assert captures_of("Adam", (SCHEDULERS | BETWEEN)[scheduler], inside=False) <= FEW
+    assert captures_of("Adam", SCHEDULERS[scheduler], inside=False) <= FEW
 
 
 @pytest.mark.slow
@@ -181,16 +156,10 @@ def test_closed_forms_inside(scheduler: str) -> None:
     assert captures_of("SGD-fused", SCHEDULERS[scheduler], inside=True) <= FEW
 
 
+@pytest.mark.parametrize("scheduler", ["ReduceLROnPlateau-cooldown", "SequentialLR"])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_what_a_schedule_assigns_becomes_an_input_with_what_changed(optimizer: str) -> None:
-    assert captures_of(optimizer, SCHEDULERS["ReduceLROnPlateau"], inside=True) <= FEW
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheduler", BETWEEN)
-def test_schedulers_of_many_ways_inside(scheduler: str) -> None:
-    ways = ways_of_worlds(lambda: _world("SGD", BETWEEN[scheduler], inside=True))
-    assert captures_of("SGD", BETWEEN[scheduler], inside=True) <= ways <= 5
+def test_a_schedule_that_goes_many_ways_needs_few_captures(optimizer: str, scheduler: str) -> None:
+    assert captures_of(optimizer, SCHEDULERS[scheduler], inside=True) <= FEW
 
 
 def _step(module: Any, optimizer: Any, scheduler: Any = None, after: Any = lambda: None) -> Callable[[Tensor], Tensor]:
@@ -252,7 +221,7 @@ def test_batch_norm_that_averages_over_all_batches() -> None:
     assert captures_of_worlds(make) <= FEW
 
 
-def test_a_schedule_by_what_is_reached_goes_few_ways() -> None:
+def test_a_schedule_by_what_is_reached_needs_few_captures() -> None:
     def make() -> Any:
         torch.manual_seed(0)
         module = perceptron()
@@ -269,7 +238,7 @@ def test_a_schedule_by_what_is_reached_goes_few_ways() -> None:
 
         return step, module, optimizer, scheduler
 
-    assert captures_of_worlds(make) <= ways_of_worlds(make) == 4  # the first step, better, patient, not patient
+    assert captures_of_worlds(make) <= FEW
 
 
 def test_line_searches_decide_by_data() -> None:
@@ -375,12 +344,3 @@ def test_numbers_that_the_program_assigns_beside_one_that_changed(kind: type[Met
 def test_each_optimizer_with_each_scheduler(optimizer: str, scheduler: str, inside: bool) -> None:
     ways = 2 * FEW if "RAdam" in optimizer else FEW  # it decides by its steps: that times the ways of a scheduler
     assert captures_of(optimizer, SCHEDULERS[scheduler], inside) <= ways
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("scheduler", BETWEEN)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_each_optimizer_with_schedulers_of_many_ways(optimizer: str, scheduler: str) -> None:
-    assert captures_of(optimizer, BETWEEN[scheduler], inside=False) <= (2 * FEW if "RAdam" in optimizer else FEW)
-    ways = ways_of_worlds(lambda: _world(optimizer, BETWEEN[scheduler], inside=True))
-    assert captures_of(optimizer, BETWEEN[scheduler], inside=True) <= max(FEW, ways)

@@ -101,3 +101,12 @@ def test_write_to_a_list_of_tensors_whose_sizes_the_data_decide(remove: str) -> 
     graph = trace(f, torch.ones(1), remove=remove, mode="fake")
     for a in (torch.ones(1), torch.zeros(1)):
         assert torch.equal(graph(a), f(a))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_how_many_elements_a_flattened_square_has(remove: str) -> None:
+    def f(a: torch.Tensor) -> Any:
+        flat = a.flatten(0, 1)
+        return flat.view(-1), flat.contiguous()
+
+    assert_equivalent(f, torch.arange(9.0).view(3, 3), remove=remove, tracing_mode="symbolic", strides=False)

@@ -360,8 +360,8 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
     if not is_symbolic(handle):
         return
     symbols = list(filter(is_symbol, [*handle.size(), *handle.stride(), handle.storage_offset()]))
-    free = [symbol for number in symbols for symbol in number.node.expr.free_symbols]
-    if len(free) > 1:  # the tracer does not find powers and products of three by itself
+    single = len(symbols) < 2 and all(number.node.expr.is_Symbol for number in symbols)
+    if not single:  # the tracer does not find powers and products of three by itself
         numel = on_handles(torch.Tensor.numel, (handle,), {})
         symbols += filter(is_symbol, [numel, handle.untyped_storage().nbytes()])
     # Imported here: sympy takes longer to load than all the rest, and where there are symbols torch has loaded it.

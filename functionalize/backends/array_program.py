@@ -318,6 +318,8 @@ class ArrayProgram:
             found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))
         for effect in () if self._settled else self.metadata.side_effects:
             found.append((f"`{effect.path}`" if effect.path else "attributes of the module", _CHANGED_OBJECT))
+        if self.metadata.steps:
+            found.append(("a scheduler of learning rates", _CHANGED_OBJECT))
         if self._capture.modes_left:
             found.append((", ".join(self._capture.modes_left), "it leaves modes of torch otherwise than it found them"))
         read = {node.name for node in self.interpreter.placeholders if node.users}

@@ -42,6 +42,7 @@ from functionalize.runtime.metadata import ProgramMetadata, needed_results
 from functionalize.runtime.modes import set_modes
 from functionalize.runtime.objects import GraphNumber
 from functionalize.runtime.partition import PartitionFn, partition
+from functionalize.runtime.side_effects import LeftInObjects
 from functionalize.runtime.specialization import Recorded
 from functionalize.tracing.fakeify import fresh
 from functionalize.transform.api import run_call
@@ -254,7 +255,9 @@ class _Backend:
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
         with torch.fx.traceback.preserve_node_meta(), session.active(), session.recorder:
-            found = session.record(program, inputs, lambda objects, returned: (), Scopes(run_call.__code__).here)
+            found = session.record(
+                program, inputs, lambda objects, returned: LeftInObjects(), Scopes(run_call.__code__).here
+            )
         return found, session.modes_left
 
     def _handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:

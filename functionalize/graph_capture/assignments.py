@@ -14,7 +14,7 @@ from dis import get_instructions, opmap
 from typing import Any
 
 _STORE_ATTR = opmap["STORE_ATTR"]
-_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})  # what they assign may stay
+CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})  # what they assign may stay
 
 
 def assigned(codes: Iterable[types.CodeType], kinds: Iterable[type]) -> set[str]:
@@ -23,8 +23,8 @@ def assigned(codes: Iterable[types.CodeType], kinds: Iterable[type]) -> set[str]
     Those aside that only an object's construction assigns.
     """
     found, kinds = set[str](), list(kinds)
-    todo = [code for code in codes if code.co_name not in _CONSTRUCTORS]
-    seen = set[str](_CONSTRUCTORS)
+    todo = [code for code in codes if code.co_name not in CONSTRUCTORS]
+    seen = set[str](CONSTRUCTORS)
     while todo:
         names, stored = _names(todo.pop())
         found |= stored

@@ -58,7 +58,7 @@ from functionalize.runtime.metadata import (
 )
 from functionalize.runtime.objects import GraphNumber, TensorRef
 from functionalize.runtime.random_state import sources
-from functionalize.runtime.side_effects import SideEffect
+from functionalize.runtime.side_effects import LeftInObjects
 from functionalize.runtime.specialization import Recorded
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
@@ -96,7 +96,7 @@ class GraphFinalizer:
         return "storage" if node is None else str(node.name)
 
     def finalize(
-        self, entries: list[Input], returned: list[Any], side_effects: Sequence[SideEffect], joint: JointTracer
+        self, entries: list[Input], returned: list[Any], left_in_objects: LeftInObjects, joint: JointTracer
     ) -> Recorded:
         """Compute what is still missing, trace the backward, and end the graph.
 
@@ -136,7 +136,7 @@ class GraphFinalizer:
         self._count_writes(writes, {mutation.input for mutation in mutations})
         given = (results, spec) if recipe is None else ((recipe,), LEAF)
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), given, side_effects, layouts, symbols, decisions
+            gradients, mutations, (aliases, analysis.bases), given, left_in_objects, layouts, symbols, decisions
         )
         return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
 
@@ -292,7 +292,7 @@ class GraphFinalizer:
         mutations: Sequence[InputMutation],
         outputs: tuple[Sequence[OutputAlias], Sequence[BaseResult]],
         returned: tuple[Sequence[Any], Any],
-        side_effects: Sequence[SideEffect],
+        left_in_objects: LeftInObjects,
         layouts: InputLayouts,
         symbols: SymbolSources,
         decisions: tuple[Decision, ...],
@@ -318,7 +318,7 @@ class GraphFinalizer:
             {numbers[key]: number for key, number in gradients.items()},
             frozenset(numbers[key] for key in read),
             accumulates,
-            tuple(side_effects),
+            left_in_objects,
             before,
             after,
             symbols,

@@ -28,6 +28,7 @@ from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.numbers import ChangingNumbers
 from functionalize.graph_capture.python_state import Follower, settings_of
+from functionalize.graph_capture.schedules import Schedules
 from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.containers import Slot
 from functionalize.runtime.metadata import GraphInput
@@ -131,6 +132,9 @@ class ProgramInputs:
         self.arguments = self.call.walk
         self.args = self.call.args
         self.settings = settings_of(self.state)
+        follows_steps = numbers is None or numbers.follows_steps
+        self.schedules = Schedules(StateWalk() if follows_steps else self.state)
+        self.schedules.leave_out(self.settings)
         taken: set[str] = set()
         state, user = list(self._state(taken)), list(self._user(taken))
         if numbers is not None and not any(isinstance(entry.value, FakeTensor) for entry in (*state, *user)):

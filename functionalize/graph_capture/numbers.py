@@ -36,6 +36,7 @@ class ChangingNumbers:
         self._expected: set[str] = set()  # to change, as others of the same object have
         self._expects = True
         self.tied: list[tuple[Setting, Setting]] = []  # further places of lists of the last capture, and the first
+        self.follows_steps = False  # whether schedules are stepped in the graph, and not by calls
         self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
 
     def give_up(self) -> bool:

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.assignments import CONSTRUCTORS
 from functionalize.runtime.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content, per_class, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
 from functionalize.runtime.state_walk import StateWalk, is_module
@@ -81,7 +82,7 @@ class Follower:
         slot = slots[0]
         name = slot.path if isinstance(slot.container, Variable) else slot.key
         made = {function.__code__ for kind in self._named - self._kinds for function in methods(kind)}
-        codes = self._codes | made
+        codes = {code for code in self._codes | made if code.co_name not in CONSTRUCTORS}  # that of another object
         return isinstance(name, str) and not slot.steps and all(only_adds(code, name) for code in codes)
 
     def _follow_found(self) -> None:

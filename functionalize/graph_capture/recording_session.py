@@ -25,14 +25,14 @@ from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.graph_capture.object_graph import ObjectGraph
 from functionalize.graph_capture.tracing_errors import explained, replayed
 from functionalize.runtime.modes import changed_modes, modes_now, set_modes
-from functionalize.runtime.side_effects import SideEffect
+from functionalize.runtime.side_effects import LeftInObjects
 from functionalize.runtime.specialization import Recorded
 from functionalize.runtime.state_walk import StateWalk
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
 from functionalize.transform.function_mode import as_program
 
-Effects = Callable[[ObjectGraph, list[Any]], Sequence[SideEffect]]  # of the objects that a program leaves, and gives
+Effects = Callable[[ObjectGraph, list[Any]], LeftInObjects]  # of the objects that a program leaves, and gives
 
 
 class RecordingSession:

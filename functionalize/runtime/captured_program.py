@@ -326,6 +326,12 @@ class CapturedProgram(Exports):
         """The program as it is for other arguments, or with the state that there is now; it is not kept."""
         return self._captured(self._convention.arguments(args, kwargs))
 
+    def following_steps(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
+        """The program captured for such arguments, with the steps of schedulers as a part of the graph."""
+        recapture = functools.partial(self._recapture, follows_steps=True)
+        capture, original = recapture(args, kwargs), self._original
+        return CapturedProgram(capture, remove=self.remove, recapture=recapture, original=original)
+
     def flat_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.
 

@@ -225,6 +225,8 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
     maker = Maker(states, ending.tensor, computed[0], metadata.graph.numbers)
     for effect in metadata.side_effects:
         effect.apply(states, maker)
+    for step in metadata.steps:
+        step.apply(states, maker)
     return [maker.make(result) for result in metadata.results]
 
 

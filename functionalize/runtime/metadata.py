@@ -23,7 +23,7 @@ from functionalize.errors import DataDependentError
 from functionalize.runtime.containers import Slot
 from functionalize.runtime.decisions import Answers, Decision
 from functionalize.runtime.objects import GraphNumber
-from functionalize.runtime.side_effects import SideEffect
+from functionalize.runtime.side_effects import LeftInObjects, ScheduleStep, SideEffect
 
 OpCall = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
 
@@ -130,6 +130,8 @@ class SymbolBindings:
 
     def holds(self, condition: Any) -> bool:
         """Whether a condition may hold: where some symbol of it is not known, it may."""
+        if not all(symbol.is_integer for symbol in condition.free_symbols.difference(self._known)):
+            return True  # of floats that nobody knows nothing follows, which sympy would be long to find out
         return str(condition.xreplace(self._known)) != "False"
 
     def __str__(self) -> str:
@@ -322,10 +324,20 @@ class ProgramMetadata:
     gradients: Mapping[int, int | None]  # of inputs: the output that is its new gradient, or that it has none
     gradients_read: frozenset[int]  # of which inputs
     only_accumulates: bool  # gradients are only added to: none is as good as zeros
-    side_effects: tuple[SideEffect, ...]
+    left: LeftInObjects
     layouts_before: Mapping[int, Layout]
     layouts_after: Mapping[int, Layout]
     symbols: SymbolSources = field(default_factory=SymbolSources)
+
+    @property
+    def side_effects(self) -> Sequence[SideEffect]:
+        """What a call leaves in objects."""
+        return self.left.side_effects
+
+    @property
+    def steps(self) -> Sequence[ScheduleStep]:
+        """The steps of schedulers that a call does in the end."""
+        return self.left.steps
 
     @cached_property
     def taken(self) -> list[int]:

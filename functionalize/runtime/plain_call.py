@@ -67,7 +67,7 @@ class Plain:
         others = (
             metadata.bases,
             metadata.gradients,
-            metadata.side_effects,
+            metadata.left,
             metadata.requiring,
             metadata.symbols.asserted,
             metadata.graph.decisions,

@@ -92,6 +92,31 @@ class SideEffect:
             write(container, key, item)
 
 
+@dataclass(frozen=True)
+class ScheduleStep:
+    """A step of a scheduler of learning rates, which a call does when all else is done."""
+
+    number: int  # the scheduler's on the walk over the program's state
+    args: tuple[Any, ...]  # how they are made
+    kwargs: Mapping[str, Any]
+
+    def apply(self, states: Sequence[Walked], maker: Maker) -> None:
+        """Step a call's own scheduler."""
+        scheduler = states[0].seen[self.number]
+        scheduler.step(*map(maker.make, self.args), **{name: maker.make(one) for name, one in self.kwargs.items()})
+
+
+@dataclass(frozen=True)
+class LeftInObjects:
+    """What a program does to other objects than tensors, in the order in which a call does it."""
+
+    side_effects: Sequence[SideEffect] = ()
+    steps: Sequence[ScheduleStep] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.side_effects or self.steps)
+
+
 class Objects(Protocol):
     """What says how the objects that a program leaves are made."""
 

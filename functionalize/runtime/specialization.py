@@ -209,7 +209,7 @@ class Specialization:
         def captured(order: int) -> ForwardCall:
             if isinstance(made, Exception):
                 raise made
-            if self.metadata.side_effects:
+            if self.metadata.left:
                 raise RuntimeError(_CHANGES)
             args, kwargs = made
             given = self.capture.convention.arguments(args, kwargs)

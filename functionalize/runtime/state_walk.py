@@ -19,7 +19,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -201,6 +201,11 @@ class StateWalk:
         """The program begins: what the containers hold now is what it finds."""
         self._before = [copy_of(container) for container, _ in self.containers.values()]
         self._all_before = _in_one(self._before)
+
+    @property
+    def begun(self) -> Sequence[Any]:
+        """What the containers, in their order, held when the program began."""
+        return self._before
 
     @property
     def changed(self) -> list[Changed]:

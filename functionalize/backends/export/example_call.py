@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,10 @@ from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
 from functionalize.runtime.guards import REQUIRES_GRAD
-from functionalize.runtime.specialization import Specialization
+from functionalize.runtime.specialization import CAPTURING, Specialization
+
+if TYPE_CHECKING:
+    from functionalize.runtime.captured_program import CapturedProgram
 
 
 def concrete(number: Any) -> int:
@@ -96,3 +99,12 @@ def _elements(where: Sequence[Any]) -> int:
     """How many elements a layout reaches over."""
     size, stride, offset = where
     return 0 if 0 in size else offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+
+
+def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
+    """A program with the steps of its schedulers as a part of its graph: what is exported has no schedulers."""
+    if not program.current.metadata.steps:
+        return program
+    call = ExampleCall(program.current)
+    with CAPTURING:
+        return program.following_steps(call.args, call.kwargs)

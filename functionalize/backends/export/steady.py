@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from functionalize.backends.export.effects import EffectReader, changed_entries
-from functionalize.backends.export.example_call import ExampleCall, concrete
+from functionalize.backends.export.example_call import ExampleCall, concrete, with_steps_followed
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import NumberSlot, assign, copy_of, unchanged
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
@@ -43,6 +43,7 @@ class Exportable:
 
 def exportable(program: CapturedProgram) -> Exportable:
     """What is to be exported of a program."""
+    program = with_steps_followed(program)
     call = ExampleCall(program.current)
     if not call.program.metadata.side_effects:
         return Exportable(call, call.inputs, EffectReader(call))

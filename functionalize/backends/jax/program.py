@@ -17,6 +17,7 @@ import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.array_program import Prepared
+from functionalize.backends.export.example_call import with_steps_followed
 from functionalize.backends.exported_program import from_exported_program, to_exported_program
 from functionalize.backends.interpreter import Backend
 from functionalize.backends.jax.first_call import program_of
@@ -33,6 +34,7 @@ State = dict[str, Any]
 
 def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: int = 0) -> JaxProgram:
     """A captured program as a function of JAX arrays; see :meth:`CapturedProgram.to_jax`."""
+    program = with_steps_followed(program)
     try:
         return JaxProgram(program, lowerings, seed)
     except UnsupportedProgramError:

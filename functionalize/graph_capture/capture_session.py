@@ -1,0 +1,237 @@
+"""One run of a program on fake tensors in the places of its inputs, and what it gives.
+
+Invariant: the objects that the program reaches are, after the run, as they were before it; the tracer and the fake
+tensors live as long as the session. Limits: one thread captures a module at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, FakeTensor, has_gradient_hooks
+from functionalize._torch.fakes import (
+    CaptureFakeMode,
+    below_dispatch,
+    fake_mode_of,
+    new_fake_mode,
+)
+from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
+from functionalize.graph_capture.decisions import Decider
+from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
+from functionalize.graph_capture.example_data import NoDataError
+from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
+from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
+from functionalize.graph_capture.leaks import Traced, take_back
+from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
+from functionalize.graph_capture.object_graph import ObjectGraph
+from functionalize.graph_capture.provenance import Provenance
+from functionalize.graph_capture.random_sources import RandomSources, refuse_drawn
+from functionalize.graph_capture.recording_session import RecordingSession
+from functionalize.graph_capture.schedules import ScheduleSteps
+from functionalize.graph_capture.symbol_text import text_of_symbols
+from functionalize.graph_capture.symbolic_math import math_of_symbols
+from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
+from functionalize.runtime.call_tree import CallTree
+from functionalize.runtime.containers import NumberSlot
+from functionalize.runtime.decisions import Answers
+from functionalize.runtime.guards import Assumptions, Guards
+from functionalize.runtime.modes import modes_now
+from functionalize.runtime.side_effects import LeftInObjects, SideEffectRecorder
+from functionalize.runtime.specialization import Capture, Recorded
+from functionalize.tracing.fakeify import fakes_of
+from functionalize.tracing.metas import METAS
+from functionalize.transform.api import run_call
+
+# Whether data decide; instead of them, what is to be answered; the numbers that data of their own decide by.
+ByData = tuple[bool, Answers | None, ChangingNumbers | None]
+
+
+class CaptureSession(RecordingSession):
+    """One run of a program on fake tensors in the places of its inputs."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        inputs: ProgramInputs,
+        remove: str,
+        dynamic_shapes: Any = None,
+        order: int = 1,
+        by_data: ByData = (False, None, None),
+    ) -> None:
+        self._func, self._inputs = func, inputs
+        self._modes = modes_now()
+        self._asked: set[str] = set()  # what the program has asked tensors
+        self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
+        self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
+        tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
+        symbolic = bool(self._dims)
+        fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
+        self._provenance = Provenance(inputs.state.modules, run_call.__code__)
+        remove_views = remove == "mutations_and_views"
+        super().__init__(fake_mode, self._provenance.note, remove_views=remove_views, symbolic=symbolic, order=order)
+
+        def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
+            from functionalize._torch.symbols import with_symbols  # here: loads sympy
+
+            return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(self._dims.get(id(tensor), ())))
+
+        self.states = inputs.state, inputs.arguments
+        self._steps = ScheduleSteps(inputs.state, inputs.schedules)
+        self._fakes = fakes_of(tensors, self.factory, self._dims.keys(), with_symbols)
+        for entry in inputs.inputs:
+            entry.fake = self._fakes.get(id(entry.value))
+            if isinstance(entry.value, MissingGradient):
+                with below_dispatch():
+                    entry.fake = self.factory.like_real(entry.value.of)
+        self._numbers = Numbers(
+            [(e.slot, e.fake) for e in inputs.inputs if isinstance(e.slot, NumberSlot)], inputs.tied
+        )
+        if by_data[0]:
+            self.decider = Decider(self.recorder, self.regions, self._example, self._provenance.now, by_data[1])
+
+    @property
+    def traced(self) -> Traced:
+        """The tensors that the run traces."""
+        given = (entry.value for entry in self._inputs.inputs if isinstance(entry.value, FakeTensor))
+        return Traced(self.recorder.tracer.tensor_tracker, given)
+
+    def empty_caches(self) -> None:
+        """Empty caches by arguments that the run filled, if anything but the inputs outlives it."""
+        fakes = [entry.fake for entry in self._inputs.inputs if entry.fake is not None]
+        own = {id(one) for fake in fakes for one in (fake, fake.grad if fake.is_leaf else None)}
+        if any(id(tensor) not in own for tensor, _ in self.traced.alive()):
+            self.traced.empty_caches()
+
+    def _example(self, placeholder: Any) -> Any:
+        """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
+        entry = next((one for one in self._inputs.inputs if one.name == placeholder.target), None)
+        if entry is None:
+            raise NoDataError(f"`{placeholder.target}` is no input of the program")
+        missing = isinstance(entry.value, MissingGradient)
+        return torch.zeros_like(entry.value.of) if missing else entry.value
+
+    @property
+    def _misses_hooks(self) -> bool:
+        held = (slot.get() for slot in self._inputs.state.tensors)
+        return HOOKS in self._asked and not self._inputs.hooked and any(map(has_gradient_hooks, held))
+
+    @property
+    def has_all_gradients(self) -> bool:
+        """Whether every leaf had a gradient."""
+        given = {id(entry.gradient_of) for entry in self._inputs.inputs if entry.gradient_of is not None}
+        return given >= {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
+
+    def run_unless_hooked(self) -> Recorded | None:
+        """Record the program; None if it took gradients without the hooks that its state has on them."""
+        try:
+            found = self.run()
+        except Exception:
+            if not self._misses_hooks:
+                raise
+        return None if self._misses_hooks else found
+
+    def run(self) -> Recorded:
+        """Record the program, and put the sources of random numbers back."""
+        inputs = self._inputs
+        values = [slot.get() for slot in (*inputs.state.constants, *inputs.arguments.constants)]
+        sources, drawn = RandomSources(values), list[str]()
+        try:
+            found = self._recorded()
+        finally:
+            drawn = sources.restore()
+            take_back(self._constants.values(), self._lifted())
+        refuse_drawn(drawn)
+        return found
+
+    def _lifted(self) -> list[torch.Tensor]:
+        """The tensors that the program has reached in another way than through state."""
+        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
+        root, inputs = tracer.root, self._inputs.inputs
+        own = (entry.value for entry in inputs if entry.slot is None and entry.fake is entry.value)
+        return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
+
+    def _recorded(self) -> Recorded:
+        inputs = self._inputs
+        self.add_inputs(inputs.inputs)
+        mode = self.fake_mode
+        alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
+        stood_in = inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes)
+        # Around all: hooks on all modules are among what the program changes.
+        with alone, self._provenance.watched(), self._numbers.restored(), stood_in[0], stood_in[1]:
+            for entry in inputs.inputs:
+                if entry.gradient_of is not None and entry.gradient_of.fake is not None:
+                    entry.gradient_of.fake.grad = entry.fake
+            if inputs.hooked:
+                lend(inputs.inputs)
+            effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
+            symbols = math_of_symbols(self.recorder.tracer), text_of_symbols(mode.shape_env)
+            classes = classes_of_stand_ins(mode.shape_env, inputs.follower.asking.values(), at_once=bool(self._dims))
+            with self.active(), symbols[0], symbols[1], classes, HooksTakenBack(inputs.state):
+                if self._dims:
+                    relate(self._dims, self._fakes)
+                with self.recorder:
+                    left = functools.partial(self._left, effects)
+                    found = self.record(self._program, inputs.inputs, left, self._provenance.here, self._follow)
+        if self._dims:
+            check_free(self._dims, self._fakes)
+        self._provenance.write(found.graph)
+        self._numbers.check()
+        changed = inputs.settings.changed_inside()
+        if changed is not None:
+            raise UnsupportedProgramError(
+                f"the program changes what `{changed.path}` holds, a {type(changed.value).__name__}",
+                why="objects of this class keep what they hold to themselves: a call could not do the same",
+                hint="keep it in an attribute, a list or a dict",
+            )
+        return found
+
+    def _left(self, effects: SideEffectRecorder, objects: ObjectGraph, returned: list[Any]) -> LeftInObjects:
+        return LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
+
+    def _follow(self, context: Any) -> None:
+        self._provenance.follow(context)
+        context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
+        self._asked, context.notes.constants = context.notes.asked, self._constants
+
+    def _program(self) -> Any:
+        if self._numbers.places:
+            self._numbers.place()
+            self._inputs.state.begin()
+        with self._steps.noted():
+            return self._func(*self._inputs.args, **self._inputs.kwargs)
+
+    def _check_stand_ins(self, found: Recorded) -> None:
+        """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""
+        for entry in self._inputs.inputs:
+            if isinstance(entry.value, torch.Tensor) and entry.fake is not None:
+                for name in sorted(found.asked & OTHERWISE.keys()):
+                    if ASKED_PROPERTIES[name](entry.value) and not ASKED_PROPERTIES[name](entry.fake):
+                        raise otherwise(name, entry.target or entry.name)
+        check_hooks(self._inputs.inputs, found.asked)
+
+    def capture(self, found: Recorded) -> Capture:
+        """What the run gave, with what it takes for granted."""
+        metadata, inputs = found.metadata, self._inputs
+        self._check_stand_ins(found)
+        supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
+        leaves_new = bool(metadata.gradients) and not self.has_all_gradients
+        matter = not supposed and (leaves_new or GRADIENT in found.asked)
+        assumptions = Assumptions(
+            self._modes,
+            inputs.settings,
+            inputs.state,
+            inputs.call,
+            [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
+            sizes=size_guards(self.fake_mode.shape_env, metadata),
+            gradients_matter=matter or (bool(metadata.gradients_read) and not metadata.only_accumulates),
+            asked=found.asked,
+            written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
+        )
+        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways)
