@@ -664,3 +664,18 @@ def test_a_cache_goes_from_call_to_call() -> None:
             assert result.past_key_values is cache
             assert torch.equal(result.logits, expected.logits)
             assert _reached(cache) == _reached(expected.past_key_values)
+
+
+@pytest.mark.parametrize("part", [..., slice(None)], ids=["copy", "all elements"])
+def test_a_gradient_that_is_overwritten_has_memory_of_its_own(part: Any) -> None:
+    weight = nn.Parameter(torch.arange(3.0))
+
+    def program(x: Tensor, other: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad((x * weight).sum(), weight)
+        gradient[part] = other
+        return gradient
+
+    x, other = torch.ones(2, 3), torch.arange(3.0)
+    result = capture(program, (x, other))(x, other)
+    other.add_(1)
+    assert torch.equal(result, torch.arange(3.0))

@@ -177,7 +177,9 @@ class GraphFinalizer:
                 self._node(value)
             if back.data is not None:
                 self._values[id(back.input.handle)] = self._node(back.data)
-        given = dict[Node, int]()  # by the storage of the first
+        fakes = [entry.fake for entry in self.inputs if entry.fake is not None]
+        nodes = [(tracked_node(self.tracer, fake), storage_key(fake)) for fake in fakes]
+        given = dict[Any, int](reversed(nodes))  # by the storage of the first
         for handle in self.handles:
             if id(handle) not in self._values:
                 view = self.context.graph.find(handle)  # of an input of which parts were written, computed here
