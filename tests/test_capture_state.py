@@ -469,3 +469,29 @@ def test_attributes_that_a_caller_adds_are_seen_where_the_program_changes_others
     assert program(torch.ones(2)).tolist() == program(torch.ones(2)).tolist() == [3, 3]
     module.__dict__["doubles"] = True
     assert program(torch.ones(2)).tolist() == [2, 2]
+
+
+_SUMMED: Any = ()
+
+
+@pytest.mark.parametrize("place", ["attribute", "global variable", "list"])
+def test_tuples_of_tensors_are_as_long_as_they_were(place: str) -> None:
+    global _SUMMED
+    holder, ones = types.SimpleNamespace(parts=(torch.ones(2),)), torch.ones(2)
+    listed: list[Any] = [(torch.ones(2),)]
+    _SUMMED = (torch.ones(2),)
+
+    def of_attribute(x: Tensor) -> Tensor:
+        return sum(holder.parts, x)
+
+    def of_variable(x: Tensor) -> Tensor:
+        return sum(_SUMMED, x)
+
+    def of_list(x: Tensor) -> Tensor:
+        return sum(listed[0], x)
+
+    function = {"attribute": of_attribute, "global variable": of_variable, "list": of_list}[place]
+    program = capture(function, (torch.zeros(2),), on_guard_failure="recapture")
+    for count in (1, 2, 3, 1):
+        holder.parts = _SUMMED = listed[0] = (ones,) * count
+        assert program(torch.zeros(2)).tolist() == [count, count]

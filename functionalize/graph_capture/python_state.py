@@ -46,7 +46,7 @@ def settings_of(state: StateWalk) -> Settings:
     for item in state.seen:
         if is_module(item):
             settings.add_module(item, state.modules[id(item)], entered)
-    for slot in state.constants:
+    for slot in (*state.constants, *state.tuples):
         settings.add(slot.path, slot.container, slot.key)
     settings.add_structure(state)
     return settings

@@ -74,6 +74,7 @@ class StateWalk:
     constants: list[Slot] = field(default_factory=list)  # values that are neither tensors nor entered
     leaves: list[Slot] = field(default_factory=list)  # both
     entered: list[Slot] = field(default_factory=list)  # where objects sit that were entered, but for tuples
+    tuples: list[Slot] = field(default_factory=list)  # those that are in no tuple
     containers: dict[int, tuple[Container, str]] = field(default_factory=dict)
     ordered: dict[int, tuple[Container, str]] = field(default_factory=dict)  # dicts in whose order a program may go
     weak: list[Slot] = field(default_factory=list)  # weak references to tensors
@@ -118,6 +119,8 @@ class StateWalk:
                 self.weak.append(slot)
         elif isinstance(value, tuple):
             self.shape.append((kind, len(value)))
+            if not slot.steps:
+                self.tuples.append(slot)
             for index, item in enumerate(value):
                 at = (*slot.steps, index)
                 path = joined(slot.path, index)
