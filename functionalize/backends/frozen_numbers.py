@@ -12,10 +12,10 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decided_call import decided_ahead
 from functionalize.runtime.decisions import Diverged
 from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.slots import NumberSlot
 
 
 def freeze_numbers(

@@ -38,11 +38,11 @@ from functionalize.graph_capture.symbol_text import text_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.runtime.call_tree import CallTree
-from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.modes import modes_now
 from functionalize.runtime.side_effects import LeftInObjects, SideEffectRecorder
+from functionalize.runtime.slots import NumberSlot
 from functionalize.runtime.specialization import Capture, Recorded
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from functionalize.graph_capture.inputs import TracedInput, has_gradient, is_leaf
 from functionalize.graph_capture.object_graph import ObjectGraph
-from functionalize.runtime.containers import NumberSlot
+from functionalize.runtime.slots import NumberSlot
 
 aten = torch.ops.aten
 

@@ -30,9 +30,9 @@ from functionalize.graph_capture.numbers import ChangingNumbers
 from functionalize.graph_capture.python_state import Follower, settings_of
 from functionalize.graph_capture.schedules import Schedules
 from functionalize.runtime.call_arguments import CallingConvention
-from functionalize.runtime.containers import Slot
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.refused_objects import refuse_tensor
+from functionalize.runtime.slots import Slot
 from functionalize.runtime.state_walk import StateWalk, is_module
 from functionalize.transform.context import FunctionalizationContext
 
@@ -131,7 +131,7 @@ class ProgramInputs:
         self.call = self.convention.arguments(self.args, self.kwargs)
         self.arguments = self.call.walk
         self.args = self.call.args
-        self.settings = settings_of(self.state)
+        self.settings = settings_of(self.state, self.follower.run)
         follows_steps = numbers is None or numbers.follows_steps
         self.schedules = Schedules(StateWalk() if follows_steps else self.state)
         self.schedules.leave_out(self.settings)

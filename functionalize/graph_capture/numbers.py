@@ -20,8 +20,9 @@ import torch
 
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.assignments import assigned
-from functionalize.runtime.containers import NUMBERS, NumberSlot, SetItems, Slot, entry, place_of, unchanged, write
+from functionalize.runtime.containers import SetItems, entry, place_of, unchanged, write
 from functionalize.runtime.settings import LENGTH, Setting, Settings, is_numbers
+from functionalize.runtime.slots import NUMBERS, NumberSlot, Slot
 from functionalize.runtime.state_walk import StateWalk
 
 Place = tuple[int, Any]  # the identity of a container, and a key

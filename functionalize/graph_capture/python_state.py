@@ -12,7 +12,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dis import opmap
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
+from functionalize.call_stack import is_of_program
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.assignments import CONSTRUCTORS
 from functionalize.runtime.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content, per_class, place_of, read
@@ -36,11 +37,13 @@ _LOADS_BY_NAME = {
     opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
 }  # the second since 3.12
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
+_ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
 
-def settings_of(state: StateWalk) -> Settings:
-    """What a program with this state may decide by."""
+def settings_of(state: StateWalk, code: Iterable[tuple[str, Any, tuple[str, ...]]]) -> Settings:
+    """What a program with this state may decide by; ``code``: whose attributes decide which code it runs."""
     settings = Settings(slot.get() for slot in state.entered if slot.steps)
     entered = {*map(id, state.seen), *state.containers}
     for item in state.seen:
@@ -49,6 +52,8 @@ def settings_of(state: StateWalk) -> Settings:
     for slot in (*state.constants, *state.tuples):
         settings.add(slot.path, slot.container, slot.key)
     settings.add_structure(state)
+    for path, owner, names in code:
+        settings.add_code(path, owner, names)
     return settings
 
 
@@ -61,6 +66,8 @@ class Follower:
         self.codes: set[types.CodeType] = set()  # of all functions that were met
         self.asking: dict[int, dict[str, Any]] = {}  # the globals of those among them that name `type`
         self._codes: set[types.CodeType] = set()  # that were looked through
+        self._run: dict[int, tuple[str, Any, tuple[str, ...]]] = {}  # attributes that decide which code runs
+        self._followed: dict[int, Any] = {}  # by identity: what is no method, and was followed
         self._whole = True  # whether all were that the program may come to
         self._kinds: set[type] = set()  # classes, likewise
         self._named: set[type] = set()  # classes of which the program may make objects
@@ -81,7 +88,7 @@ class Follower:
             return False
         slot = slots[0]
         name = slot.path if isinstance(slot.container, Variable) else slot.key
-        made = {function.__code__ for kind in self._named - self._kinds for function in methods(kind)}
+        made = {function.__code__ for kind in self._named - self._kinds for _, function in methods(kind)}
         codes = {code for code in self._codes | made if code.co_name not in CONSTRUCTORS}  # that of another object
         return isinstance(name, str) and not slot.steps and all(only_adds(code, name) for code in codes)
 
@@ -118,10 +125,14 @@ class Follower:
             yield from hooks_of(value)
         if isinstance(value, type):
             return
-        if type(value) not in self._kinds:
-            self._kinds.add(type(value))
-            self._open_class(type(value))
-            yield from methods(type(value))
+        kind = type(value)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._open_class(kind)
+            found = list(methods(kind))
+            names = tuple({name for name, function in found if getattr(kind, name, None) is function})
+            self._run[id(kind)] = kind.__qualname__, kind, names
+            yield from (function for _, function in found)
 
     def _open_class(self, kind: type) -> None:
         """Enter what a class of a program's own, and those that it inherits from, have for all their objects."""
@@ -132,17 +143,17 @@ class Follower:
                 self._state.open(one, one.__qualname__)
 
     def _follow(self, func: Any, depth: int) -> None:
-        inner = inspect.unwrap(func) if callable(func) else func
-        code = getattr(inner, "__code__", None)
-        if code is not None:
-            self.codes.add(code)
-            if "type" in _global_names(code)[1]:
-                self.asking[id(inner.__globals__)] = inner.__globals__
-        if code is not None and not isinstance(func, types.MethodType):
-            if code in self._codes:
+        if not isinstance(func, types.MethodType):
+            if id(func) in self._followed:
                 return
-            self._codes.add(code)
-        marks = code is not None and _STORE_ATTR in code.co_code[::2]
+            self._followed[id(func)] = func
+        functions = list(layers(func))
+        codes = [function.__code__ for function in functions]
+        self.codes.update(codes)
+        if not isinstance(func, types.MethodType):
+            self._codes.update(codes)
+        self._note(functions)
+        marks = any(_STORE_ATTR in code.co_code[::2] for code in codes)
         for name, container, key in variables(func):
             value = read(container, key)
             self._walk(name, container, key, value)
@@ -154,6 +165,24 @@ class Follower:
                 self._whole = self._whole and depth > 0
                 if depth:
                     self._follow(value, depth - 1)
+
+    def _note(self, functions: list[Any]) -> None:
+        """Note which functions name `type`, and which are the program's own."""
+        for function in functions:
+            if "type" in _global_names(function.__code__)[1]:
+                self.asking[id(function.__globals__)] = function.__globals__
+            if is_own(function.__module__ or ""):
+                self._run[id(function)] = function.__qualname__, function, _OF_FUNCTIONS
+
+    @property
+    def run(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+        """What decides which code the program runs: paths, objects, and names of attributes."""
+        paths = {id(slot.found()): slot.path for slot in self._state.entered}
+        for value in self._state.seen:
+            if type(value).__flags__ & _ASSIGNABLE and not isinstance(value, type):
+                path = self._state.modules.get(id(value)) or paths.get(id(value), "")
+                yield path, value, ("__class__",)
+        yield from self._run.values()
 
     def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
         if isinstance(value, type):
@@ -193,25 +222,26 @@ def refuse_iterators(func: Any) -> None:
             )
 
 
-def methods(kind: type) -> Iterator[Any]:
-    """The functions that objects of a class run: of a module those that ``forward`` comes to.
+def methods(kind: type) -> Iterator[tuple[str, Any]]:
+    """The functions that objects of a class run, by name: of a module those that ``forward`` comes to.
 
     Of classes of a library, whose objects keep what they know to themselves, only ``forward``.
     """
     if is_installed(kind):
         forward = getattr(kind, "forward", None) if issubclass(kind, torch.nn.Module) else None
-        yield from [forward] if inspect.isfunction(forward) else []
+        yield from [("forward", forward)] if inspect.isfunction(forward) else []
         return
+    own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] != "torch"]
+    entries = [entry for one in own for entry in vars(one).items() if inspect.isfunction(entry[1])]
     if not issubclass(kind, torch.nn.Module):
-        yield from (value for one in kind.__mro__ for value in vars(one).values() if inspect.isfunction(value))
+        yield from entries
         return
     todo, seen = ["forward"], set[str]()
     while todo:
         name = todo.pop()
-        function = inspect.getattr_static(kind, name, None)
-        if name not in seen and inspect.isfunction(function) and function.__module__.partition(".")[0] != "torch":
-            yield function
-            todo += function.__code__.co_names
+        functions = [function for named, function in entries if named == name and name not in seen]
+        yield from ((name, function) for function in functions)
+        todo += [other for one in functions for layer in layers(one) for other in layer.__code__.co_names]
         seen.add(name)
 
 
@@ -245,13 +275,20 @@ def variables(func: Any) -> Iterator[Named]:
     elif not (inspect.isfunction(func) or is_module(func)):
         yield "self", {"self": func}, "self"
         func = inspect.getattr_static(type(func), "__call__", None)
-    func = inspect.unwrap(func)
-    if not inspect.isfunction(func):
-        return
-    if func.__module__ and func.__module__.split(".")[0] == "torch":
-        return
-    yield from _defaults(func)
-    yield from _named(func)
+    for function in layers(func):
+        if not (function.__module__ and function.__module__.split(".")[0] == "torch"):
+            yield from _defaults(function)
+            yield from _named(function)
+
+
+def layers(func: Any) -> Iterator[Any]:
+    """The function behind decorators, and what decorators of the user's wrapped it in."""
+    seen, wrapped = set[int](), func if callable(func) else None
+    while wrapped is not None and id(wrapped) not in seen:
+        seen.add(id(wrapped))
+        one, wrapped = getattr(wrapped, "__func__", wrapped), getattr(wrapped, "__wrapped__", None)
+        if inspect.isfunction(one) and (wrapped is None or is_of_program(one.__code__)):
+            yield one
 
 
 def _named(func: Any) -> Iterator[Named]:

@@ -15,11 +15,8 @@ import weakref
 from abc import abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence
-from dataclasses import dataclass
 from operator import is_
 from typing import Any, TypeVar
-
-import torch
 
 Result = TypeVar("Result")
 
@@ -201,6 +198,23 @@ def _is_data(name: str, value: Any) -> bool:
     return not (special or isinstance(value, (type, types.ModuleType)) or hasattr(type(value), "__get__"))
 
 
+class CodeOf(SlotsOf):
+    """What decides which code runs, by name: of a function its code and its defaults, methods of a class, a class."""
+
+    __slots__ = ()
+
+    @property
+    def owner(self) -> Any:
+        """Whose attributes they are."""
+        return self._owner
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return getattr(self._owner, key)
+        except AttributeError as error:
+            raise KeyError(key) from error
+
+
 class BoundBy(SlotsOf):
     """The arguments that a ``functools.partial`` gives by position: one tuple, called ``args``."""
 
@@ -331,67 +345,3 @@ def assign(container: Container, content: Any) -> None:
         deque.extend(container, content)
     else:
         container[:] = content
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """Where a value sits: an entry of a container, and the steps into the tuples that it may hold."""
-
-    container: Container
-    key: Any
-    path: str
-    owner: Any = None  # the object whose entry it is
-    steps: tuple[int, ...] = ()
-    held: bool = False  # whether it is below a module or an optimizer
-
-    def get(self) -> Any:
-        value = entry(self.container, self.key)
-        for step in self.steps:
-            value = value[step]
-        return value
-
-    def found(self) -> Any:
-        """The same, ``ABSENT`` where there is nothing by now."""
-        try:
-            return self.get()
-        except (LookupError, TypeError):
-            return ABSENT
-
-    def set(self, value: Any) -> None:
-        write(self.container, self.key, _with(entry(self.container, self.key), self.steps, value))
-
-
-NUMBERS: dict[type, torch.dtype] = {float: torch.float64, int: torch.int64}  # by kind: what holds one
-_LIMIT = 2**63
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number that a tensor holds unchanged."""
-    return type(value) in NUMBERS and (type(value) is not int or -_LIMIT <= value < _LIMIT)
-
-
-@dataclass(slots=True, eq=False)
-class NumberSlot(Slot):
-    """Where a number sits that a graph takes as a tensor without dimensions."""
-
-    kind: type = float
-    count: int | None = None  # of the list or the tuple that it is in
-
-    def get(self) -> Any:
-        value = Slot.get(self)
-        if self.count is not None and len(entry(self.container, self.key)) != self.count:
-            raise TypeError(f"`{self.path}` is one of another count")
-        if type(value) is not self.kind:
-            raise TypeError(f"`{self.path}` is {value!r}, and was of type {self.kind.__name__}")
-        if not is_number(value):
-            raise TypeError(f"`{self.path}` is {value!r}, which 64 bits do not hold")
-        return torch.tensor(value, dtype=NUMBERS[self.kind], device="cpu")
-
-
-def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:
-    """A nest of tuples with one leaf replaced."""
-    if not steps:
-        return value
-    items = list(whole)
-    items[steps[0]] = _with(items[steps[0]], steps[1:], value)
-    return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.decisions import Diverged, compare
 from functionalize.runtime.execution import Computed
 from functionalize.runtime.joint import called
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.random_state import RandomState, source_of
+from functionalize.runtime.slots import NumberSlot
 
 
 def compute_as_decided(

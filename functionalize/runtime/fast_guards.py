@@ -20,10 +20,11 @@ from functionalize._torch import ASKED_PROPERTIES, storage_address
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
-from functionalize.runtime.containers import NumberSlot, Slot, cell_content
+from functionalize.runtime.containers import CodeOf, cell_content
 from functionalize.runtime.containers import entry as entry_of
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.settings import LENGTH, ORDER, SettingsCheck
+from functionalize.runtime.slots import NumberSlot, Slot
 
 # Modes that torch's own check leaves out. They are to be off.
 _OFF: dict[str, Callable[[], Any]] = {
@@ -128,14 +129,16 @@ class FastGuards:
             if key is ORDER:
                 entries.append(f"tuple({source.name('container', container)}) != {source.name('keys', value)}")
                 continue
-            if isinstance(container, types.CellType):
+            if type(container) is CodeOf and key.isidentifier():
+                now = f"{source.name('owner', container.owner)}.{key}"
+            elif isinstance(container, types.CellType):
                 now = f"content({source.name('cell', container)})"
             else:
                 now = _entry(source, container, key)
             entries.append(f"{now} is not {source.name('value', value)}")
         source.known |= {"content": cell_content}
         source.lines += ["try:", *(f"    if {entry}: return None" for entry in entries)] if entries else []
-        source.lines += ["except LookupError: return None"] if entries else []
+        source.lines += ["except (LookupError, AttributeError): return None"] if entries else []
         for content in found.empty:
             source.refuse(source.name("empty", content))
         if found.contents or found.arrays:

@@ -14,17 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize.runtime.containers import (
-    ClassAttributes,
-    SlotsOf,
-    Variable,
-    is_number,
-    place_of,
-    read,
-    slots_of,
-    unchanged,
-)
+from functionalize.runtime.containers import CodeOf, SlotsOf, Variable, place_of, read, slots_of, unchanged
 from functionalize.runtime.opaque_values import ARRAYS, held_by
+from functionalize.runtime.slots import is_number
 from functionalize.runtime.state_walk import HOOKS_OF_MODULES, OPAQUE, StateWalk, joined
 
 _VALUES: tuple[type, ...] = (
@@ -258,6 +250,14 @@ class Settings:
                 held = _NOTHING[kind] if empty else frozen(value, memo)
                 found.append(_setting((path, name, content, name, value, held)))
 
+    def add_code(self, path: str, owner: Any, names: tuple[str, ...]) -> None:
+        """Attributes of a function, a class or an object that decide which code runs."""
+        container = CodeOf(owner, names)
+        for name in names:
+            value = self.read(container, name)
+            held = frozen(value, self._memo)
+            self.found.append(_setting(("", joined(path, name), container, name, value, held)))
+
     def add_structure(self, state: StateWalk) -> None:
         """Which objects sit where, and how many entries containers have."""
         for slot in state.entered:
@@ -267,7 +267,7 @@ class Settings:
             self.found.append(_setting(("", slot.path, container, key, value, content)))
         for container, path in state.containers.values():
             kind = type(container)
-            if not (kind is Variable or (kind is ClassAttributes and not container)):
+            if kind is not Variable:
                 length = len(container)
                 self.found.append(_setting(("", f"len({path or 'the module'})", container, LENGTH, length, length)))
         for container, path in state.ordered.values():

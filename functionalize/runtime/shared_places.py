@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 from functionalize.errors import StateMismatchError
-from functionalize.runtime.containers import SetItems, Slot, place_of
+from functionalize.runtime.containers import SetItems, place_of
 from functionalize.runtime.metadata import GraphInput
+from functionalize.runtime.slots import Slot
 
 
 class SharedPlaces:

@@ -32,7 +32,6 @@ from functionalize.runtime.containers import (
     Container,
     ContextValue,
     SetItems,
-    Slot,
     SlotsOf,
     assign,
     copy_of,
@@ -43,6 +42,7 @@ from functionalize.runtime.containers import (
     write,
 )
 from functionalize.runtime.refused_objects import refuse_module
+from functionalize.runtime.slots import Slot
 
 # Never entered: they hold no state of a program's.
 OPAQUE = (
@@ -115,8 +115,8 @@ class StateWalk:
             self.shape.append(kind)
             self.constants.append(slot)
             self.leaves.append(slot)
-            if kind is weakref.ReferenceType and isinstance(value(), torch.Tensor):
-                self.weak.append(slot)
+            if kind is weakref.ReferenceType:
+                self._follow_weak(value(), slot)
         elif isinstance(value, tuple):
             self.shape.append((kind, len(value)))
             if not slot.steps:
@@ -132,6 +132,12 @@ class StateWalk:
                 self._open_object(value, kind, slot.path)
             else:
                 self.shape.append(number)
+
+    def _follow_weak(self, value: Any, slot: Slot) -> None:
+        if isinstance(value, torch.Tensor):
+            self.weak.append(slot)
+        elif is_entered(type(value)):
+            self.open(value, f"{slot.path}()")
 
     def _open_object(self, value: Any, kind: type, path: str) -> None:
         self._numbers[id(value)] = len(self.seen)

@@ -17,8 +17,8 @@ from functionalize.backends.export.state import Arguments, ExportInput, attribut
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.shared_memory import passed_state
 from functionalize.graph_capture.inputs import fresh_name
-from functionalize.runtime.containers import NumberSlot
 from functionalize.runtime.metadata import GraphInput
+from functionalize.runtime.slots import NumberSlot
 
 
 class ExportInputs:

@@ -1,0 +1,185 @@
+"""Which code a program runs, and what that reaches: closures of one factory, decorators, methods that are replaced."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from functionalize import InputMismatchError, capture
+
+Change = Callable[[], Any]
+Program = Callable[[Tensor], Any]
+World = tuple[Program, list[Change]]
+
+
+def scaled(holder: Any) -> Program:
+    return lambda x: x * holder.k
+
+
+def counted(function: Program) -> Any:
+    calls = types.SimpleNamespace(k=1)
+
+    @functools.wraps(function)
+    def wrapper(x: Tensor) -> Any:
+        calls.k += 1
+        return function(x) * calls.k
+
+    return wrapper
+
+
+def two_closures_of_one_factory() -> World:
+    first, second = types.SimpleNamespace(k=2), types.SimpleNamespace(k=3)
+    functions = [scaled(first), scaled(second)]
+    return lambda x: functions[1](functions[0](x)), [lambda: setattr(second, "k", 5), lambda: setattr(first, "k", 7)]
+
+
+def two_closures_by_name() -> World:
+    first, second = types.SimpleNamespace(k=torch.ones(2)), types.SimpleNamespace(k=torch.ones(2))
+    one, other = scaled(first), scaled(second)
+    return lambda x: one(x) + other(x), [lambda: second.k.add_(1), lambda: setattr(second, "k", torch.zeros(2))]
+
+
+def state_of_a_decorator() -> World:
+    @counted
+    def program(x: Tensor) -> Any:
+        return x
+
+    return lambda x: program(x), [lambda: None, lambda: None]
+
+
+def variables_of_a_decorator() -> World:
+    holder = types.SimpleNamespace(k=2)
+
+    def decorated(function: Program) -> Any:
+        @functools.wraps(function)
+        def wrapper(x: Tensor) -> Any:
+            return function(x) * holder.k
+
+        return wrapper
+
+    program = decorated(lambda x: x + 1)
+    return lambda x: program(x), [lambda: setattr(holder, "k", 5)]
+
+
+def a_method_of_a_class() -> World:
+    class Scale:
+        def of(self, x: Tensor) -> Any:
+            return x * 2
+
+    scale = Scale()
+    return lambda x: scale.of(x), [lambda: setattr(Scale, "of", lambda self, x: x * 3)]
+
+
+def a_method_above() -> World:
+    holder = types.SimpleNamespace(k=2)
+
+    class Scale:
+        def of(self, x: Tensor) -> Any:
+            return x * holder.k
+
+    class Shifted(Scale):
+        def of(self, x: Tensor) -> Any:
+            return super().of(x) + 1
+
+    shifted = Shifted()
+    changes = [lambda: setattr(holder, "k", 5), lambda: setattr(Shifted, "of", lambda self, x: x * 7)]
+    return lambda x: shifted.of(x), changes
+
+
+def forward_above() -> World:
+    holder = types.SimpleNamespace(k=2)
+
+    class Scale(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x * holder.k
+
+    class Shifted(Scale):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x) + 1
+
+    return Shifted(), [lambda: setattr(holder, "k", 5)]
+
+
+def forward_of_a_class() -> World:
+    class Scale(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x * 2
+
+    module = Scale()
+    replaced = [lambda: setattr(Scale, "forward", lambda self, x: x * 4)]
+    return module, [*replaced, lambda: setattr(module, "forward", lambda x: x * 5)]
+
+
+def the_class_of_a_module() -> World:
+    module = nn.ReLU()
+    return lambda x: module(x - 1), [lambda: setattr(module, "__class__", nn.Sigmoid)]
+
+
+def the_class_of_an_object() -> World:
+    class One:
+        def of(self, x: Tensor) -> Any:
+            return x * 2
+
+    class Other(One):
+        def of(self, x: Tensor) -> Any:
+            return x * 3
+
+    one = One()
+    return lambda x: one.of(x), [lambda: setattr(one, "__class__", Other)]
+
+
+def defaults_and_code() -> World:
+    def helper(x: Tensor, factor: Any = 2, *, shift: Any = 1) -> Any:
+        return x * factor + shift
+
+    def other(x: Tensor, factor: Any = 2, *, shift: Any = 1) -> Any:
+        return x * factor - shift
+
+    changes: list[Change] = [
+        lambda: setattr(helper, "__defaults__", (5,)),
+        lambda: setattr(helper, "__defaults__", (torch.full((2,), 6.0),)),
+        lambda: setattr(helper, "__kwdefaults__", {"shift": 7}),
+        lambda: (helper.__kwdefaults__ or {}).update(shift=8),
+        lambda: setattr(helper, "__code__", other.__code__),
+    ]
+    return lambda x: helper(x), changes
+
+
+def an_attribute_that_a_class_inherited() -> World:
+    class Base:
+        k = 2
+
+    class Derived(Base):
+        pass
+
+    return lambda x: x * Derived.k, [lambda: setattr(Base, "k", 3), lambda: setattr(Derived, "k", 4)]
+
+
+WORLDS = [two_closures_of_one_factory, two_closures_by_name, state_of_a_decorator, variables_of_a_decorator]
+WORLDS += [a_method_of_a_class, a_method_above, forward_above, forward_of_a_class, the_class_of_a_module]
+WORLDS += [the_class_of_an_object, defaults_and_code, an_attribute_that_a_class_inherited]
+
+
+@pytest.mark.parametrize("make", WORLDS)
+def test_what_was_changed_between_calls_is_followed(make: Callable[[], World]) -> None:
+    (program, changes), (eager, theirs) = make(), make()
+    captured = capture(program, (torch.ones(2),), on_guard_failure="recapture", cache_size=16)
+    for number, (mine, other) in enumerate(zip([lambda: None, *changes], [lambda: None, *theirs], strict=True)):
+        mine()
+        other()
+        x = torch.tensor([1.0, number])
+        assert torch.equal(captured(x), eager(x)), number
+
+
+def test_a_method_that_was_replaced_is_refused_by_its_name() -> None:
+    program, changes = a_method_of_a_class()
+    captured = capture(program, (torch.ones(2),))
+    changes[0]()
+    with pytest.raises(InputMismatchError, match=r"Scale\.of` is <function"):
+        captured(torch.ones(2))
