@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -161,7 +162,145 @@ def an_attribute_that_a_class_inherited() -> World:
     return lambda x: x * Derived.k, [lambda: setattr(Base, "k", 3), lambda: setattr(Derived, "k", 4)]
 
 
-WORLDS = [two_closures_of_one_factory, two_closures_by_name, state_of_a_decorator, variables_of_a_decorator]
+def methods_of_all_kinds() -> World:
+    holder = types.SimpleNamespace(k=2)
+
+    class Scale:
+        @staticmethod
+        def static(x: Tensor) -> Any:
+            return x * holder.k
+
+        @classmethod
+        def of_class(cls, x: Tensor) -> Any:
+            return x * holder.k
+
+        @property
+        def factor(self) -> Any:
+            return holder.k
+
+        def __mul__(self, x: Tensor) -> Any:
+            return x + holder.k
+
+    scale = Scale()
+    changes: list[Change] = [
+        lambda: setattr(holder, "k", 5),
+        lambda: setattr(Scale, "static", staticmethod(lambda x: x * 9)),
+        lambda: setattr(Scale, "of_class", classmethod(lambda cls, x: x * 4)),
+        lambda: setattr(Scale, "factor", property(lambda self: 7)),
+        lambda: setattr(Scale, "__mul__", lambda self, x: x - 1),
+    ]
+    return lambda x: scale.static(x) + scale.of_class(x) * 10 + scale.factor * 100 + scale * x, changes
+
+
+def methods_of_all_kinds_of_a_module() -> World:
+    holder = types.SimpleNamespace(k=2)
+
+    class Scale(nn.Module):
+        @staticmethod
+        def static(x: Tensor) -> Any:
+            return x * holder.k
+
+        @property
+        def factor(self) -> Any:
+            return holder.k
+
+        def forward(self, x: Tensor) -> Any:
+            return self.static(x) + self.factor
+
+    changes = [lambda: setattr(holder, "k", 5), lambda: setattr(Scale, "factor", property(lambda self: 7))]
+    return Scale(), changes
+
+
+def a_function_of_autograd() -> World:
+    holder = types.SimpleNamespace(k=2)
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Any:
+            return x * holder.k
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return gradient * holder.k
+
+    apply: Any = Scale.apply
+    return lambda x: apply(x), [lambda: setattr(holder, "k", 5)]
+
+
+def an_object_that_the_program_makes() -> World:
+    holder = types.SimpleNamespace(k=2)
+
+    class Scale:
+        def of(self, x: Tensor) -> Any:
+            return x * holder.k
+
+    changes = [lambda: setattr(holder, "k", 5), lambda: setattr(Scale, "of", lambda self, x: x * 8)]
+    return lambda x: Scale().of(x), changes
+
+
+def a_class_that_is_a_setting() -> World:
+    class Settings:
+        k = 2
+
+    class Scale:
+        settings: Any = Settings
+
+        def of(self, x: Tensor) -> Any:
+            return x * self.settings.k
+
+    scale = Scale()
+    changes = [lambda: setattr(Settings, "k", 5), lambda: setattr(Scale, "settings", types.SimpleNamespace(k=9))]
+    return lambda x: scale.of(x), changes
+
+
+def a_descriptor() -> World:
+    class Reading:
+        def __init__(self) -> None:
+            self.k = 2
+
+        def __get__(self, owner: Any, kind: Any) -> Any:
+            return self.k
+
+    reading: Any = Reading()
+
+    class Scale:
+        k = reading
+
+    scale = Scale()
+    return lambda x: x * scale.k, [lambda: setattr(reading, "k", 7)]
+
+
+def a_named_tuple_with_methods() -> World:
+    holder = types.SimpleNamespace(k=2)
+
+    class Scale(NamedTuple):
+        k: int = 2
+
+        def of(self, x: Tensor) -> Any:
+            return x * self.k + holder.k
+
+    held = types.SimpleNamespace(scale=Scale())
+    return lambda x: held.scale.of(x), [lambda: setattr(held, "scale", Scale(5)), lambda: setattr(holder, "k", 3)]
+
+
+def an_object_behind_a_weak_reference() -> World:
+    class Holder:
+        k = 2
+
+    one, other = Holder(), Holder()
+    held = types.SimpleNamespace(reference=weakref.ref(one))
+    other.k = 5
+    changes: list[Change] = [
+        lambda: setattr(one, "k", 4),
+        lambda: setattr(held, "reference", weakref.ref(other)),
+    ]
+    return lambda x: x * held.reference().k, changes
+
+
+WORLDS = [methods_of_all_kinds, methods_of_all_kinds_of_a_module, a_function_of_autograd, a_class_that_is_a_setting]
+WORLDS += [an_object_that_the_program_makes, a_descriptor, a_named_tuple_with_methods]
+WORLDS += [an_object_behind_a_weak_reference]
+WORLDS += [two_closures_of_one_factory, two_closures_by_name, state_of_a_decorator, variables_of_a_decorator]
 WORLDS += [a_method_of_a_class, a_method_above, forward_above, forward_of_a_class, the_class_of_a_module]
 WORLDS += [the_class_of_an_object, defaults_and_code, an_attribute_that_a_class_inherited]
 

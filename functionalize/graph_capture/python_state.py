@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import itertools
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -20,10 +19,18 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
-from functionalize.call_stack import is_of_program
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.assignments import CONSTRUCTORS
-from functionalize.runtime.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content, per_class, place_of, read
+from functionalize.graph_capture.variables import (
+    FUNCTIONS,
+    global_names,
+    is_installed,
+    is_own,
+    layers,
+    only_adds,
+    variables,
+)
+from functionalize.runtime.containers import ABSENT, Variable, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
 from functionalize.runtime.state_walk import StateWalk, is_module
 
@@ -36,7 +43,6 @@ _LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _LOADS_BY_NAME = {
     opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
 }  # the second since 3.12
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
@@ -72,7 +78,7 @@ class Follower:
         self._kinds: set[type] = set()  # classes, likewise
         self._named: set[type] = set()  # classes of which the program may make objects
         self._places: set[tuple[int, Any]] = set()
-        self._constants = self._seen = self._tensors = 0  # how many of the walk's were looked at
+        self._constants = self._seen = self._tensors = self._tuples = 0  # how many of the walk's were looked at
         refuse_iterators(func)
         self._follow(func, _DEPTH)
         self._follow_found()
@@ -88,24 +94,28 @@ class Follower:
             return False
         slot = slots[0]
         name = slot.path if isinstance(slot.container, Variable) else slot.key
-        made = {function.__code__ for kind in self._named - self._kinds for _, function in methods(kind)}
-        codes = {code for code in self._codes | made if code.co_name not in CONSTRUCTORS}  # that of another object
+        codes = {code for code in self._codes if code.co_name not in CONSTRUCTORS}  # that of another object
         return isinstance(name, str) and not slot.steps and all(only_adds(code, name) for code in codes)
 
     def _follow_found(self) -> None:
         """Follow what the objects run that were found on the way."""
         state = self._state
         self._open_hooks()
-        while self._constants < len(state.constants) or self._seen < len(state.seen):
-            constants, objects = state.constants[self._constants :], state.seen[self._seen :]
+        while self._constants < len(state.constants) or self._seen < len(state.seen) or self._named - self._kinds:
+            constants = [*state.constants[self._constants :], *state.tuples[self._tuples :]]
+            objects, self._tuples = state.seen[self._seen :], len(state.tuples)
             self._constants, self._seen = len(state.constants), len(state.seen)
             for slot in constants:
                 value = slot.get()
-                if isinstance(value, _FUNCTIONS):
+                if isinstance(value, FUNCTIONS):
                     self._follow(value, _DEPTH - 1)
+                kind = value if isinstance(value, type) else type(value)
+                self._named |= {kind} if is_own(kind.__module__) else set()
+            for kind in [*(type(value) for value in objects if not isinstance(value, type)), *self._named]:
+                self._follow_class(kind)
             for value in objects:
-                for function in self._functions_of(value):
-                    self._follow(function, _DEPTH)
+                for hook in hooks_of(value) if is_module(value) else ():
+                    self._follow(hook, _DEPTH)
                 if isinstance(value, RemovableHandle):
                     for hooks in hooks_behind(value):
                         state.watch(hooks, "a hook's handle")
@@ -119,20 +129,21 @@ class Follower:
             for hooks in gradient_hooks(slot.get()):
                 (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
 
-    def _functions_of(self, value: Any) -> Iterator[Any]:
-        """What an object runs: methods of its class, hooks of a module."""
-        if is_module(value):
-            yield from hooks_of(value)
-        if isinstance(value, type):
+    def _follow_class(self, kind: type) -> None:
+        """Follow the methods of a class."""
+        if kind in self._kinds:
             return
-        kind = type(value)
-        if kind not in self._kinds:
-            self._kinds.add(kind)
-            self._open_class(kind)
-            found = list(methods(kind))
-            names = tuple({name for name, function in found if getattr(kind, name, None) is function})
-            self._run[id(kind)] = kind.__qualname__, kind, names
-            yield from (function for _, function in found)
+        self._kinds.add(kind)
+        self._open_class(kind)
+        found = list(methods(kind))
+        self._run[id(kind)] = (
+            kind.__qualname__,
+            kind,
+            tuple(dict.fromkeys(filter(None, (_guarded(kind, *one) for one in found)))),
+        )
+        for _, method in found:
+            for function in functions_in(method):
+                self._follow(function, _DEPTH)
 
     def _open_class(self, kind: type) -> None:
         """Enter what a class of a program's own, and those that it inherits from, have for all their objects."""
@@ -160,8 +171,8 @@ class Follower:
             if isinstance(value, types.FunctionType) and (marks or value.__dict__):
                 self._state.open(value, name)
             if isinstance(value, type):
-                self._named.add(value)
-            elif isinstance(value, _FUNCTIONS):
+                self._named |= {value} if is_own(value.__module__) else set()
+            elif isinstance(value, FUNCTIONS):
                 self._whole = self._whole and depth > 0
                 if depth:
                     self._follow(value, depth - 1)
@@ -169,7 +180,7 @@ class Follower:
     def _note(self, functions: list[Any]) -> None:
         """Note which functions name `type`, and which are the program's own."""
         for function in functions:
-            if "type" in _global_names(function.__code__)[1]:
+            if "type" in global_names(function.__code__)[1]:
                 self.asking[id(function.__globals__)] = function.__globals__
             if is_own(function.__module__ or ""):
                 self._run[id(function)] = function.__qualname__, function, _OF_FUNCTIONS
@@ -223,7 +234,7 @@ def refuse_iterators(func: Any) -> None:
 
 
 def methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """The functions that objects of a class run, by name: of a module those that ``forward`` comes to.
+    """The methods and properties that objects of a class run, by name: of a module those that ``forward`` comes to.
 
     Of classes of a library, whose objects keep what they know to themselves, only ``forward``.
     """
@@ -231,156 +242,40 @@ def methods(kind: type) -> Iterator[tuple[str, Any]]:
         forward = getattr(kind, "forward", None) if issubclass(kind, torch.nn.Module) else None
         yield from [("forward", forward)] if inspect.isfunction(forward) else []
         return
-    own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] != "torch"]
-    entries = [entry for one in own for entry in vars(one).items() if inspect.isfunction(entry[1])]
+    own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] not in ("torch", "builtins")]
+    entries = [entry for one in own for entry in vars(one).items() if functions_in(entry[1])]
     if not issubclass(kind, torch.nn.Module):
         yield from entries
         return
     todo, seen = ["forward"], set[str]()
     while todo:
         name = todo.pop()
-        functions = [function for named, function in entries if named == name and name not in seen]
-        yield from ((name, function) for function in functions)
-        todo += [other for one in functions for layer in layers(one) for other in layer.__code__.co_names]
+        found = [method for named, method in entries if named == name and name not in seen]
+        yield from ((name, method) for method in found)
+        codes = [layer.__code__ for method in found for one in functions_in(method) for layer in layers(one)]
+        todo += [other for code in codes for other in code.co_names]
         seen.add(name)
 
 
-@per_class
-def is_installed(kind: type) -> bool:
-    """Whether a class is one of Python's or of a library's."""
-    return _is_of_library(sys.modules.get(kind.__module__))
+def functions_in(method: Any) -> list[Any]:
+    """The functions that an entry of a class is made of."""
+    if inspect.isfunction(method):
+        return [method]
+    if isinstance(method, (staticmethod, classmethod)):
+        return functions_in(method.__func__)
+    if isinstance(method, property):
+        return [one for one in (method.fget, method.fset, method.fdel) if inspect.isfunction(one)]
+    if isinstance(method, (functools.cached_property, functools.partialmethod)):
+        return functions_in(method.func)
+    return []
 
 
-def _is_of_library(module: types.ModuleType | None) -> bool:
-    file = getattr(module, "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file or file.startswith(sys.base_prefix)
-
-
-@functools.cache
-def is_own(name: str) -> bool:
-    """Whether a module, by its name, is a program's own: none of Python's, nor of a library."""
-    root = name.partition(".")[0]
-    return not (root in _NOT_OWN or root in sys.stdlib_module_names or _is_of_library(sys.modules.get(name)))
-
-
-def variables(func: Any) -> Iterator[Named]:
-    """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
-    while isinstance(func, functools.partial):
-        yield "args", BoundBy(func), "args"
-        yield from ((name, func.keywords, name) for name in func.keywords)
-        func = func.func
-    if inspect.ismethod(func):
-        yield "self", {"self": func.__self__}, "self"
-        func = func.__func__
-    elif not (inspect.isfunction(func) or is_module(func)):
-        yield "self", {"self": func}, "self"
-        func = inspect.getattr_static(type(func), "__call__", None)
-    for function in layers(func):
-        if not (function.__module__ and function.__module__.split(".")[0] == "torch"):
-            yield from _defaults(function)
-            yield from _named(function)
-
-
-def layers(func: Any) -> Iterator[Any]:
-    """The function behind decorators, and what decorators of the user's wrapped it in."""
-    seen, wrapped = set[int](), func if callable(func) else None
-    while wrapped is not None and id(wrapped) not in seen:
-        seen.add(id(wrapped))
-        one, wrapped = getattr(wrapped, "__func__", wrapped), getattr(wrapped, "__wrapped__", None)
-        if inspect.isfunction(one) and (wrapped is None or is_of_program(one.__code__)):
-            yield one
-
-
-def _named(func: Any) -> Iterator[Named]:
-    """Variables that a function closes over, global ones, and those of modules that it names."""
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
-        yield name, Variable(cell, None), 0
-    read_names, loaded, stored = _global_names(func.__code__)
-    for name in loaded:
-        if name not in stored and name in func.__globals__:
-            yield name, func.__globals__, name
-    for name in stored:
-        yield name, Variable(func.__globals__, name), 0
-    seen = set[str]()
-    for name, module in _modules_of(func, read_names):
-        yield from _of_module(module, name, read_names, seen)
-
-
-def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
-    """The modules that a function may know by a name, those among them that it imports when it runs."""
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
-        yield name, cell_content(cell)
-    for name in names:
-        yield name, func.__globals__.get(name, sys.modules.get(name))
-
-
-def _of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
-    """What a function may reach of a module that it names, if that is a program's own, by the names that it has."""
-    if not isinstance(value, types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
-        return
-    seen.add(value.__name__)
-    content = vars(value)
-    for name in names:
-        found = content.get(name, ABSENT)
-        if isinstance(found, types.ModuleType):
-            yield from _of_module(found, f"{path}.{name}", names, seen)
-        elif found is not ABSENT and not name.startswith("__"):
-            constant = isinstance(found, (type, *_FUNCTIONS))
-            yield (f"{path}.{name}", content, name) if constant else (f"{path}.{name}", Variable(content, name), 0)
-
-
-def _defaults(func: Any) -> Iterator[Named]:
-    """Defaults of arguments that hold something: the same object at each call."""
-    if not _PLAIN.issuperset(map(type, func.__defaults__ or ())):
-        yield "defaults", SlotsOf(func, ("__defaults__",)), "__defaults__"
-    for name, value in (func.__kwdefaults__ or {}).items():
-        if type(value) not in _PLAIN:
-            yield name, func.__kwdefaults__, name
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _global_names(code: types.CodeType) -> tuple[list[str], list[str], list[str]]:
-    """Of code, and code of functions in it: all names, those of globals that it reads, and those that it writes."""
-    found = list(code.co_names), [*_loaded(code)], list[str]()
-    if _STORE_GLOBAL in code.co_code[::2]:
-        found[2].extend(one.argval for one in _instructions(code) if one.opcode == _STORE_GLOBAL)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            for names, more in zip(found, _global_names(constant), strict=True):
-                names += more
-    names, loaded, stored = (list(dict.fromkeys(names)) for names in found)
-    return names, loaded, stored
-
-
-def _loaded(code: types.CodeType) -> Iterator[str]:
-    """The names that code reads as globals: attributes are names as well."""
-    extended, steps = 0, code.co_code
-    for opcode, argument in zip(steps[::2], steps[1::2], strict=True):
-        argument |= extended
-        extended = argument << 8 if opcode == _EXTENDED_ARG else 0
-        if opcode == _LOAD_GLOBAL:
-            yield code.co_names[argument >> 1 if sys.version_info >= (3, 11) else argument]
-        elif opcode in _LOADS_BY_NAME:  # in the body of a class
-            yield code.co_names[argument]
-
-
-def only_adds(code: types.CodeType, name: str) -> bool:
-    """Whether code, and code of functions in it, takes what is called so only to append to it, or to extend it."""
-    if name in (*code.co_names, *code.co_freevars, *code.co_cellvars):
-        steps = [step for step in _instructions(code) if step.opname not in _IDLE]
-        for step, following in itertools.zip_longest(steps, steps[1:]):
-            if step.argval == name and step.opname not in _DEFINES:
-                adds = following is not None and following.argval in ("append", "extend")
-                if not (step.opname.startswith("LOAD_") and adds):
-                    return False
-    return all(only_adds(inner, name) for inner in code.co_consts if isinstance(inner, types.CodeType))
-
-
-_IDLE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL", "COPY_FREE_VARS", "MAKE_CELL"})
-_DEFINES = frozenset({"LOAD_CLOSURE"})  # it is given to a function whose code is looked at
-
-
-def _instructions(code: types.CodeType) -> list[Any]:
-    import dis  # few programs need it
-
-    return list(dis.get_instructions(code))
+def _guarded(kind: type, name: str, method: Any) -> str:
+    """What of a class tells that a name still means a method; nothing where another one of that name comes before."""
+    if isinstance(method, classmethod):
+        name, method = f"{name}.__func__", method.__func__
+    try:
+        found = functools.reduce(getattr, name.split("."), kind)
+    except AttributeError:
+        return ""
+    return name if found is (method.__func__ if isinstance(method, staticmethod) else method) else ""

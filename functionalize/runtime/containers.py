@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import sys
 import types
 import weakref
 from abc import abstractmethod
@@ -173,7 +174,7 @@ class SlotsOf(MutableMapping[str, Any]):
 
 
 class ClassAttributes(SlotsOf):
-    """The attributes of a class itself that are data: neither code nor classes nor what Python keeps there."""
+    """The attributes of a class itself that are data: neither code nor what Python keeps there."""
 
     __slots__ = ()
 
@@ -195,11 +196,22 @@ class ClassAttributes(SlotsOf):
 
 def _is_data(name: str, value: Any) -> bool:
     special = name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
-    return not (special or isinstance(value, (type, types.ModuleType)) or hasattr(type(value), "__get__"))
+    if special or isinstance(value, types.ModuleType):
+        return False
+    return isinstance(value, type) or not hasattr(type(value), "__get__") or not _is_pythons(type(value))
+
+
+def _is_pythons(kind: type) -> bool:
+    """Whether a class is Python's own, or of a library that is not the user's: of such descriptors have no state."""
+    root = kind.__module__.partition(".")[0]
+    return root in sys.stdlib_module_names or root in ("builtins", "torch", "functionalize")
 
 
 class CodeOf(SlotsOf):
-    """What decides which code runs, by name: of a function its code and its defaults, methods of a class, a class."""
+    """What decides which code runs, by name: of a function its code and its defaults, methods of a class, a class.
+
+    A name may be that of an attribute's attribute, behind a dot.
+    """
 
     __slots__ = ()
 
@@ -210,7 +222,7 @@ class CodeOf(SlotsOf):
 
     def __getitem__(self, key: str) -> Any:
         try:
-            return getattr(self._owner, key)
+            return functools.reduce(getattr, key.split("."), self._owner)
         except AttributeError as error:
             raise KeyError(key) from error
 

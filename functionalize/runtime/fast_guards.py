@@ -129,7 +129,7 @@ class FastGuards:
             if key is ORDER:
                 entries.append(f"tuple({source.name('container', container)}) != {source.name('keys', value)}")
                 continue
-            if type(container) is CodeOf and key.isidentifier():
+            if type(container) is CodeOf and all(map(str.isidentifier, key.split("."))):
                 now = f"{source.name('owner', container.owner)}.{key}"
             elif isinstance(container, types.CellType):
                 now = f"content({source.name('cell', container)})"

@@ -84,8 +84,7 @@ class StateWalk:
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
     _holders: int = 0  # how many modules and optimizers are being opened
-    _before: list[Any] = field(default_factory=list)  # content of the containers when the program begins
-    _all_before: list[Any] = field(default_factory=list)  # likewise, in one list
+    _before: tuple[list[Any], list[Any]] = ([], [])  # content of the containers when the program begins; in one list
 
     def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
         """Enter an entry of a container."""
@@ -199,31 +198,32 @@ class StateWalk:
                 assign(container, content)
             for container, key, value in entries:
                 write(container, key, value)
-            self._before, self._all_before = [], []
+            self._before = [], []
 
     def content(self, container: Container) -> Any:
         """What a container held when the program began; None of one that was not walked."""
         number = next((n for n, identity in enumerate(self.containers) if identity == id(container)), None)
-        return None if number is None else self._before[number]
+        return None if number is None else self.begun[number]
 
     def begin(self) -> None:
         """The program begins: what the containers hold now is what it finds."""
-        self._before = [copy_of(container) for container, _ in self.containers.values()]
-        self._all_before = _in_one(self._before)
+        contents = [copy_of(container) for container, _ in self.containers.values()]
+        self._before = contents, _in_one(contents)
 
     @property
     def begun(self) -> Sequence[Any]:
         """What the containers, in their order, held when the program began."""
-        return self._before
+        return self._before[0]
 
     @property
     def changed(self) -> list[Changed]:
         """The containers whose content the program has changed so far: number, container, path, content before."""
         containers = (container for container, _ in self.containers.values())
-        now = _in_one(one if type(one) is dict else copy_of(one) for one in containers) if self._before else []
-        if len(now) == len(self._all_before) and all(map(is_, now, self._all_before)):
+        contents, before = self._before
+        now = _in_one(one if type(one) is dict else copy_of(one) for one in containers) if contents else []
+        if len(now) == len(before) and all(map(is_, now, before)):
             return []
-        pairs = zip(self.containers.values(), self._before, strict=False)
+        pairs = zip(self.containers.values(), contents, strict=False)
         return [
             (number, container, path, content)
             for number, ((container, path), content) in enumerate(pairs)

@@ -1,0 +1,170 @@
+"""The variables that code of a program names, and what its instructions tell of them.
+
+Invariant: nothing runs. Limits: a program's own modules are looked into, libraries are not.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+import types
+from collections.abc import Iterator
+from dis import opmap
+from typing import Any
+
+from functionalize.call_stack import is_of_program
+from functionalize.runtime.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content, per_class
+from functionalize.runtime.state_walk import is_module
+
+_NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_STORE_GLOBAL = opmap["STORE_GLOBAL"]
+_LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
+_LOADS_BY_NAME = {
+    opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
+}  # the second since 3.12
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
+
+
+@per_class
+def is_installed(kind: type) -> bool:
+    """Whether a class is one of Python's or of a library's."""
+    return _is_of_library(sys.modules.get(kind.__module__))
+
+
+def _is_of_library(module: types.ModuleType | None) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file or file.startswith(sys.base_prefix)
+
+
+@functools.cache
+def is_own(name: str) -> bool:
+    """Whether a module, by its name, is a program's own: none of Python's, nor of a library."""
+    root = name.partition(".")[0]
+    return not (root in _NOT_OWN or root in sys.stdlib_module_names or _is_of_library(sys.modules.get(name)))
+
+
+def variables(func: Any) -> Iterator[Named]:
+    """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
+    while isinstance(func, functools.partial):
+        yield "args", BoundBy(func), "args"
+        yield from ((name, func.keywords, name) for name in func.keywords)
+        func = func.func
+    if inspect.ismethod(func):
+        yield "self", {"self": func.__self__}, "self"
+        func = func.__func__
+    elif not (inspect.isfunction(func) or is_module(func)):
+        yield "self", {"self": func}, "self"
+        func = inspect.getattr_static(type(func), "__call__", None)
+    for function in layers(func):
+        if not (function.__module__ and function.__module__.split(".")[0] == "torch"):
+            yield from _defaults(function)
+            yield from _named(function)
+
+
+def layers(func: Any) -> Iterator[Any]:
+    """The function behind decorators, and what decorators of the user's wrapped it in."""
+    seen, wrapped = set[int](), func if callable(func) else None
+    while wrapped is not None and id(wrapped) not in seen:
+        seen.add(id(wrapped))
+        one, wrapped = getattr(wrapped, "__func__", wrapped), getattr(wrapped, "__wrapped__", None)
+        if inspect.isfunction(one) and (wrapped is None or is_of_program(one.__code__)):
+            yield one
+
+
+def _named(func: Any) -> Iterator[Named]:
+    """Variables that a function closes over, global ones, and those of modules that it names."""
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
+        yield name, Variable(cell, None), 0
+    read_names, loaded, stored = global_names(func.__code__)
+    for name in loaded:
+        if name not in stored and name in func.__globals__:
+            yield name, func.__globals__, name
+    for name in stored:
+        yield name, Variable(func.__globals__, name), 0
+    seen = set[str]()
+    for name, module in _modules_of(func, read_names):
+        yield from _of_module(module, name, read_names, seen)
+
+
+def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
+    """The modules that a function may know by a name, those among them that it imports when it runs."""
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
+        yield name, cell_content(cell)
+    for name in names:
+        yield name, func.__globals__.get(name, sys.modules.get(name))
+
+
+def _of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
+    """What a function may reach of a module that it names, if that is a program's own, by the names that it has."""
+    if not isinstance(value, types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
+        return
+    seen.add(value.__name__)
+    content = vars(value)
+    for name in names:
+        found = content.get(name, ABSENT)
+        if isinstance(found, types.ModuleType):
+            yield from _of_module(found, f"{path}.{name}", names, seen)
+        elif found is not ABSENT and not name.startswith("__"):
+            constant = isinstance(found, (type, *FUNCTIONS))
+            yield (f"{path}.{name}", content, name) if constant else (f"{path}.{name}", Variable(content, name), 0)
+
+
+def _defaults(func: Any) -> Iterator[Named]:
+    """Defaults of arguments that hold something: the same object at each call."""
+    if not _PLAIN.issuperset(map(type, func.__defaults__ or ())):
+        yield "defaults", SlotsOf(func, ("__defaults__",)), "__defaults__"
+    for name, value in (func.__kwdefaults__ or {}).items():
+        if type(value) not in _PLAIN:
+            yield name, func.__kwdefaults__, name
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def global_names(code: types.CodeType) -> tuple[list[str], list[str], list[str]]:
+    """Of code, and code of functions in it: all names, those of globals that it reads, and those that it writes."""
+    found = list(code.co_names), [*_loaded(code)], list[str]()
+    if _STORE_GLOBAL in code.co_code[::2]:
+        found[2].extend(one.argval for one in _instructions(code) if one.opcode == _STORE_GLOBAL)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            for names, more in zip(found, global_names(constant), strict=True):
+                names += more
+    names, loaded, stored = (list(dict.fromkeys(names)) for names in found)
+    return names, loaded, stored
+
+
+def _loaded(code: types.CodeType) -> Iterator[str]:
+    """The names that code reads as globals: attributes are names as well."""
+    extended, steps = 0, code.co_code
+    for opcode, argument in zip(steps[::2], steps[1::2], strict=True):
+        argument |= extended
+        extended = argument << 8 if opcode == _EXTENDED_ARG else 0
+        if opcode == _LOAD_GLOBAL:
+            yield code.co_names[argument >> 1 if sys.version_info >= (3, 11) else argument]
+        elif opcode in _LOADS_BY_NAME:  # in the body of a class
+            yield code.co_names[argument]
+
+
+def only_adds(code: types.CodeType, name: str) -> bool:
+    """Whether code, and code of functions in it, takes what is called so only to append to it, or to extend it."""
+    if name in (*code.co_names, *code.co_freevars, *code.co_cellvars):
+        steps = [step for step in _instructions(code) if step.opname not in _IDLE]
+        for step, following in itertools.zip_longest(steps, steps[1:]):
+            if step.argval == name and step.opname not in _DEFINES:
+                adds = following is not None and following.argval in ("append", "extend")
+                if not (step.opname.startswith("LOAD_") and adds):
+                    return False
+    return all(only_adds(inner, name) for inner in code.co_consts if isinstance(inner, types.CodeType))
+
+
+_IDLE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL", "COPY_FREE_VARS", "MAKE_CELL"})
+_DEFINES = frozenset({"LOAD_CLOSURE"})  # it is given to a function whose code is looked at
+
+
+def _instructions(code: types.CodeType) -> list[Any]:
+    import dis  # few programs need it
+
+    return list(dis.get_instructions(code))
