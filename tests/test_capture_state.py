@@ -495,3 +495,23 @@ def test_tuples_of_tensors_are_as_long_as_they_were(place: str) -> None:
     for count in (1, 2, 3, 1):
         holder.parts = _SUMMED = listed[0] = (ones,) * count
         assert program(torch.zeros(2)).tolist() == [count, count]
+
+
+def test_numbers_in_variables_that_functions_close_over_become_inputs() -> None:
+    def world() -> Any:
+        count, total, marks = 0, torch.zeros(2), [1.0, 2.0]
+
+        def run(x: Tensor) -> Tensor:
+            nonlocal count, total, marks
+            count, marks = count + 1, [marks[1], marks[0] + 1]
+            total = total + x * count * marks[0]
+            return total
+
+        return run, lambda: (count, total.tolist(), marks)
+
+    (eager, theirs), (run, ours) = world(), world()
+    program = capture(run, (torch.ones(2),))
+    for _ in range(6):
+        assert torch.equal(program(torch.ones(2)), eager(torch.ones(2)))
+        assert ours() == theirs()
+    assert len(program._specializations) <= 3

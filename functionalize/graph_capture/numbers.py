@@ -20,7 +20,7 @@ import torch
 
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.assignments import assigned
-from functionalize.runtime.containers import SetItems, entry, place_of, unchanged, write
+from functionalize.runtime.containers import SetItems, Variable, entry, place_of, unchanged, write
 from functionalize.runtime.settings import LENGTH, Setting, Settings, is_numbers
 from functionalize.runtime.slots import NUMBERS, NumberSlot, Slot
 from functionalize.runtime.state_walk import StateWalk
@@ -125,13 +125,18 @@ def _groups_of(state: StateWalk) -> set[int]:
     return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
 
 
+def _place(one: Setting) -> tuple[Any, Any]:
+    """The container and the key of a setting; a cell has none, but is a variable."""
+    return (Variable(one.container, None), 0) if isinstance(one.container, types.CellType) else (one.container, one.key)
+
+
 def _slots(one: Setting) -> Iterator[NumberSlot]:
+    container, key = _place(one)
     if type(one.value) in NUMBERS:
-        yield NumberSlot(one.container, one.key, one.path, None, (), True, type(one.value))
+        yield NumberSlot(container, key, one.path, None, (), True, type(one.value))
         return
     for index, item in enumerate(one.value):
-        path = f"{one.path}.{index}"
-        yield NumberSlot(one.container, one.key, path, None, (index,), True, type(item), len(one.value))
+        yield NumberSlot(container, key, f"{one.path}.{index}", None, (index,), True, type(item), len(one.value))
 
 
 class Numbers:
@@ -151,7 +156,7 @@ class Numbers:
     def restored(self) -> Iterator[None]:
         """Put the numbers back in the end."""
         places = [(slot.container, slot.key) for slot, _ in self._pairs]
-        places += [(one.container, one.key) for one, _ in self._tied]
+        places += [_place(one) for one, _ in self._tied]
         before = [(container, key, entry(container, key)) for container, key in places]
         try:
             yield
@@ -164,7 +169,7 @@ class Numbers:
         for slot, stand_in in self._pairs:
             slot.set(stand_in.item())
         for one, first in self._tied:
-            write(one.container, one.key, entry(first.container, first.key))
+            write(*_place(one), entry(*_place(first)))
         lists = [(slot, entry(slot.container, slot.key)) for slot, _ in self._pairs]
         self._lists = [(slot, items, items.copy()) for slot, items in lists if isinstance(items, list)]
 
