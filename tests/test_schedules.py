@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
 from functionalize import capture
+from functionalize._torch import FakeTensor
 from functionalize.errors import InputMismatchError
 
 FEW = 3
@@ -240,3 +242,16 @@ def test_captures_leave_schedulers_to_other_threads() -> None:
         ended = True
         assert other.scheduler.last_epoch == steps.result() > 0
     assert world.scheduler.last_epoch == 0
+
+
+def test_caches_that_a_run_has_filled_which_read_a_rate_are_empty() -> None:
+    world = World(lambda optimizer: schedulers.StepLR(optimizer, 1, 0.5))
+    ones = functools.lru_cache(lambda count: torch.ones(count))
+
+    def program(x: Tensor) -> Any:
+        return in_a_loop(world, x) + ones(2)
+
+    captured = capture(program, (torch.ones(4, 3),))
+    assert ones.cache_info().currsize == 0
+    captured(torch.ones(4, 3))
+    assert not any(isinstance(one, FakeTensor) for one in [ones(2)])

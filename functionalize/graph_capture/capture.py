@@ -133,6 +133,8 @@ def _captured(
     try:
         found = _found(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data, traced)
     except NumberRead:
+        for run in traced:
+            run.empty_caches()
         by_data[2].follows_steps = True  # type: ignore[union-attr]
         return _captured(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
     except UnsupportedProgramError:
