@@ -53,9 +53,14 @@ class Snapshot:
             others = [item for item in items if not isinstance(item, torch.Tensor)]
             self._add(path, ("set", len(items), known, sorted(map(_brief, others))))
             alone = [item for item in items if isinstance(item, torch.Tensor) and id(item) not in self._numbers]
-            self._enter_all(enumerate(sorted(alone, key=lambda item: _brief(item.detach() * 1000 // 1))), path)
+            self._enter_all(enumerate(sorted(alone, key=self._order)), path)
         self._add("default generator", bytes(torch.get_rng_state().tolist()))
         self._add("modes", (torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+
+    def _order(self, tensor: torch.Tensor) -> tuple[str, tuple[int, int]]:
+        """What tells tensors of a set apart that are in no other place: values, and the storage if that is known."""
+        known = self._storages.get(tensor.untyped_storage()._cdata, (len(self._storages), 0))
+        return _brief(tensor.detach() * 1000 // 1), known
 
     def _add(self, path: str, fact: Any) -> None:
         self.facts.append((path, fact))
