@@ -45,6 +45,7 @@ class DecidingShapeEnv(ShapeEnv):
     decider: Decider | None = None
     on_data_symbol: Callable[[], None] | None = None  # is told that there is about to be a number that the data tell
     _asked: Any = None  # the number whose value is asked for
+    _later: list[Any] | None = None  # gets the numbers that are to be guards later, and not at once
 
     def create_unbacked_symfloat(self) -> torch.SymFloat:
         """A float that the data tell."""
@@ -65,11 +66,23 @@ class DecidingShapeEnv(ShapeEnv):
 
     def evaluate_sym_node(self, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
         """The value of a number, which the trace takes for granted."""
+        if self._later is not None and sym_node.pytype is int and sym_node.hint is not None:
+            self._later.append(torch.SymInt(sym_node))
+            return sym_node.hint
         self._asked = sym_node
         try:
             return super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
         finally:
             self._asked = None
+
+    @contextlib.contextmanager
+    def later(self, asked: list[Any]) -> Iterator[None]:
+        """While the values of whole numbers are no guards: ``asked`` gets the numbers."""
+        before, self._later = self._later, asked
+        try:
+            yield
+        finally:
+            self._later = before
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """The value of an expression, which the trace takes for granted."""

@@ -154,9 +154,11 @@ class CaptureFakeMode(FakeTensorMode):
     def sizes_count_at_the_end(self) -> Iterator[None]:
         """While autograd runs: sizes that C++ asks for as numbers are guards, but not if that was for an error."""
         before, asked = self._asked_sizes, list[Any]()
+        environment: Any = self.shape_env
         self._asked_sizes = asked
         try:
-            yield
+            with environment.later(asked) if hasattr(environment, "later") else contextlib.nullcontext():
+                yield
         finally:
             self._asked_sizes = before
         for size in asked:
