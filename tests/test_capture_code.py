@@ -322,3 +322,26 @@ def test_a_method_that_was_replaced_is_refused_by_its_name() -> None:
     changes[0]()
     with pytest.raises(InputMismatchError, match=r"Scale\.of` is <function"):
         captured(torch.ones(2))
+
+
+def test_a_program_that_goes_another_way_for_fake_tensors_goes_that_of_eager() -> None:
+    """As transformers' masks: `torch.compiler.is_compiling()` is false as well."""
+    from functionalize._torch import FakeTensor
+
+    def is_fake(x: Any) -> bool:
+        return isinstance(x, FakeTensor) or isinstance(x, (FakeTensor, str))
+
+    def program(x: Tensor) -> Any:
+        return x * 2 if is_fake(x) or not isinstance(x, (FakeTensor, Tensor)) else x * 3
+
+    assert capture(program, (torch.ones(2),))(torch.ones(2)).tolist() == [3, 3]
+    assert "isinstance" not in is_fake.__globals__
+
+
+def test_masks_of_libraries_are_those_of_eager() -> None:
+    masking = pytest.importorskip("transformers.utils.import_utils")
+
+    def program(x: Tensor) -> Any:
+        return x * 2 if masking.is_fake_tensor(x) else x * 3
+
+    assert capture(program, (torch.ones(2),))(torch.ones(2)).tolist() == [3, 3]

@@ -24,13 +24,18 @@ _NUMBERS: dict[type, Any] = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool
 
 
 @contextlib.contextmanager
-def classes_of_stand_ins(environment: Any, asking: Iterable[dict[str, Any]], *, at_once: bool) -> Iterator[None]:
+def classes_of_stand_ins(
+    environment: Any, asking: Iterable[dict[str, Any]], of_fakes: Iterable[dict[str, Any]], *, at_once: bool
+) -> Iterator[None]:
     """Have symbols and fake tensors be of the classes of what they stand for.
 
     ``environment``: the ``DecidingShapeEnv`` of the trace, if it has one; ``asking``: the globals of functions that
-    name ``type``; ``at_once``: there are symbols from the beginning, else from the first one on that the data tell.
+    name ``type``; ``of_fakes``: likewise ``FakeTensor``, as libraries do that go other ways for fake tensors;
+    ``at_once``: there are symbols from the beginning, else from the first one on that the data tell.
     """
-    classes, compiled = _Classes(asking), torch.compile
+    lent: list[tuple[dict[str, Any], str, Any]] = [(variables, "type", _Type) for variables in asking]
+    lent += [(variables, "isinstance", _isinstance_of_fakes) for variables in (*of_fakes, *_libraries_asking())]
+    classes, compiled = _Classes(lent), torch.compile
     has_symbols = hasattr(environment, "on_data_symbol")
 
     def begin() -> None:
@@ -56,22 +61,22 @@ def classes_of_stand_ins(environment: Any, asking: Iterable[dict[str, Any]], *, 
 class _Classes:
     """``isinstance`` and ``type`` of one capture."""
 
-    def __init__(self, asking: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, lent: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
         self._isinstance = self._before = builtins.isinstance
-        self._asking = [variables for variables in asking if "type" not in variables]
+        self._lent = [(variables, name, value) for variables, name, value in lent if name not in variables]
         self.ended = False
 
     def lend(self) -> None:
         """Have the program use them."""
         builtins.isinstance = self._isinstance
-        for variables in self._asking:
-            variables["type"] = _Type
+        for variables, name, value in self._lent:
+            variables[name] = value
 
     def take_back(self) -> None:
         """Have it use Python's."""
         builtins.isinstance = self._before
-        for variables in self._asking:
-            variables.pop("type", None)
+        for variables, name, _ in self._lent:
+            variables.pop(name, None)
 
     def take_symbols(self) -> None:
         """There are symbols from now on."""
@@ -98,6 +103,51 @@ class _Classes:
             return called
 
         return compile
+
+
+def _isinstance_of_fakes(value: Any, kinds: Any, /) -> bool:
+    """What ``isinstance`` is to code that knows fake tensors by name."""
+    kind = type(value)
+    if kind is FakeTensor:
+        return isinstance(value, _but_for_fakes(kinds))
+    return isinstance(value, kinds) or (kind in _NUMBERS and isinstance(_NUMBERS[kind], kinds))
+
+
+def _but_for_fakes(kinds: Any) -> Any:
+    if isinstance(kinds, tuple):
+        return tuple(map(_but_for_fakes, kinds))
+    return () if kinds is FakeTensor else kinds
+
+
+_SCANNED: dict[str, dict[str, Any] | None] = {}  # modules by name: their globals, if their code names FakeTensor
+_NOT_SCANNED = frozenset({"torch", "functionalize", "numpy", "sympy", "builtins", *sys.stdlib_module_names})
+
+
+def _libraries_asking() -> list[dict[str, Any]]:
+    """The globals of loaded libraries of which some function names ``FakeTensor``."""
+    if len(_SCANNED) != len(sys.modules):
+        for name, module in list(sys.modules.items()):
+            if name not in _SCANNED:
+                skipped = module is None or name.partition(".")[0] in _NOT_SCANNED
+                _SCANNED[name] = vars(module) if not skipped and any(map(_names_fakes, _codes_of(module))) else None
+        for name in _SCANNED.keys() - sys.modules.keys():
+            del _SCANNED[name]
+    return [variables for variables in _SCANNED.values() if variables is not None]
+
+
+def _codes_of(module: Any) -> Iterator[types.CodeType]:
+    """The code of a module's functions, and of methods of its classes."""
+    values = [value for value in vars(module).values() if isinstance(value, (types.FunctionType, type))]
+    for value in values:
+        if value.__module__ == module.__name__:
+            entries = vars(value).values() if isinstance(value, type) else [value]
+            yield from (one.__code__ for one in entries if isinstance(one, types.FunctionType))
+
+
+def _names_fakes(code: types.CodeType) -> bool:
+    return "FakeTensor" in code.co_names or any(
+        _names_fakes(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)
+    )
 
 
 def _of_numbers(plain: Callable[[Any, Any], bool]) -> Any:
