@@ -329,7 +329,7 @@ def test_a_program_that_goes_another_way_for_fake_tensors_goes_that_of_eager() -
     from functionalize._torch import FakeTensor
 
     def is_fake(x: Any) -> bool:
-        return isinstance(x, FakeTensor) or isinstance(x, (FakeTensor, str))
+        return isinstance(x, FakeTensor) or (x is not None and isinstance(x, (FakeTensor, str)))
 
     def program(x: Tensor) -> Any:
         return x * 2 if is_fake(x) or not isinstance(x, (FakeTensor, Tensor)) else x * 3

@@ -171,7 +171,7 @@ class CaptureSession(RecordingSession):
                 lend(inputs.inputs)
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
             symbols = math_of_symbols(self.recorder.tracer), text_of_symbols(mode.shape_env)
-            asking = inputs.follower.asking.values(), inputs.follower.asking_for_fakes.values()
+            asking = [variables.values() for variables in inputs.follower.asking.values()]
             classes = classes_of_stand_ins(mode.shape_env, *asking, at_once=bool(self._dims))
             with self.active(), symbols[0], symbols[1], classes, HooksTakenBack(inputs.state):
                 if self._dims:

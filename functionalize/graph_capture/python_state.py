@@ -70,8 +70,7 @@ class Follower:
         """``hooked``: whether the hooks on gradients of tensors are among what the program runs."""
         self._state, self._hooked = state, hooked
         self.codes: set[types.CodeType] = set()  # of all functions that were met
-        self.asking: dict[int, dict[str, Any]] = {}  # the globals of those among them that name `type`
-        self.asking_for_fakes: dict[int, dict[str, Any]] = {}  # likewise `FakeTensor`
+        self.asking: dict[str, dict[int, Any]] = {"type": {}, "FakeTensor": {}}  # the globals of who names these
         self._codes: set[types.CodeType] = set()  # that were looked through
         self._run: dict[int, tuple[str, Any, tuple[str, ...]]] = {}  # attributes that decide which code runs
         self._followed: dict[int, Any] = {}  # by identity: what is no method, and was followed
@@ -182,10 +181,8 @@ class Follower:
         """Note which functions name `type`, and which are the program's own."""
         for function in functions:
             names, loaded, _ = global_names(function.__code__)
-            if "type" in loaded:
-                self.asking[id(function.__globals__)] = function.__globals__
-            if "FakeTensor" in names:
-                self.asking_for_fakes[id(function.__globals__)] = function.__globals__
+            for name in {"type"}.intersection(loaded) | {"FakeTensor"}.intersection(names):
+                self.asking[name][id(function.__globals__)] = function.__globals__
             if is_own(function.__module__ or ""):
                 self._run[id(function)] = function.__qualname__, function, _OF_FUNCTIONS
 
