@@ -543,3 +543,21 @@ def test_stand_ins_have_the_classes_of_what_they_stand_for() -> None:
     want, got = module(x), program(x)
     assert torch.equal(want[0], got[0]) and want[1:] == got[1:]
     assert "type" not in globals()
+
+
+def test_optional_arguments_that_were_not_given_before() -> None:
+    count = torch.zeros(())
+
+    def program(x: Tensor, factor: Any = 2, *, shift: Any = None) -> Any:
+        count.add_(1)
+        return x * factor if shift is None else x * factor + shift
+
+    captured = capture(program, (torch.ones(2),), on_guard_failure="recapture", cache_size=2)
+    calls: list[tuple[Any, Any, float]] = [((), {}, 2), ((5,), {}, 5), ((), {"shift": 3}, 5), ((6,), {"shift": 1}, 7)]
+    for args, kwargs, wanted in [*calls, *calls]:
+        assert captured(torch.ones(2), *args, **kwargs).tolist() == [wanted, wanted]
+    assert count == 8 and len(captured._others) == 2
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        captured(torch.ones(2), scale=2)
+    with pytest.raises(InputMismatchError, match="with factor"):
+        capture(program, (torch.ones(2),))(torch.ones(2), 5)

@@ -131,6 +131,11 @@ class CallingConvention:
         names = tuple(_names_of(func, len(args)))
         return cls(names[: len(args)], tuple(kwargs), names, Nest.of(args, kwargs))
 
+    def takes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether these are as many arguments, of the same names."""
+        given = (*self.parameters[: len(args)], *kwargs)
+        return len(given) == len(args) + len(kwargs) and {*given} == {*self.names, *self.keywords}
+
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CallArguments:
         """A call's arguments in this order.
 

@@ -97,6 +97,7 @@ class CapturedProgram(Exports):
         self._recorded, self._metadata, self.graph = capture.recorded, capture.recorded.metadata, capture.recorded.graph
         self._specializations = [self._first]  # the one that was called last comes first
         self._convention, self._lock = capture.convention, threading.Lock()
+        self._others: dict[Any, CapturedProgram] = {}  # by how many arguments they have, and by what names
 
     @functools.cached_property
     def signature(self) -> ExportGraphSignature:
@@ -184,6 +185,8 @@ class CapturedProgram(Exports):
             return plain
         if in_functorch_transform() is not None:
             raise RuntimeError(_IN_TRANSFORM)
+        if self._on_guard_failure == "recapture" and not self._convention.takes(args, kwargs):
+            return self._called_so(args, kwargs)(*args, **kwargs)
         arguments = self._convention.arguments(args, kwargs)
         found = self._known(arguments)
         if found is None:
@@ -202,6 +205,18 @@ class CapturedProgram(Exports):
         except Diverged as error:
             answers = error.answers
         return self._run_another(chosen, answers, arguments)
+
+    def _called_so(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
+        """The program as it was captured for so many arguments, by these names."""
+        key = len(args), *sorted(kwargs)
+        with CAPTURING:
+            found = self._others.pop(key, None)
+            if found is None:
+                how: dict[str, Any] = {"on_guard_failure": self._on_guard_failure, "cache_size": self._cache_size}
+                how |= {"partition_fn": self._partition_fn, "original": self._original, "remove": self.remove}
+                found = CapturedProgram(self._recapture(args, kwargs), recapture=self._recapture, **how)
+            self._others = dict([*self._others.items(), (key, found)][-self._cache_size :])
+        return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(_BOUND)
