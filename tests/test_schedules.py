@@ -240,7 +240,8 @@ def test_captures_leave_schedulers_to_other_threads() -> None:
         for _ in range(5):
             capture(lambda x: at_the_end(world, x), (torch.ones(4, 3),))
         ended = True
-        assert other.scheduler.last_epoch == steps.result() > 0
+        total = steps.result()
+    assert other.scheduler.last_epoch == total > 0
     assert world.scheduler.last_epoch == 0
 
 
