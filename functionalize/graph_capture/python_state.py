@@ -170,8 +170,9 @@ class Follower:
             self._walk(name, container, key, value)
             if isinstance(value, types.FunctionType) and (marks or value.__dict__):
                 self._state.open(value, name)
-            if isinstance(value, type):
-                self._named |= {value} if is_own(value.__module__) else set()
+            kind = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
+            if isinstance(kind, type):
+                self._named |= {kind} if is_own(kind.__module__) else set()
             elif isinstance(value, FUNCTIONS):
                 self._whole = self._whole and depth > 0
                 if depth:
