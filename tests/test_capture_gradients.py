@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -737,3 +738,25 @@ def test_a_view_that_requires_gradients_whose_memory_is_written_behind_it_is_ref
 
     with pytest.raises(UnsupportedProgramError, match="a view is told to require gradients, and then the memory"):
         capture(run, (torch.ones(1, 1),))
+
+
+def test_a_decoder_whose_layers_are_checkpointed() -> None:
+    """Its regions hold what its layers are called with, and graphs of autograd hold the regions."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, use_cache=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the method has another name from now on
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    tokens = torch.randint(0, 32, (2, 8))
+
+    def program(tokens: Tensor) -> Any:
+        return model(input_ids=tokens, labels=tokens).loss
+
+    captured, parameters = capture(program, (tokens,)), list(model.parameters())
+    wanted: Any = torch.autograd.grad(program(tokens), parameters)
+    found: Any = torch.autograd.grad(captured(tokens), parameters)
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want)

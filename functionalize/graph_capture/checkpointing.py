@@ -83,6 +83,13 @@ class CheckpointRegions:
         finally:
             self._inside = before
 
+    def release(self) -> None:
+        """Nothing runs again from now on: what the regions were called with may go."""
+        for frame, _ in self._frames.values():
+            if frame is not None:
+                frame.recompute_fn = None
+        self._frames = {}
+
     def drawn_again(self, node: Node) -> bool:
         """Whether a node draws random numbers that the first run of its region has drawn."""
         return node in self._second and is_random(node)

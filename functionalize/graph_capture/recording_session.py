@@ -84,6 +84,7 @@ class RecordingSession:
                 yield
         finally:
             self.decider = None  # it knows the session
+            self.regions.release()
 
     def record(
         self,
