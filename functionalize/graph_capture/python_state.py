@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Iterable, Iterator
 from dis import opmap
@@ -36,16 +35,9 @@ from functionalize.runtime.state_walk import StateWalk, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
 _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
-_NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
-_PLAIN = frozenset({bool, int, float, str, type(None)})
-_STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
-_LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
-_LOADS_BY_NAME = {
-    opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
-}  # the second since 3.12
+_STORE_ATTR = opmap["STORE_ATTR"]
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
-Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
 
 def settings_of(state: StateWalk, code: Iterable[tuple[str, Any, tuple[str, ...]]]) -> Settings:

@@ -41,8 +41,10 @@ def _is_of_library(module: types.ModuleType | None) -> bool:
 
 
 @functools.cache
-def is_own(name: str) -> bool:
+def is_own(name: str | None) -> bool:
     """Whether a module, by its name, is a program's own: none of Python's, nor of a library."""
+    if not isinstance(name, str):  # a class may call its module anything
+        return False
     root = name.partition(".")[0]
     return not (root in _NOT_OWN or root in sys.stdlib_module_names or _is_of_library(sys.modules.get(name)))
 
