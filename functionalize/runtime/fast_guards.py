@@ -139,8 +139,10 @@ class FastGuards:
         source.known |= {"content": cell_content}
         source.lines += ["try:", *(f"    if {entry}: return None" for entry in entries)] if entries else []
         source.lines += ["except (LookupError, AttributeError): return None"] if entries else []
+        asked = {id(container) for container, key, value in found.entries if key is LENGTH and not value}
         for content in found.empty:
-            source.refuse(source.name("empty", content))
+            if id(content) not in asked:
+                source.refuse(source.name("empty", content))
         if found.contents or found.arrays:
             source.refuse("changed()", changed=found.changed)
 
@@ -167,20 +169,26 @@ class FastGuards:
 
     def _compare_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         names = [f"inputs[{number}]" for number in self._numbers]
+        given = all_of("inputs", self._numbers, len(self._guards.inputs))
         if tensors:
             looks = TensorGuards(*tensors, **self._sizes(tensors))
-            self.source.refuse(f"not looks({', '.join(names)})", looks=looks.check)
+            self.source.refuse(f"not looks({given})", looks=looks.check)
         if len(set(map(storage_address, tensors))) < len(tensors):
             self.source.refuse("guards.pattern(inputs) != guards.aliasing", guards=self._guards)
         elif len(names) > 1:
-            storages = ", ".join(f"address({name})" for name in names)
-            self.source.refuse(f"len({{{storages}}}) != {len(names)}", address=storage_address)
+            several = given[1:] if given.startswith("*") else f"({given})"
+            self.source.refuse(f"len({{*map(address, {several})}}) != {len(names)}", address=storage_address)
 
     def _sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         pairs, dynamic = list(zip(self._numbers, tensors, strict=True)), self._guards.dynamic
         sizes = [[None] * t.dim() if n in dynamic else list(t.size()) for n, t in pairs]
         strides = [[None] * t.dim() if n in dynamic else list(t.stride()) for n, t in pairs]
         return {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
+
+
+def all_of(name: str, numbers: Sequence[int], count: int) -> str:
+    """Arguments of a call: some entries of a list, the list at once where these are all of it, in order."""
+    return f"*{name}" if [*numbers] == [*range(count)] else ", ".join(f"{name}[{number}]" for number in numbers)
 
 
 def _place(source: Source, slot: Slot) -> str:
@@ -192,7 +200,8 @@ def _place(source: Source, slot: Slot) -> str:
 
 def _entry(source: Source, container: Any, key: Any) -> str:
     """What reads an entry of a container."""
-    names = source.name("container", container), source.name("key", key)
+    known = repr(key) if type(key) in (str, int) else source.name("key", key)
+    names = source.name("container", container), known
     plain = type(container) is dict or not isinstance(container, dict)
     source.known["entry_of"] = entry_of
     return f"{names[0]}[{names[1]}]" if plain else f"entry_of({names[0]}, {names[1]})"

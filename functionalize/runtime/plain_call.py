@@ -23,7 +23,7 @@ from functionalize._torch.dispatch import (
 )
 from functionalize._torch.tensors import count_writes
 from functionalize.runtime.call_arguments import CallingConvention
-from functionalize.runtime.fast_guards import FastGuards, Source
+from functionalize.runtime.fast_guards import FastGuards, Source, all_of
 from functionalize.runtime.joint import called
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
 from functionalize.runtime.objects import TensorRef
@@ -95,7 +95,7 @@ class Plain:
         }
 
     def _lines(self, returned: Sequence[int]) -> list[str]:
-        taken = ", ".join(f"inputs[{number}]" for number in self.metadata.taken)
+        taken = all_of("inputs", self.metadata.taken, len(self.metadata.inputs))
         leaves = ", ".join(f"results[{number}]" for number in returned)
         copies = [(write.result, m.input) for m in self.metadata.mutations for write in m.writes]
         return [
