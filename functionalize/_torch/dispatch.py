@@ -140,9 +140,14 @@ def below_mode(mode: Any) -> Iterator[None]:
 def direct_call(op: Any) -> Callable[..., Any]:
     """An operator without the layer in Python around it, known to FX by its name."""
     call: Any = partial(op._op)
+    call.overload = op
     call.__name__, call.__module__ = str(op).replace(".", "_").replace("::", "_"), "functionalize"
     return call  # type: ignore[no-any-return]
 
+
+# Where torch keeps the Python functions of its operators, by their names.
+_namespaces = ("_VariableFunctions", "_nn", "_special", "_linalg", "_fft", "TensorBase")
+BINDINGS = tuple(getattr(torch._C, name) for name in _namespaces)
 
 # Graphs of operators below autocast must not be cast again.
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast

@@ -67,6 +67,8 @@ def storage_id(storage: torch.UntypedStorage) -> int:
 
 # The same, of a tensor's storage; raises where it has none.
 storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+# Whether tensors of a third argument, a tuple, share a storage with one another or with those of the first two.
+share_storages: Callable[..., bool] = torch._C._any_output_is_alias_to_input_or_output
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, storage_address
+from functionalize._torch import ASKED_PROPERTIES, share_storages, storage_address
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
@@ -25,13 +25,14 @@ from functionalize.runtime.containers import entry as entry_of
 from functionalize.runtime.guards import Guards
 from functionalize.runtime.settings import LENGTH, ORDER, SettingsCheck
 from functionalize.runtime.slots import NumberSlot, Slot
+from functionalize.runtime.state_walk import HOOKS_OF_MODULES
 
 # Modes that torch's own check leaves out. They are to be off.
 _OFF: dict[str, Callable[[], Any]] = {
     "function_modes": function_modes,
     "inference_mode": torch.is_inference_mode_enabled,
 }
-_EMPTY_IS_FALSE = (dict, OrderedDict, list)
+_EMPTY_IS_FALSE = (dict, OrderedDict, list)  # asked so, they take a third of the time that their length takes
 Passes = Callable[[CallArguments], list[Any] | None]  # the program's inputs for a call; None: ask the guards
 
 
@@ -119,27 +120,11 @@ class FastGuards:
 
     def _compare_settings(self) -> None:
         found, source = SettingsCheck(self._guards.settings), self.source
-        entries = []
-        for container, key, value in found.entries:
-            if key is LENGTH:
-                name = source.name("container", container)
-                plain = type(container) in _EMPTY_IS_FALSE and not value  # asked so, it takes a third of the time
-                entries.append(name if plain else f"len({name}) != {value}")
-                continue
-            if key is ORDER:
-                entries.append(f"tuple({source.name('container', container)}) != {source.name('keys', value)}")
-                continue
-            if type(container) is CodeOf and all(map(str.isidentifier, key.split("."))):
-                now = f"{source.name('owner', container.owner)}.{key}"
-            elif isinstance(container, types.CellType):
-                now = f"content({source.name('cell', container)})"
-            else:
-                now = _entry(source, container, key)
-            entries.append(f"{now} is not {source.name('value', value)}")
+        entries = [_differs(source, *entry) for entry in found.entries]
         source.known |= {"content": cell_content}
         source.lines += ["try:", *(f"    if {entry}: return None" for entry in entries)] if entries else []
         source.lines += ["except (LookupError, AttributeError): return None"] if entries else []
-        asked = {id(container) for container, key, value in found.entries if key is LENGTH and not value}
+        asked = {id(_asked_empty(*entry)) for entry in found.entries}
         for content in found.empty:
             if id(content) not in asked:
                 source.refuse(source.name("empty", content))
@@ -176,8 +161,7 @@ class FastGuards:
         if len(set(map(storage_address, tensors))) < len(tensors):
             self.source.refuse("guards.pattern(inputs) != guards.aliasing", guards=self._guards)
         elif len(names) > 1:
-            several = given[1:] if given.startswith("*") else f"({given})"
-            self.source.refuse(f"len({{*map(address, {several})}}) != {len(names)}", address=storage_address)
+            self.source.refuse(f"share((), {{}}, ({given},))", share=share_storages)
 
     def _sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         pairs, dynamic = list(zip(self._numbers, tensors, strict=True)), self._guards.dynamic
@@ -196,6 +180,32 @@ def _place(source: Source, slot: Slot) -> str:
     if isinstance(slot, NumberSlot):
         return f"{source.name('number', slot.get)}()"
     return _entry(source, slot.container, slot.key) + "".join(f"[{step}]" for step in slot.steps)
+
+
+def _asked_empty(container: Any, key: Any, value: Any) -> Any:
+    """The container of which one comparison tells whether it is empty still; None of most."""
+    if key is LENGTH and type(container) in _EMPTY_IS_FALSE and not value:
+        return container
+    return value if key in HOOKS_OF_MODULES and type(value) in _EMPTY_IS_FALSE and not value else None
+
+
+def _differs(source: Source, container: Any, key: Any, value: Any) -> str:
+    """What tells whether an entry of a container is not the very object that it was."""
+    if _asked_empty(container, key, value) is not None:
+        # Hooks are taken as they are now: none in one dict are to torch what none in another are.
+        return source.name("container", container) if key is LENGTH else _entry(source, container, key)
+    if key is LENGTH:
+        return f"len({source.name('container', container)}) != {value}"
+    if key is ORDER:
+        return f"tuple({source.name('container', container)}) != {source.name('keys', value)}"
+    if type(container) is CodeOf and all(map(str.isidentifier, key.split("."))):
+        now = f"{source.name('owner', container.owner)}.{key}"
+    elif isinstance(container, types.CellType):
+        now = f"content({source.name('cell', container)})"
+    else:
+        now = _entry(source, container, key)
+    literal = any(value is one for one in (True, False, None))
+    return f"{now} is not {value if literal else source.name('value', value)}"
 
 
 def _entry(source: Source, container: Any, key: Any) -> str:

@@ -22,6 +22,7 @@ from functionalize._torch.dispatch import (
     in_functorch_transform,
 )
 from functionalize._torch.tensors import count_writes
+from functionalize.runtime.bindings import bound
 from functionalize.runtime.call_arguments import CallingConvention
 from functionalize.runtime.fast_guards import FastGuards, Source, all_of
 from functionalize.runtime.joint import called
@@ -42,8 +43,10 @@ class Plain:
     assemble: Callable[[Sequence[Any]], Any]  # from leaves to what the program returns
     otherwise: Callable[[list[Any], Sequence[Any]], Any]  # the same from inputs and results of another look
 
-    def call(self, guards: FastGuards, results: Sequence[Any], leaves: Sequence[Any]) -> PlainCall | None:
-        """The function; ``results``: what the graph gave in a call that passed, ``leaves``: what the program returned.
+    def call(
+        self, guards: FastGuards, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
+    ) -> PlainCall | None:
+        """The function; ``inputs``, ``results``, ``leaves``: of a call that passed, its graph and what it returned.
 
         None where a call does more than that.
         """
@@ -56,7 +59,11 @@ class Plain:
         source.refuse(f"{'tuple(kwargs) != keywords' if keywords else 'kwargs'} or len(args) != {len(names)}")
         source.lines.append(f"leaves = {'(*args, *kwargs.values())' if keywords else 'args'}")
         source.lines += guards.source.lines
-        source.known |= {"keywords": keywords, **guards.source.known, **self._known([results[n] for n in returned])}
+        source.known |= {
+            "keywords": keywords,
+            **guards.source.known,
+            **self._known(inputs, [results[n] for n in returned]),
+        }
         source.lines += self._lines(returned)
         call: PlainCall = source.function("args, kwargs")
         return call
@@ -79,13 +86,14 @@ class Plain:
         plain = len(found) == len(leaves) and all(map(_is_returned, (results[n] for n in found), leaves))
         return found if plain else []
 
-    def _known(self, returned: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def _known(self, inputs: Sequence[Any], returned: Sequence[torch.Tensor]) -> dict[str, Any]:
         sizes: list[Any] = [list(result.size()) for result in returned]
         strides: list[Any] = [list(result.stride()) for result in returned]
+        function = bound(self.function, inputs)  # no function mode is on, which was compared
         looks = TensorGuards(*returned, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         return {
             # Whether some autocast is on was compared.
-            "graph": (lambda *inputs: called(self.function, inputs)) if any_autocast() else self.function,
+            "graph": (lambda *inputs: called(function, inputs)) if any_autocast() else function,
             "unseen": BelowVersions,
             "copy": _copy,
             "count": count_writes,
@@ -104,7 +112,7 @@ class Plain:
             *(["with unseen():"] if copies else []),
             *(f"    if inputs[{n}] is not results[{k}]: copy(inputs[{n}], results[{k}])" for k, n in copies),
             *(f"count(inputs[{n}], {count})" for n, count in self.metadata.versions.items()),
-            f"return assemble(({leaves},))",
+            f"return {leaves if self.metadata.spec.is_leaf() else f'assemble(({leaves},))'}",
         ]
 
 

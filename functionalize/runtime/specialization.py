@@ -166,17 +166,19 @@ class Specialization:
         if self.capture.modes_left:
             set_modes(self.capture.modes_left)
         elif self._fast is not None and self._joint is None:
-            self._make_plain(self._fast, computed[0], leaves)
+            self._make_plain(self._fast, inputs, computed[0], leaves)
         return self._assemble(leaves)
 
-    def _make_plain(self, guards: FastGuards, results: Sequence[Any], leaves: Sequence[Any]) -> None:
-        """Have the next calls take the short way, if there is one. ``results``, ``leaves``: of this call."""
+    def _make_plain(
+        self, guards: FastGuards, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
+    ) -> None:
+        """Have the next calls take the short way, if there is one; what else is given is of this call."""
 
         def otherwise(inputs: list[Any], results: Sequence[Any]) -> Any:
             return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, inputs, results)))
 
         made = Plain(self.metadata, self.capture.convention, self._function, self._assemble, otherwise)
-        self.plain, self._fast = made.call(guards, results, leaves) or self.plain, None
+        self.plain, self._fast = made.call(guards, inputs, results, leaves) or self.plain, None
 
     @property
     def _joint(self) -> JointGraph | Exception | None:

@@ -1,0 +1,106 @@
+"""Operators by torch's own Python functions, which read their arguments in less time than what calls any operator does.
+
+Which function it is that calls an operator is not written down anywhere. So it is tried: each that has the operator's
+name is called with stand-ins, and taken where it comes to that very operator, with those very arguments.
+
+Invariant: what is bound calls the operators that the graph names. Limits: torch's functions ask function modes and
+subclasses first, so there are to be none; operators that give lists keep their own way.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.node import Node, map_arg
+from torch.overrides import has_torch_function
+
+from functionalize._torch.dispatch import BINDINGS, OpOverload, TorchDispatchMode
+
+# A function may take a tensor without dimensions for a number.
+_STAND_INS = [((), torch.float32), ((), torch.int64), ((1,), torch.float32)]
+
+
+def bound(call: Callable[..., Any], inputs: Iterable[Any]) -> Callable[..., Any]:
+    """A graph's ``forward``, its operators called by torch's functions where there are such, for such inputs."""
+    module = getattr(call, "__self__", None)
+    if not isinstance(module, GraphModule) or has_torch_function((*inputs, *_constants(module))):
+        return call
+    forward: Any = type(module).forward
+    names = {id(value): name for name, value in forward.__globals__.items()}
+    found = {names[id(node.target)]: binding for node in module.graph.nodes if (binding := _binding(node)) is not None}
+    function = types.FunctionType(forward.__code__, {**forward.__globals__, **found}, argdefs=forward.__defaults__)
+    return types.MethodType(function, module)
+
+
+def _constants(module: GraphModule) -> list[Any]:
+    return [attrgetter(node.target)(module) for node in module.graph.find_nodes(op="get_attr")]
+
+
+def _binding(node: Node) -> Callable[..., Any] | None:
+    """The function that calls a node's operator."""
+    op = getattr(node.target, "overload", None)
+    if op is None or not all(isinstance(one.type, torch.TensorType) for one in op._schema.returns):
+        return None
+    name = op._schema.name.partition("::")[2]
+    for namespace in BINDINGS if op.namespace == "aten" else ():
+        function = getattr(namespace, name, None)
+        if callable(function) and all(_comes_to(function, op, node, *looks) for looks in _STAND_INS):
+            return function  # type: ignore[no-any-return]
+    return None
+
+
+def _comes_to(
+    function: Callable[..., Any], op: OpOverload, node: Node, size: Sequence[int], dtype: torch.dtype
+) -> bool:
+    """Whether a function, called as a node's operator is, calls that with the same arguments."""
+    made = dict[Node, torch.Tensor]()
+
+    def stand_in(argument: Node) -> torch.Tensor:
+        return made.setdefault(argument, torch.empty(size, dtype=dtype, device="meta"))
+
+    args, kwargs = map_arg((node.args, node.kwargs), stand_in)
+    try:
+        with _Looking():
+            function(*args, **kwargs)
+    except _Reached as reached:
+        now, given = (_by_name(op, *one) for one in (reached.call[1:], (args, kwargs)))
+        return reached.call[0] is op and _same([*now.items()], [*given.items()])
+    except Exception:  # not a call that the function takes
+        return False
+    return False
+
+
+class _Reached(BaseException):
+    """The first operator that was called."""
+
+    def __init__(self, *call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+
+class _Looking(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _Reached(func, args, kwargs or {})
+
+
+def _by_name(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of an operator."""
+    declared = op._schema.arguments
+    given = dict(zip((one.name for one in declared), args, strict=False)) | kwargs
+    return {one.name: given.get(one.name, one.default_value) for one in declared}
+
+
+def _same(now: Any, given: Any) -> bool:
+    if isinstance(now, (list, tuple)) and isinstance(given, (list, tuple)):
+        return len(now) == len(given) and all(map(_same, now, given))
+    if isinstance(given, torch.Tensor):
+        return now is given
+    return type(now) is type(given) and bool(now == given)
