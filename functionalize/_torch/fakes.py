@@ -59,6 +59,30 @@ class _InKernel(threading.local):
     value = False
 
 
+_LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
+
+
+def _is_copied(func: Any, args: Sequence[Any]) -> bool:
+    """Whether torch's decomposition of an op would copy an expanded argument, to compute in float32.
+
+    It takes the strides of the result from that copy, where kernels look at those of the other arguments. (Arguments of
+    another dtype than the result's are copied by kernels on the CPU, too.)
+    """
+    tensors = [arg for arg in args if isinstance(arg, FakeTensor)]
+    low = bool(tensors) and tensors[0].dtype in _LOW_PRECISION and len({tensor.dtype for tensor in tensors}) == 1
+    if not low or torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
+        return False
+    strides = [stride for tensor in tensors if tensor.layout is torch.strided for stride in tensor.stride()]
+    return any(type(stride) is int and stride == 0 for stride in strides)
+
+
+def _in_float32(arg: Any) -> Any:
+    """A tensor of low precision in float32, laid out as it is."""
+    if not isinstance(arg, FakeTensor) or arg.dtype not in _LOW_PRECISION:
+        return arg
+    return torch.empty_strided(arg.size(), arg.stride(), dtype=torch.float32, device=arg.device)
+
+
 _NUMBERS = frozenset({torch.SymFloat, torch.SymBool})  # sizes torch's own mode knows
 
 
@@ -144,9 +168,14 @@ class CaptureFakeMode(FakeTensorMode):
         meta = self.metas.get(func)
         if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
             try:
-                return super().dispatch(func, types, args, kwargs or {})
+                out: Any = super().dispatch(func, types, args, kwargs or {})
+                if _is_copied(func, args):
+                    with self:
+                        like: Any = super().dispatch(func, types, [_in_float32(arg) for arg in args], kwargs or {})
+                        return torch.empty_strided(out.size(), like.stride(), dtype=out.dtype, device=out.device)
             except AssertionError as error:  # of a kernel in Python: what checks in C++ raise is another error
                 raise RuntimeError(str(error)) from error
+            return out
         with self:
             return meta(*args, **(kwargs or {}))
 

@@ -1,4 +1,5 @@
-"""What ops give on fake tensors, where torch's own meta kernel refuses what eager's kernel takes, or gives other sizes.
+"""What ops give on fake tensors, where torch's own meta kernel refuses what eager's kernel takes, or gives other sizes
+or strides.
 
 Invariant: sizes, strides, dtypes and refusals are those of eager's kernel. Limits: torch's builds for ROCm lay results
 of `_grouped_mm` out densely; theirs keep torch's meta kernel.
@@ -81,8 +82,20 @@ def _multilabel_margin_loss_forward(input: Any, target: Any, reduction: int) -> 
     return input.new_empty(size[:1] if by_row else []), input.new_empty(target.size())
 
 
+def _angle(tensor: Any) -> torch.Tensor:
+    """After ``aten/src/ATen/native/UnaryOps.cpp``: of complex numbers it is laid out densely, whatever these are."""
+    if tensor.is_complex():
+        return torch.empty(tensor.size(), dtype=tensor.dtype.to_real(), device=tensor.device)
+    return torch.atan(tensor)
+
+
 METAS: Mapping[Any, Callable[..., Any]] = {
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
+    aten.angle.default: _angle,
+    # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.
+    **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor), torch.atan2),
+    **dict.fromkeys((aten.logaddexp.default, aten.logaddexp2.default), torch.add),
+    **dict.fromkeys((aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default), torch.eq),
     aten._pack_padded_sequence.default: _pack_padded_sequence,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
 }
