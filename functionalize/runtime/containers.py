@@ -154,6 +154,11 @@ class SlotsOf(MutableMapping[str, Any]):
     def __init__(self, owner: Any, names: Iterable[str]) -> None:
         self._owner, self._names = owner, tuple(names)
 
+    @property
+    def owner(self) -> Any:
+        """Whose attributes they are."""
+        return self._owner
+
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._names if hasattr(self._owner, name))
 
@@ -215,11 +220,6 @@ class CodeOf(SlotsOf):
 
     __slots__ = ()
 
-    @property
-    def owner(self) -> Any:
-        """Whose attributes they are."""
-        return self._owner
-
     def __getitem__(self, key: str) -> Any:
         try:
             return functools.reduce(getattr, key.split("."), self._owner)
@@ -278,6 +278,11 @@ def read(container: Container, key: Any) -> Any:
     if isinstance(container, SlotsOf):
         return container.get(key, ABSENT)
     return container[key] if key < len(container) else ABSENT
+
+
+def identity(container: Container) -> Any:
+    """What is the same for all views of an object's slots, and otherwise the identity."""
+    return (type(container), id(container.owner)) if isinstance(container, SlotsOf) else id(container)
 
 
 def place_of(container: Container, key: Any) -> tuple[Any, Any]:

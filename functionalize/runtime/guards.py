@@ -328,8 +328,9 @@ class Guards:
         Raises:
             StateMismatchError: it is not.
         """
+        states = self.state, arguments.walk
         for effect in self.metadata.side_effects:
-            walk = arguments.walk if effect.state else self.state
+            walk = states[effect.state]
             container = list(walk.containers.values())[effect.container][0]
             if effect.length not in (None, len(container)):
                 raise StateMismatchError(
@@ -344,10 +345,11 @@ class Guards:
             for name, before in effect.before.items():
                 number = self._input_of(name) if isinstance(name, TensorRef) else None
                 now = read(container, name if number is None else values[number])
-                if not (before.is_found(now) or any(map(before.is_found, items))):
+                if not any(before.is_found(one, states) for one in (now, *items)):
                     label = name if number is None else self.inputs[number].target
+                    was = before.found_by(states)
                     raise StateMismatchError(
-                        f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(before.value)} {_WHEN}",
+                        f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(was)} {_WHEN}",
                         hint=_CHANGES_IT,
                         container=place_of(container, label)[0],
                     )

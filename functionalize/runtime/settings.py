@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,6 +73,10 @@ class _Same:
     @property
     def value(self) -> Any:
         return read(self._other.container, self._other.key)
+
+    def follow(self, moved: Callable[[Any], Any]) -> _Same:
+        """The same where that place has moved."""
+        return _Same(self._other._replace(container=moved(self._other.container)))
 
     def __repr__(self) -> str:
         return f"the same as `{self._other.path}`"
@@ -277,6 +281,26 @@ class Settings:
     def tie(self, one: Setting, other: Setting) -> None:
         """Have a place hold what another one holds, instead of what it held."""
         self.found = [each._replace(content=_Same(other)) if each is one else each for each in self.found]
+
+    def follow(self, moved: Callable[[Any], Any], objects: Mapping[int, Any]) -> None:
+        """Have other containers where ``moved`` says so, and other objects, by the identities of those that were."""
+
+        def now_of(content: Any) -> Any:
+            if type(content) is _Same:
+                return content.follow(moved)
+            if type(content) is _Content and content.items:
+                return replace(content, items=tuple(map(now_of, content.items)))
+            return _Object(objects.get(id(content.value), content.value)) if type(content) is _Object else content
+
+        for number, one in enumerate(self.found):
+            container, value = moved(one.container), objects.get(id(one.value), one.value)
+            if type(value) is not tuple or is_whole(one.key):
+                self.found[number] = one._replace(container=container, value=value, content=now_of(one.content))
+            else:  # which may hold such
+                now = self.read(container, one.key)
+                self.found[number] = one._replace(container=container, value=now, content=now_of(one.content))
+        apart = [objects.get(identity, one.value) for identity, one in self.apart.items()]
+        self.apart = {id(one): _Object(one) for one in apart}
 
     def without(self, changed: Set[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""

@@ -24,7 +24,7 @@ from functionalize.runtime.containers import (
     unchanged,
     write,
 )
-from functionalize.runtime.objects import Maker
+from functionalize.runtime.objects import Maker, ObjectRef
 from functionalize.runtime.settings import content_of, frozen, same
 from functionalize.runtime.state_walk import Changed, StateWalk, containers_of, joined
 
@@ -45,12 +45,18 @@ class Walked(Protocol):
 class Before:
     """What a program found at an entry that it changes."""
 
-    value: Any
+    value: Any  # of an object that was walked a reference
     content: Any  # frozen; None where a call must find the very object
 
-    def is_found(self, now: Any) -> bool:
+    def found_by(self, states: Sequence[Walked]) -> Any:
+        """What a call is to find, in its own objects."""
+        reference = isinstance(self.value, ObjectRef)
+        return states[self.value.state].seen[self.value.number] if reference else self.value
+
+    def is_found(self, now: Any, states: Sequence[Walked]) -> bool:
         """Whether a call finds the same."""
-        return now is self.value or (self.content is not None and same(frozen(now, {}), self.content))
+        expected = self.found_by(states)
+        return now is expected or (self.content is not None and same(frozen(now, {}), self.content))
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,8 @@ class SideEffectRecorder:
         contents = [state.content(container) for container in map(itemgetter(0), containers_of(value))]
         items = [item for content in contents if content is not None for item in _items(content)]
         plain = len(contents) == 1 and not any(isinstance(i, torch.Tensor) or id(i) in self._numbers for i in items)
-        return Before(value, content_of(type(value), contents[0]) if plain else None)
+        content = content_of(type(value), contents[0]) if plain and contents[0] is not None else None
+        return Before(ObjectRef(*self._numbers[id(value)]), content)
 
     def _effect(
         self, objects: Objects, index: int, position: int, container: Any, path: str, before: Any

@@ -40,6 +40,7 @@ from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import set_modes
 from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.plain_call import Plain, PlainCall
+from functionalize.runtime.replaced_objects import ReplacedObjects
 from functionalize.runtime.state_walk import StateWalk
 
 # Held by who captures, and by who has to look twice at a call: one may find fake tensors of the other in its state.
@@ -94,18 +95,27 @@ def _executed(half: GraphModule) -> Callable[..., Any]:
     return executable(half.graph, half).forward
 
 
+def _unknown(arguments: CallArguments) -> None:
+    """Of no call it is known whether it passes."""
+
+
+def _unknown_call(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """The same, of calls that would be run at once."""
+
+
 class Specialization:
     """A captured graph, and what runs it."""
 
     def __init__(self, capture: Capture, partition_fn: PartitionFn | None, recapture: Recapture) -> None:
         self.capture, self.recorded, self.metadata = capture, capture.recorded, capture.recorded.metadata
         self.guards, self._partition_fn, self._recapture = capture.guards, partition_fn, recapture
-        self.decisions, self.answers = self.metadata.graph.decisions, self.metadata.graph.answers
+        self.decisions = self.metadata.graph.decisions
         self.number = next(_NUMBERS)
         self.kind = object()  # of calls: variants of one have the same
         # Both give None for a call that is perhaps none of this program's, or takes longer to check.
-        self.passed: Passes = lambda arguments: None
-        self.plain: PlainCall = lambda args, kwargs: None
+        self.passed: Passes = _unknown
+        self.plain: PlainCall = _unknown_call
+        self._replaced = ReplacedObjects(self.guards)
         self._fast: FastGuards | None = None
         self._slowly = 0  # how many calls the guards themselves let pass
         self._orders: Orders | None = None
@@ -114,6 +124,11 @@ class Specialization:
     def graph_module(self) -> GraphModule:
         """The graph, as a module: of state and inputs, in the order of the signature."""
         return GraphModule(self.recorded.root, self.recorded.graph, "Captured")
+
+    @property
+    def answers(self) -> Any:
+        """How the data decided when it was captured."""
+        return self.metadata.graph.answers
 
     def is_like(self, other: Specialization) -> bool:
         """Whether both compute and write the same."""
@@ -134,9 +149,11 @@ class Specialization:
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
         """The inputs for a call, or why it is none of this program's."""
         try:
-            inputs = self.guards.check(arguments)
+            inputs, followed = self._replaced.check(arguments)
         except InputMismatchError as error:
             return error
+        if followed:
+            self.passed, self.plain = _unknown, _unknown_call
         self._slowly += 1
         if self._slowly & (self._slowly - 1) == 0:  # ever more seldom: it takes as long as calls do
             self._fast = fast_guards(self.guards, arguments, inputs)

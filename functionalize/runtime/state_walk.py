@@ -36,6 +36,7 @@ from functionalize.runtime.containers import (
     assign,
     copy_of,
     entry,
+    identity,
     per_class,
     slots_of,
     unchanged,
@@ -202,7 +203,8 @@ class StateWalk:
 
     def content(self, container: Container) -> Any:
         """What a container held when the program began; None of one that was not walked."""
-        number = next((n for n, identity in enumerate(self.containers) if identity == id(container)), None)
+        wanted = identity(container)
+        number = next((n for n, (one, _) in enumerate(self.containers.values()) if identity(one) == wanted), None)
         return None if number is None else self.begun[number]
 
     def begin(self) -> None:

@@ -171,6 +171,6 @@ def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:
         for name, before in effect.before.items():
             key = stand_ins.made(name)
             found = now.get(key, ABSENT) if isinstance(now, dict) else (now[key] if key < len(now) else ABSENT)
-            if not before.is_found(found):
+            if not before.is_found(found, stand_ins.states):
                 yield effect
                 break
