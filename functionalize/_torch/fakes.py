@@ -166,18 +166,20 @@ class CaptureFakeMode(FakeTensorMode):
             self._asked_sizes += args[0].size()
             return [size if type(size) is int else hint_of(size) for size in args[0].size()]
         meta = self.metas.get(func)
-        if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
-            try:
-                out: Any = super().dispatch(func, types, args, kwargs or {})
-                if _is_copied(func, args):
-                    with self:
-                        like: Any = super().dispatch(func, types, [_in_float32(arg) for arg in args], kwargs or {})
-                        return torch.empty_strided(out.size(), like.stride(), dtype=out.dtype, device=out.device)
-            except AssertionError as error:  # of a kernel in Python: what checks in C++ raise is another error
-                raise RuntimeError(str(error)) from error
-            return out
-        with self:
-            return meta(*args, **(kwargs or {}))
+        if meta is not None and PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
+            with self:
+                out: Any = meta(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
+        try:
+            out = super().dispatch(func, types, args, kwargs or {})
+            if _is_copied(func, args):
+                with self:
+                    like: Any = super().dispatch(func, types, [_in_float32(arg) for arg in args], kwargs or {})
+                    return torch.empty_strided(out.size(), like.stride(), dtype=out.dtype, device=out.device)
+        except AssertionError as error:  # of a kernel in Python: what checks in C++ raise is another error
+            raise RuntimeError(str(error)) from error
+        return out
 
     @contextlib.contextmanager
     def sizes_count_at_the_end(self) -> Iterator[None]:

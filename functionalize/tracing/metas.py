@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from functionalize.errors import UnsupportedProgramError
+from functionalize.tracing.sparse_elements import SPARSE_METAS
 
 aten = torch.ops.aten
 _ALIGNMENT = 16  # bytes, of rows
@@ -89,7 +90,8 @@ def _angle(tensor: Any) -> torch.Tensor:
     return torch.atan(tensor)
 
 
-METAS: Mapping[Any, Callable[..., Any]] = {
+METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented where torch's own is right
+    **SPARSE_METAS,
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
     aten.angle.default: _angle,
     # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.

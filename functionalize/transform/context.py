@@ -6,10 +6,13 @@ Invariant: between two ops every handle has one current value, and a real handle
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from functionalize._torch import (
     PLAIN_TYPES,
@@ -47,6 +50,15 @@ aten = torch.ops.aten
 _STILL_A_VIEW = "its `.data` was replaced, and autograd takes the write for one to what the tensor is a view of"
 
 
+@dataclass(frozen=True, eq=False)
+class _Sharing:
+    """Why a tensor is not to be written."""
+
+    reason: str
+    held: torch.Tensor  # itself, so that its storage is not another's
+    other: weakref.ref[torch.Tensor] | None  # what shares its memory
+
+
 class FunctionalizationContext:
     """The state of one call: ops read and write the values of handles through it."""
 
@@ -66,7 +78,8 @@ class FunctionalizationContext:
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.notes = AutogradNotes()
-        self._protected: dict[int, tuple[str, torch.Tensor]] = {}
+        self._protected: dict[int, list[_Sharing]] = {}
+        self._sources: Any = WeakIdKeyDictionary()  # of views of what has no strides, which live as long
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
 
     def has_traced_subclass(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -84,14 +97,9 @@ class FunctionalizationContext:
             if issubclass(kind, torch.Tensor):
                 raise UnsupportedProgramError.of_subclass(kind, "a tensor that the program uses")
 
-    def refuse_unknown_elements(self, tensor: torch.Tensor) -> None:
-        """Raise where a captured program asks for the elements of a sparse tensor, which only the data tell."""
-        if not self.takes_subclasses and on_handles(has_unknown_elements, (tensor,), {}):
-            raise UnsupportedProgramError(
-                f"the elements of a sparse tensor of size {tuple(tensor.size())} are asked for",
-                why="how many it has only the data tell, and a fake tensor says that it has none",
-                hint="use dense gradients (`sparse=False`), or leave what asks for the elements outside of the program",
-            )
+    def has_unknown_elements(self, tensor: torch.Tensor) -> bool:
+        """Whether a captured program asks for the elements of a sparse tensor, which only the data tell."""
+        return not self.takes_subclasses and on_handles(has_unknown_elements, (tensor,), {})
 
     def value(self, handle: torch.Tensor) -> Value:
         """The current value of a handle."""
@@ -154,6 +162,7 @@ class FunctionalizationContext:
         """Drop all tensors: the call has ended."""
         self._carriers.clear()
         self._protected.clear()
+        self._sources.clear()
         self.notes.close()
         if self.unseen is not None:
             self.unseen.forget()
@@ -161,12 +170,14 @@ class FunctionalizationContext:
 
     def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:
         """Commit a write of ``value``, of the handle's shape and dtype; ``aliased``: another tensor has it too."""
-        if self._protected and storage_key(handle) in self._protected:
-            raise UnsupportedMutationError(
-                f"a write to a tensor of shape {tuple(handle.size())}",
-                why=self._protected[storage_key(handle)][0],
-                hint="build a new tensor from the changed parts, or write to a `.to_dense()` or `.dequantize()` copy",
-            )
+        for sharing in self._protected.get(storage_key(handle), ()) if self._protected else ():
+            if sharing.other is None or sharing.other() is not None:
+                raise UnsupportedMutationError(
+                    f"a write to a tensor of shape {tuple(handle.size())}",
+                    why=sharing.reason,
+                    hint="build a new tensor from the changed parts, or write to a `.to_dense()` or `.dequantize()` "
+                    "copy",
+                )
         if not self.executor.observed:
             self.executor.sync_memory(handle, value)  # memory is all that anybody will read
             return
@@ -247,10 +258,19 @@ class FunctionalizationContext:
                 hint="set_ to a tensor, or keep one of that storage alive",
             )
 
-    def protect(self, handle: torch.Tensor, reason: str) -> None:
-        """From now on refuse writes to a handle: another tensor has its memory, and would not see them."""
+    def protect(self, handle: torch.Tensor, reason: str, other: torch.Tensor | None = None) -> None:
+        """From now on refuse writes to a handle: another tensor has its memory, and would not see them.
+
+        ``other``: that tensor, where writes are seen by nobody once it, and all views of it, are gone.
+        """
         if self.executor.observed:
-            self._protected[storage_key(handle)] = reason, handle  # held, so that its storage is not another's
+            sharing = _Sharing(reason, handle, None if other is None else weakref.ref(other))
+            self._protected.setdefault(storage_key(handle), []).append(sharing)
+
+    def keep_source(self, view: torch.Tensor, source: torch.Tensor) -> None:
+        """Have a tensor live as long as a view of it."""
+        if view is not source:
+            self._sources[view] = source
 
     def note_reshape(self, handle: torch.Tensor, *, loses_elements: bool) -> None:
         """Note that an op is about to change a handle's metadata; whether it may show other elements then."""

@@ -38,6 +38,7 @@ from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.deep_copies import deep_copy
 from functionalize.transform.handlers.numbers import SPELT_OUT
+from functionalize.transform.handlers.sparse import elements
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _GRAD: Any = torch.Tensor.grad  # stubs call it a tensor
@@ -101,8 +102,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in OF_ELEMENTS:
-            self._context.refuse_unknown_elements(args[0])
+        if func in OF_ELEMENTS and self._context.has_unknown_elements(args[0]):
+            return elements(func, args[0])
         if func in _ASKS:
             self._context.notes.asked.update(_ASKS[func])
         if func in _BACKWARD:

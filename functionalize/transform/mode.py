@@ -188,12 +188,14 @@ class FunctionalizeMode(TorchDispatchMode):
         if isinstance(out, torch.Tensor) and func in view_rules.UNSUPPORTED_VIEWS:
             self.context.protect(out, f"it is {func} of a tensor, and {view_rules.UNSUPPORTED_VIEWS[func]}")
             self.context.protect(args[0], f"a part of it, {func}, was taken, which would not see the write")
+        for view in tensor_leaves([out], {}):
+            self.context.keep_source(view, args[0])
         return out
 
     def _of_parts(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         out = self._functional(func, args, kwargs)
         for part in tensor_leaves(args, kwargs):
-            self.context.protect(part, f"it is a part of what {func} made, which would not see the write")
+            self.context.protect(part, f"it is a part of what {func} made, which would not see the write", out)
         return out
 
     def _quantized(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:

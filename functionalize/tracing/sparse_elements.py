@@ -1,0 +1,106 @@
+"""The elements of sparse tensors of which only the data tell how many they have: a symbol stands for that number.
+
+A fake tensor in COO layout says that it has no elements. Those that are asked for have the size of a symbol, the same
+for a tensor's indices and values, for what is made of such, and for what `sparse_mask` picks by it.
+
+Invariant: a tensor without such elements is left to torch. Limits: other layouts; of what operators give the number is
+a symbol of its own, equal to another one where the program relies on that; whether they are coalesced the data decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils.weak import WeakIdKeyDictionary
+
+from functionalize._torch import has_unknown_elements
+
+aten = torch.ops.aten
+
+
+@dataclass
+class _Elements:
+    """What is known of the elements of a tensor."""
+
+    count: Any = None  # a symbol, once it was asked for
+    coalesced: bool = False  # whether that is sure
+
+
+_ELEMENTS: Any = WeakIdKeyDictionary()  # by fake tensor
+
+
+def _elements(tensor: Any) -> _Elements:
+    found: _Elements | None = _ELEMENTS.get(tensor)
+    if found is None:
+        found = _ELEMENTS[tensor] = _Elements()
+    return found
+
+
+def _count(tensor: Any) -> Any:
+    known = _elements(tensor)
+    if known.count is None:
+        known.count = tensor.fake_mode.shape_env.create_unbacked_symint()
+        torch._check(known.count >= 0)
+    return known.count
+
+
+def _indices(tensor: Any) -> Any:
+    if not has_unknown_elements(tensor):
+        return NotImplemented
+    return torch.empty((tensor.sparse_dim(), _count(tensor)), dtype=torch.int64, device=tensor.device)
+
+
+def _values(tensor: Any) -> Any:
+    if not has_unknown_elements(tensor):
+        return NotImplemented
+    size = (_count(tensor), *tensor.size()[tensor.sparse_dim() :])
+    return torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+
+
+def _is_coalesced(tensor: Any) -> Any:
+    if not has_unknown_elements(tensor) or _elements(tensor).coalesced:
+        return True if has_unknown_elements(tensor) else NotImplemented
+    decider = getattr(tensor.fake_mode.shape_env, "decider", None)
+    answer = None if decider is None else decider.result(aten.is_coalesced.default, (tensor,), {})
+    if answer is None:
+        raise DataDependentOutputException(aten.is_coalesced.default)
+    return answer
+
+
+def _coalesce(tensor: Any) -> Any:
+    return _made(tensor.sparse_dim(), tensor.dense_dim(), tensor.size(), tensor, _Elements(coalesced=True))
+
+
+def _of_parts(sparse_dim: int, dense_dim: int, size: Any, indices: Any, values: Any, **options: Any) -> Any:
+    count = indices.size(1)
+    if not isinstance(count, torch.SymInt):
+        return NotImplemented
+    return _made(sparse_dim, dense_dim, size, values, _Elements(count))
+
+
+def _sparse_mask(tensor: Any, mask: Any) -> Any:
+    if not has_unknown_elements(mask) or tensor.layout is not torch.strided:
+        return NotImplemented
+    return _made(mask.sparse_dim(), mask.dense_dim(), mask.size(), tensor, _elements(mask))
+
+
+def _made(sparse_dim: int, dense_dim: int, size: Any, like: Any, elements: _Elements) -> Any:
+    """A tensor of unknown elements; ``like``: one of its dtype, on its device."""
+    options = {"dtype": like.dtype, "layout": torch.sparse_coo, "device": like.device}
+    made: Any = aten._sparse_coo_tensor_with_dims.default(sparse_dim, dense_dim, size, **options)
+    _ELEMENTS[made] = elements
+    return made
+
+
+SPARSE_METAS: Mapping[Any, Callable[..., Any]] = {
+    aten._indices.default: _indices,
+    aten._values.default: _values,
+    aten.is_coalesced.default: _is_coalesced,
+    aten._coalesce.default: _coalesce,
+    aten._sparse_coo_tensor_with_dims_and_tensors.default: _of_parts,
+    aten.sparse_mask.default: _sparse_mask,
+}

@@ -1,0 +1,51 @@
+"""What tells the elements of a sparse tensor, where only the data tell how many there are: by operators of a graph.
+
+Torch's own methods answer with Python's numbers, or ask for them.
+
+Invariant: each gives what the method gives, or raises what it raises. Limits: tensors in COO layout; elements that
+gradients go through are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from functionalize.errors import UnsupportedProgramError
+
+aten = torch.ops.aten
+
+
+def elements(func: Callable[..., Any], tensor: torch.Tensor) -> Any:
+    """What a method of :data:`~functionalize._torch.OF_ELEMENTS` gives of a tensor without known elements."""
+    return _ANSWERS[func](tensor)
+
+
+def _count(tensor: torch.Tensor) -> Any:
+    return aten._indices.default(tensor).size(1)
+
+
+def _of_coalesced(name: str, op: Any) -> Callable[[torch.Tensor], Any]:
+    def found(tensor: torch.Tensor) -> Any:
+        if not tensor.is_coalesced():
+            raise RuntimeError(f"Cannot get {name} on an uncoalesced tensor, please call .coalesce() first")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedProgramError(
+                f"gradients go through the {name} of a sparse tensor of size {tuple(tensor.size())}",
+                why="how many there are only the data tell, and torch's formula takes a number",
+                hint="compute by `to_dense()`, or under `torch.no_grad()`",
+            )
+        return op(tensor)
+
+    return found
+
+
+_ANSWERS: dict[Any, Callable[[torch.Tensor], Any]] = {
+    torch.Tensor._nnz: _count,
+    torch.Tensor._indices: aten._indices.default,
+    torch.Tensor._values: aten._values.default,
+    torch.Tensor.indices: _of_coalesced("indices", aten._indices.default),
+    torch.Tensor.values: _of_coalesced("values", aten._values.default),
+}
