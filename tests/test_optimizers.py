@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import lr_scheduler as schedulers
 
-from functionalize import UnsupportedProgramError, capture
+from functionalize import capture
 
 FEW, CALLS = 3, 8
 _NAMES = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD")
@@ -261,17 +261,38 @@ def test_line_searches_decide_by_data() -> None:
     assert captures_of_worlds(make) <= CALLS
 
 
-def test_sparse_gradients() -> None:
-    def make(kind: Any) -> Any:
-        torch.manual_seed(0)
-        table = torch.nn.Embedding(6, 3, sparse=True)
-        optimizer = kind(table.parameters(), lr=0.1)
-        indices = torch.tensor([1, 2, 2])
-        return _step(lambda x: table(indices) + x[:3], optimizer), table, optimizer
+SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "SGD": ("SGD", {"lr": 0.1}),
+    "SparseAdam": ("SparseAdam", {"lr": 0.1}),
+    "SparseAdam-maximize": ("SparseAdam", {"lr": 0.1, "maximize": True}),
+}
 
-    assert captures_of_worlds(lambda: make(torch.optim.SGD)) <= FEW
-    with pytest.raises(UnsupportedProgramError, match="elements of a sparse tensor"):
-        capture(make(torch.optim.SparseAdam)[0], (torch.ones(5, 3),))
+
+def _sparse_world(optimizer: str, schedule: Schedule, inside: bool) -> Any:
+    """A step on tables of which the data tell how many rows have gradients."""
+    torch.manual_seed(0)
+    tables = torch.nn.ModuleList([torch.nn.Embedding(6, 3, sparse=True) for _ in range(2)])
+    kind, options = SPARSE[optimizer]
+    groups = [{"params": [tables[0].weight]}, {"params": [tables[1].weight], "lr": 0.05}]
+    made = getattr(torch.optim, kind)(groups, **options)
+    scheduler = schedule(made)
+
+    def step(x: Tensor) -> Tensor:
+        made.zero_grad()
+        loss: Tensor = sum(table((x.abs() * 4).long() % 6).square().mean() for table in tables)
+        loss.backward()
+        made.step()
+        if inside:
+            _advance(scheduler, loss)
+        return loss.detach()
+
+    return step, tables, made, scheduler
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["between", "inside"])
+@pytest.mark.parametrize("optimizer", SPARSE)
+def test_sparse_gradients(optimizer: str, inside: bool) -> None:
+    assert captures_of_worlds(lambda: _sparse_world(optimizer, SCHEDULERS["ExponentialLR"], inside), inside) <= FEW
 
 
 def test_a_sparse_gradient_is_left_sparse() -> None:
@@ -344,3 +365,11 @@ def test_numbers_that_the_program_assigns_beside_one_that_changed(kind: type[Met
 def test_each_optimizer_with_each_scheduler(optimizer: str, scheduler: str, inside: bool) -> None:
     ways = 2 * FEW if "RAdam" in optimizer else FEW  # it decides by its steps: that times the ways of a scheduler
     assert captures_of(optimizer, SCHEDULERS[scheduler], inside) <= ways
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("inside", [False, True], ids=["between", "inside"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", SPARSE)
+def test_sparse_gradients_with_each_scheduler(optimizer: str, scheduler: str, inside: bool) -> None:
+    assert captures_of_worlds(lambda: _sparse_world(optimizer, SCHEDULERS[scheduler], inside), inside) <= FEW

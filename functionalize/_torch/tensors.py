@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -251,7 +251,9 @@ def forget_offset(handle: FakeTensor) -> None:
 
 
 # What tells the elements of a sparse tensor.
-OF_ELEMENTS = frozenset(getattr(torch.Tensor, name) for name in ("_nnz", "_values", "_indices", "values", "indices"))
+OF_ELEMENTS: Mapping[str, Any] = {
+    name: getattr(torch.Tensor, name) for name in ("_nnz", "_values", "_indices", "values", "indices")
+}
 # The steps of optimizers in one kernel, which take a learning rate as a number or as a tensor.
 FUSED_STEPS: tuple[Any, ...] = tuple(
     getattr(torch, f"_fused_{name}_")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from functionalize._torch import HigherOrderOperator, is_symbolic, last_node, on_handles, record_view
@@ -35,8 +36,10 @@ from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
 from functionalize.tracing import meta_cache
 from functionalize.tracing.meta_cache import CacheEntry
+from functionalize.tracing.sparse_elements import is_coalesced
 
 Annotate = Callable[[Node], None]  # told of each new node
+_IS_COALESCED = torch.ops.aten.is_coalesced.default
 ORIGIN = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
 
 
@@ -177,6 +180,8 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """As ``make_fx`` does it."""
+        if func is _IS_COALESCED:
+            return is_coalesced(args[0])
         last = last_node(self)
         if isinstance(func, HigherOrderOperator):
             with self._torchs_mode:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils.weak import WeakIdKeyDictionary
 
 from functionalize._torch import has_unknown_elements
+from functionalize._torch.fakes import DataDependentOutputException, FakeTensor
 
 aten = torch.ops.aten
 
@@ -43,8 +43,10 @@ def _elements(tensor: Any) -> _Elements:
 def _count(tensor: Any) -> Any:
     known = _elements(tensor)
     if known.count is None:
+        from functionalize._torch.symbols import assume  # here: loads sympy
+
         known.count = tensor.fake_mode.shape_env.create_unbacked_symint()
-        torch._check(known.count >= 0)
+        assume(known.count >= 0)
     return known.count
 
 
@@ -61,14 +63,21 @@ def _values(tensor: Any) -> Any:
     return torch.empty(size, dtype=tensor.dtype, device=tensor.device)
 
 
-def _is_coalesced(tensor: Any) -> Any:
-    if not has_unknown_elements(tensor) or _elements(tensor).coalesced:
-        return True if has_unknown_elements(tensor) else NotImplemented
+def is_coalesced(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is coalesced, where a program asks; of unknown elements the data decide.
+
+    Raises:
+        DataDependentOutputException: there are none.
+    """
+    if not isinstance(tensor, FakeTensor) or not has_unknown_elements(tensor):
+        return tensor.is_coalesced()
+    if _elements(tensor).coalesced:
+        return True
     decider = getattr(tensor.fake_mode.shape_env, "decider", None)
     answer = None if decider is None else decider.result(aten.is_coalesced.default, (tensor,), {})
     if answer is None:
         raise DataDependentOutputException(aten.is_coalesced.default)
-    return answer
+    return bool(answer)
 
 
 def _coalesce(tensor: Any) -> Any:
@@ -99,7 +108,6 @@ def _made(sparse_dim: int, dense_dim: int, size: Any, like: Any, elements: _Elem
 SPARSE_METAS: Mapping[Any, Callable[..., Any]] = {
     aten._indices.default: _indices,
     aten._values.default: _values,
-    aten.is_coalesced.default: _is_coalesced,
     aten._coalesce.default: _coalesce,
     aten._sparse_coo_tensor_with_dims_and_tensors.default: _of_parts,
     aten.sparse_mask.default: _sparse_mask,

@@ -18,7 +18,6 @@ from functionalize._torch import (
     GRADIENT,
     HOOKS,
     LEAF,
-    OF_ELEMENTS,
     OFFSET,
     PLAIN_TYPES,
     STORAGE,
@@ -38,7 +37,7 @@ from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.deep_copies import deep_copy
 from functionalize.transform.handlers.numbers import SPELT_OUT
-from functionalize.transform.handlers.sparse import elements
+from functionalize.transform.handlers.sparse import ELEMENTS
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _GRAD: Any = torch.Tensor.grad  # stubs call it a tensor
@@ -63,9 +62,8 @@ _DETACHES = frozenset(
 )
 _NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION}
 _DEEP_COPY: Any = torch.Tensor.__deepcopy__
-_UNDISPATCHED = (
-    {_DEEP_COPY, _SET_DATA} | OF_ELEMENTS | _ASKS.keys() | _LOSE_OUT | _DROPOUTS | _BACKWARD | SPELT_OUT.keys() | _NOTED
-)
+_TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
+_UNDISPATCHED = {_DEEP_COPY, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -102,8 +100,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in OF_ELEMENTS and self._context.has_unknown_elements(args[0]):
-            return elements(func, args[0])
+        if func in ELEMENTS and self._context.has_unknown_elements(args[0]):
+            return ELEMENTS[func](args[0])
         if func in _ASKS:
             self._context.notes.asked.update(_ASKS[func])
         if func in _BACKWARD:

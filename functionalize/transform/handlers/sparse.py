@@ -8,19 +8,15 @@ gradients go through are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from functionalize._torch import OF_ELEMENTS
 from functionalize.errors import UnsupportedProgramError
 
 aten = torch.ops.aten
-
-
-def elements(func: Callable[..., Any], tensor: torch.Tensor) -> Any:
-    """What a method of :data:`~functionalize._torch.OF_ELEMENTS` gives of a tensor without known elements."""
-    return _ANSWERS[func](tensor)
 
 
 def _count(tensor: torch.Tensor) -> Any:
@@ -42,10 +38,12 @@ def _of_coalesced(name: str, op: Any) -> Callable[[torch.Tensor], Any]:
     return found
 
 
-_ANSWERS: dict[Any, Callable[[torch.Tensor], Any]] = {
-    torch.Tensor._nnz: _count,
-    torch.Tensor._indices: aten._indices.default,
-    torch.Tensor._values: aten._values.default,
-    torch.Tensor.indices: _of_coalesced("indices", aten._indices.default),
-    torch.Tensor.values: _of_coalesced("values", aten._values.default),
+_ANSWERS: Mapping[str, Callable[[torch.Tensor], Any]] = {
+    "_nnz": _count,
+    "_indices": aten._indices.default,
+    "_values": aten._values.default,
+    "indices": _of_coalesced("indices", aten._indices.default),
+    "values": _of_coalesced("values", aten._values.default),
 }
+ELEMENTS: Mapping[Any, Callable[[torch.Tensor], Any]] = {OF_ELEMENTS[name]: give for name, give in _ANSWERS.items()}
+"""What each method gives of a tensor without known elements."""
