@@ -398,6 +398,20 @@ def test_sparse_results_take_dense_tangents() -> None:
     torch.testing.assert_close(derivatives(capture(func, (torch.ones(2, 3, requires_grad=True),))), derivatives(func))
 
 
+def test_sparse_results_take_tangents_that_are_not_coalesced() -> None:
+    tangent = torch.sparse_coo_tensor([[0, 0, 1], [1, 1, 2]], [1.0, 2.0, 3.0], (2, 3), check_invariants=False)
+
+    def derivative(run: Callable[..., Any]) -> Tensor:
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+        return torch.autograd.grad(run(x), x, tangent)[0]
+
+    def func(x: Tensor) -> Tensor:
+        return (x * 3).to_sparse()
+
+    captured = capture(func, (torch.ones(2, 3, requires_grad=True),))
+    torch.testing.assert_close(derivative(captured).to_dense(), derivative(func).to_dense())
+
+
 @pytest.mark.slow
 def test_a_derivative_that_decides_by_data_is_refused() -> None:
     def func(x: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ from functionalize.runtime.metadata import (
 )
 from functionalize.runtime.random_state import is_random, sources
 from functionalize.runtime.state_walk import StateWalk
+from functionalize.tracing.sparse_elements import take_as_coalesced
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.mode import FunctionalizeMode
 
@@ -259,6 +260,8 @@ class JointTracer:
         graph = self._tracer.graph
         made: torch.Tensor = on_handles(torch.empty_like, (target,), {"requires_grad": False})
         made.requires_grad_(requires_grad)
+        if made.layout is torch.sparse_coo:
+            take_as_coalesced(made)  # as calls give them
         last = next(reversed(list(graph.find_nodes(op="placeholder"))), None)
         with graph.inserting_after(last) if last is not None else graph.inserting_before():
             node = graph.placeholder(tangent_name(len(tangents), len(tangents[-1])))

@@ -305,11 +305,11 @@ class _Look(NamedTuple):
         return cls(result.size(), stride, sparse_dim, result.dtype, result.device)
 
     def given_to(self, tangent: torch.Tensor | None) -> torch.Tensor:
-        """A tangent that looks so; zeros where there is none. As it comes where it is sparse, and what else is not."""
+        """A tangent that looks so; zeros where there is none. As it comes, but coalesced, where it has no strides."""
         if tangent is None:
             tangent = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         if tangent.layout is not torch.strided:
-            return tangent
+            return tangent.coalesce() if tangent.layout is torch.sparse_coo else tangent
         if self.stride is None:
             return tangent if self.sparse_dim is None else tangent.to_sparse(self.sparse_dim)
         tangent = tangent.resolve_conj().resolve_neg()

@@ -80,6 +80,11 @@ def is_coalesced(tensor: torch.Tensor) -> bool:
     return bool(answer)
 
 
+def take_as_coalesced(tensor: torch.Tensor) -> None:
+    """Have a tensor of unknown elements count as coalesced: who gives it at run time coalesces it."""
+    _elements(tensor).coalesced = True
+
+
 def _coalesce(tensor: Any) -> Any:
     return _made(tensor.sparse_dim(), tensor.dense_dim(), tensor.size(), tensor, _Elements(coalesced=True))
 
