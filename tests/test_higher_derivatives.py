@@ -399,7 +399,9 @@ def test_sparse_results_take_dense_tangents() -> None:
 
 
 def test_sparse_results_take_tangents_that_are_not_coalesced() -> None:
-    tangent = torch.sparse_coo_tensor([[0, 0, 1], [1, 1, 2]], [1.0, 2.0, 3.0], (2, 3), check_invariants=False)
+    tangent = torch.sparse_coo_tensor(
+        torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.tensor([1.0, 2.0, 3.0]), (2, 3), check_invariants=False
+    )
 
     def derivative(run: Callable[..., Any]) -> Tensor:
         x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -102,6 +102,59 @@ def test_what_a_program_replaces(kind: str, train: bool) -> None:
             torch.testing.assert_close(ours.cell.weight.grad, theirs.cell.weight.grad, rtol=0, atol=0)
     # the first call finds tensors that need no gradient and gives such that do: kinds of state that differ
     assert len(made) <= train
+
+
+class Step(NamedTuple):
+    h: Tensor
+    steps: int
+    scale: tuple[float, Tensor]
+
+
+def test_numbers_in_tuples() -> None:
+    """A state as a named tuple, with numbers that each call changes."""
+
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state = Step(torch.zeros(3), 0, (1.0, torch.ones(3)))
+            self.place = (1, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, count, (scale, g) = self.state
+            h = torch.tanh(h + x * scale) + self.place[0] * g
+            self.state = Step(h, count + 1, (scale * 0.5, g - 1))
+            self.place = (self.place[1], self.place[0] + count)
+            return h + count
+
+    ours, theirs = Counts(), Counts()
+    program = capture(ours, (X[0],), on_guard_failure="recapture")
+    made = captures_of(program)
+    for step in range(7):
+        if step == 5:
+            ours.state, theirs.state = (Step(torch.ones(3), 9, (4.0, torch.ones(3))) for _ in range(2))
+        assert torch.equal(program(X[0] + step), theirs(X[0] + step))
+        held = [torch.utils._pytree.tree_leaves((one.state, one.place)) for one in (ours, theirs)]
+        for one, other in zip(*held, strict=True):
+            assert type(one) is type(other)
+            assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+    assert type(ours.state) is Step
+    assert len(made) <= 2
+    ours.state = theirs.state = Step(torch.ones(3), 2.5, (4.0, torch.ones(3)))  # type: ignore[arg-type]
+    assert torch.equal(program(X[0]), theirs(X[0]))
+
+
+def test_a_number_in_a_tuple_may_decide() -> None:
+    def run(world: World, x: Tensor) -> Tensor:
+        h, count = tensors(world.state)
+        world.state = (h + x, count + 1)
+        return h * 2 if count % 3 == 0 else h - count
+
+    ours, theirs = World(), World()
+    ours.state = theirs.state = (torch.ones(3), 0)
+    program = capture(lambda x: run(ours, x), (X[0],), on_guard_failure="recapture")
+    for step in range(9):
+        assert torch.equal(program(X[0] + step), run(theirs, X[0] + step))
+        assert ours.state[1] == theirs.state[1] and torch.equal(ours.state[0], theirs.state[0])
 
 
 class World:

@@ -14,18 +14,27 @@ import re
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.assignments import assigned
 from functionalize.runtime.containers import SetItems, Variable, entry, place_of, unchanged, write
-from functionalize.runtime.settings import LENGTH, Setting, Settings, is_numbers
-from functionalize.runtime.slots import NUMBERS, NumberSlot, Slot
+from functionalize.runtime.settings import Setting, Settings, is_numbers, is_whole
+from functionalize.runtime.slots import NUMBERS, NumberSlot, Slot, is_number
 from functionalize.runtime.state_walk import StateWalk
 
 Place = tuple[int, Any]  # the identity of a container, and a key
+
+
+class _Number(NamedTuple):
+    """A number, or a list of numbers, that a program may decide by."""
+
+    setting: Setting
+    steps: tuple[int, ...]  # into the tuples that the setting holds
+    path: str
+    value: Any
 
 
 class ChangingNumbers:
@@ -59,34 +68,37 @@ class ChangingNumbers:
         if not (groups or last):  # the first capture of what trains nothing, as most are
             return []
         places = Counter(id(slot.get()) for slot in state.entered)
-        named = [one for one in settings.found if one.key is not LENGTH and not isinstance(one.key, torch.Tensor)]
-        candidates = [one for one in named if is_numbers(one.value) and not isinstance(one.container, SetItems)]
+        candidates = [one for one in _found_in(settings.found) if not isinstance(one.setting.container, SetItems)]
         shared = Counter(id(one.value) for one in candidates if type(one.value) is list)
         candidates = [one for one in candidates if places[id(one.value)] in (0, shared[id(one.value)])]
-        before = {one.path: one.value for one in last if one.key is not LENGTH}
+        before = {one.path: one.value for one in _found_in(last)}
         self._changing |= {_kind(one.path) for one in candidates if _differ(before.get(one.path, one.value), one.value)}
         self._expect(candidates, state, codes)
         wanted = (self._changing | self._expected) - self._constant
-        taken = [one for one in candidates if _kind(one.path) in wanted or _is_hyperparameter(one, groups)]
-        taken += [one for one in settings.found if type(one.value) is tuple and _is_hyperparameter(one, groups)]
-        places_taken = {(id(one.container), one.key) for one in taken}
-        lists = {id(one.value) for one in taken if type(one.value) is list}
+        rates = {id(one) for one in settings.found if _is_hyperparameter(one, groups)}
+        taken = [one for one in candidates if _kind(one.path) in wanted or id(one.setting) in rates]
+        whole = [one.setting for one in taken if not one.steps]
+        whole += [one for one in settings.found if type(one.value) is tuple and id(one) in rates]
+        places_taken = {(id(one.container), one.key) for one in whole}
+        lists = {id(one.value) for one in whole if type(one.value) is list}
         settings.found = [
             one
             for one in settings.found
             if (id(one.container), one.key) not in places_taken and id(one.container) not in lists
         ]
-        unique = {(id(one.container), one.key): one for one in taken if id(one.container) not in lists}
-        return [slot for one in self._tied(unique.values(), settings) for slot in _slots(one)]
+        unique = {(id(one.container), one.key): one for one in whole if id(one.container) not in lists}
+        slots = [slot for one in self._tied(unique.values(), settings) for slot in _slots(one)]
+        return [*slots, *_in_tuples([one for one in taken if one.steps and id(one.setting) not in rates], settings)]
 
-    def _expect(self, candidates: Sequence[Setting], state: StateWalk, codes: Set[types.CodeType]) -> None:
+    def _expect(self, candidates: Sequence[_Number], state: StateWalk, codes: Set[types.CodeType]) -> None:
         """Expect a number to change that the program assigns, once another one of the same object has."""
-        changed = {id(one.container) for one in candidates if _kind(one.path) in self._changing}
+        changed = {id(one.setting.container) for one in candidates if _kind(one.path) in self._changing}
         if not (self._expects and changed):
             return
         kinds = {type(item) for item in state.seen if id(getattr(item, "__dict__", None)) in changed}
         names = assigned(codes, kinds)
-        self._expected |= {_kind(o.path) for o in candidates if id(o.container) in changed and o.key in names}
+        of_these = [one for one in candidates if id(one.setting.container) in changed and one.setting.key in names]
+        self._expected |= {_kind(one.path) for one in of_these}
 
     def _tied(self, taken: Iterable[Setting], settings: Settings) -> list[Setting]:
         """Those but for further places of lists, which are tied to the first."""
@@ -100,6 +112,36 @@ class ChangingNumbers:
                 self.tied.append((one, before))
         further = {id(one) for one, _ in self.tied}
         return [one for one in taken if id(one) not in further]
+
+
+def _found_in(settings: Iterable[Setting]) -> Iterator[_Number]:
+    """The numbers, and lists of numbers, among settings and in the tuples there."""
+    for one in settings:
+        if is_whole(one.key) or isinstance(one.key, torch.Tensor):
+            continue
+        if is_numbers(one.value):
+            yield _Number(one, (), one.path, one.value)
+        elif isinstance(one.value, tuple):
+            yield from _items(one, one.value, ())
+
+
+def _items(setting: Setting, items: tuple[Any, ...], steps: tuple[int, ...]) -> Iterator[_Number]:
+    for index, item in enumerate(items):
+        at = (*steps, index)
+        if is_number(item):
+            yield _Number(setting, at, ".".join(map(str, (setting.path, *at))), item)
+        elif isinstance(item, tuple):
+            yield from _items(setting, item, at)
+
+
+def _in_tuples(taken: Sequence[_Number], settings: Settings) -> Iterator[NumberSlot]:
+    """Where numbers in tuples sit; they count no more."""
+    steps: dict[Place, list[tuple[int, ...]]] = {}
+    for one in taken:
+        container, key = _place(one.setting)
+        steps.setdefault((id(one.setting.container), one.setting.key), []).append(one.steps)
+        yield NumberSlot(container, key, one.path, None, one.steps, True, type(one.value))
+    settings.leave_out(steps)
 
 
 def _kind(path: str) -> str:

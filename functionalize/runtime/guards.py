@@ -22,16 +22,16 @@ from functionalize.errors import GradientMismatchError, InputMismatchError, Numb
 from functionalize.runtime.alias_pattern import Pattern, alias_pattern, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.containers import ABSENT, SetItems, place_of, read
+from functionalize.runtime.frozen_values import frozen, same
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
 from functionalize.runtime.objects import TensorRef
-from functionalize.runtime.settings import LENGTH, Settings, frozen, is_numbers, same
+from functionalize.runtime.settings import LENGTH, Settings, is_numbers
 from functionalize.runtime.shared_places import SharedPlaces
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
 
-_SINGULAR = "is", "was"
-_WHEN = "when the program was captured"
+_SINGULAR, _WHEN = ("is", "was"), "when the program was captured"
 _CHANGES_IT = "the program changes it, and is right for that value only: set it back, or capture again"
 _HINT = "pass inputs like those of the capture, capture again, or capture with on_guard_failure='recapture'"
 

@@ -1,67 +1,39 @@
 """The Python values that a program may decide by: attributes of modules, variables of functions, their containers.
 
-Invariant: values compare equal only if a program cannot tell them apart. Limits: values behind objects that are
-neither modules, containers nor plain objects with attributes are compared by identity.
+Invariant: settings that are found unchanged hold what they did, as far as a program can tell.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
 
-from functionalize.runtime.containers import CodeOf, SlotsOf, Variable, place_of, read, slots_of, unchanged
+from functionalize.runtime.containers import CodeOf, Variable, place_of, read, unchanged
+from functionalize.runtime.frozen_values import (
+    DEPTH,
+    EMPTY,
+    NOT_ENTERED,
+    PLAIN,
+    VALUES,
+    Content,
+    EnteredObject,
+    frozen,
+    holds_the_same,
+    parts,
+    same,
+    without,
+)
 from functionalize.runtime.opaque_values import ARRAYS, held_by
 from functionalize.runtime.slots import is_number
-from functionalize.runtime.state_walk import HOOKS_OF_MODULES, OPAQUE, StateWalk, joined
+from functionalize.runtime.state_walk import HOOKS_OF_MODULES, StateWalk, joined
 
-_VALUES: tuple[type, ...] = (
-    *(bool, int, float, complex, str, bytes, type(None), range, torch.Size),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
-_CONTAINERS = (dict, list, tuple, set, frozenset)
-_NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
-_DEPTH = 4
 _OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training", *HOOKS_OF_MODULES}
 LENGTH = object()  # in the place of a key: how many entries a container has
 ORDER = object()  # likewise: its keys, one after the other
-
-
-@dataclass(frozen=True, eq=False)
-class _Identity:
-    """A value that is only equal to itself."""
-
-    value: Any
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-class _Object(_Identity):
-    """An object that was entered: what it holds is compared by itself."""
-
-    def __repr__(self) -> str:
-        return f"<{type(self.value).__name__}>"
-
-
-class _Equal(_Identity):
-    """A value that is what it is equal to, as text too: a date, a decimal number."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Array:
-    """An array: what it held, and that as text."""
-
-    kind: type
-    held: Any
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
 
 
 class _Same:
@@ -82,108 +54,10 @@ class _Same:
         return f"the same as `{self._other.path}`"
 
 
-@dataclass(frozen=True, eq=False)
-class _Content:
-    """What a container, or an object with attributes, holds."""
-
-    kind: type
-    keys: tuple[Any, ...]
-    items: tuple[Any, ...]
-
-    def __repr__(self) -> str:
-        if issubclass(self.kind, (list, tuple, set, frozenset)):
-            return f"{self.kind.__name__}({', '.join(map(repr, self.items))})"
-        items = ", ".join(f"{key}: {item!r}" for key, item in zip(self.keys, self.items, strict=True))
-        return f"{self.kind.__name__}({items})"
-
-
-_PLAIN = frozenset(_VALUES)
-_NOTHING = {kind: _Content(kind, (), ()) for kind in (OrderedDict, dict, list)}  # what empty containers hold
-
-
-def frozen(value: Any, memo: dict[int, Any], depth: int = _DEPTH) -> Any:
-    """What a value is, so that it can be compared later: containers by their content.
-
-    ``memo``: of containers that were met before, by identity; they must outlive it.
-    """
-    kind = type(value)
-    if kind in _PLAIN or issubclass(kind, _VALUES):
-        return value
-    if kind in _NOTHING and not value:  # the hooks of most modules
-        return memo.get(id(value), _NOTHING[kind])
-    if depth == 0 or issubclass(kind, _NOT_ENTERED) or callable(value):
-        return _Identity(None if isinstance(value, torch.Tensor) else value)
-    known = memo.get(id(value))
-    if known is None:
-        memo[id(value)] = _Identity(value)  # what holds itself
-        known = memo[id(value)] = _content(value, memo, depth - 1)
-    return known
-
-
-def _content(value: Any, memo: dict[int, Any], depth: int) -> Any:
-    kind = type(value)
-    if not (isinstance(value, _CONTAINERS) or hasattr(value, "__dict__") or slots_of(kind)):  # of an extension
-        held = held_by(value, ARRAYS)
-        if held is not None:
-            return _Array(kind, held, repr(value))
-        own: Any = kind.__hash__  # none of what cannot be hashed
-        return _Identity(value) if own in (None, object.__hash__) else _Equal(value)
-    keys, items = _parts(value)
-    return _Content(type(value), keys, tuple(frozen(item, memo, depth) for item in items))
-
-
-def _stays(value: Any, content: _Content) -> bool:
-    """Whether a value holds what it did, as is told at once: an empty one, or a tuple of numbers and text."""
-    return _PLAIN.issuperset(map(type, value)) if type(value) is tuple else not (content.items or value)
-
-
-def content_of(kind: type, held: Any) -> Any:
-    """What an object of a class, one that held this, was to a program: as :func:`frozen` of it then."""
-    items = list(held.values()) if isinstance(held, dict) else sorted(held, key=repr) if issubclass(kind, set) else held
-    keys = tuple(held) if isinstance(held, dict) else ()
-    if not held and kind in _NOTHING:
-        return _NOTHING[kind]
-    return _Content(kind, keys, tuple(frozen(item, {}, _DEPTH - 1) for item in items))
-
-
-def _parts(value: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
-    """The keys and the items of a container, or of an object with attributes."""
-    if isinstance(value, (list, tuple)):
-        return (), list(value)
-    if isinstance(value, (set, frozenset)):
-        return (), sorted(value, key=repr)
-    content = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    if not isinstance(value, dict) and slots_of(type(value)):
-        content = {**SlotsOf(value, slots_of(type(value))), **content}
-    return tuple(content), list(content.values())
-
-
 def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
     """The hooks that a module runs."""
     for name in HOOKS_OF_MODULES:
         yield from module.__dict__[name].values()
-
-
-def same(now: Any, before: Any) -> bool:
-    """Whether two values, both frozen, are the same to a program."""
-    if now is before:
-        return True
-    if type(now) is not type(before):
-        return False
-    if isinstance(now, _Equal):
-        return type(now.value) is type(before.value) and bool(now.value == before.value) and repr(now) == repr(before)
-    if isinstance(now, _Array):
-        return now.kind is before.kind and bool(now.held == before.held)
-    if isinstance(now, _Identity):
-        return now.value is before.value
-    if isinstance(now, _Content):
-        return (
-            now.kind is before.kind
-            and now.keys == before.keys
-            and len(now.items) == len(before.items)
-            and all(map(same, now.items, before.items))
-        )
-    return bool(now == before) if type(now) not in (float, complex) else repr(now) == repr(before)  # NaN, -0.0
 
 
 def is_numbers(value: Any) -> bool:
@@ -223,7 +97,7 @@ class Settings:
     def __init__(self, apart: Iterable[Any] = ()) -> None:
         """``apart``: objects that may sit in tuples, and whose content is compared by itself."""
         self.found: list[Setting] = []
-        self.apart: Mapping[int, Any] = {id(one): _Object(one) for one in apart}
+        self.apart: Mapping[int, Any] = {id(one): EnteredObject(one) for one in apart}
         self._memo: dict[int, Any] = dict(self.apart)
         self._seen: set[tuple[int, Any]] = set()
         self._modules: set[int] = set()  # the identities of their attributes' dicts
@@ -247,11 +121,11 @@ class Settings:
         self._modules.add(id(content))
         for name, value in [item for item in content.items() if item[0] not in _OF_MODULES]:
             kind = type(value)
-            if kind in _PLAIN:
+            if kind in PLAIN:
                 found.append(_setting((path, name, content, name, value, value)))
             elif not (id(value) in entered or issubclass(kind, torch.Tensor)):
-                empty = kind in _NOTHING and not value  # the hooks of most modules
-                held = _NOTHING[kind] if empty else frozen(value, memo)
+                empty = kind in EMPTY and not value  # the hooks of most modules
+                held = EMPTY[kind] if empty else frozen(value, memo)
                 found.append(_setting((path, name, content, name, value, held)))
 
     def add_code(self, path: str, owner: Any, names: tuple[str, ...]) -> None:
@@ -267,7 +141,7 @@ class Settings:
         for slot in state.entered:
             container, key = place_of(slot.container, slot.key)
             value = self.read(container, key)
-            content = frozen(value, self._memo) if slot.steps else _Object(value)
+            content = frozen(value, self._memo) if slot.steps else EnteredObject(value)
             self.found.append(_setting(("", slot.path, container, key, value, content)))
         for container, path in state.containers.values():
             kind = type(container)
@@ -282,15 +156,26 @@ class Settings:
         """Have a place hold what another one holds, instead of what it held."""
         self.found = [each._replace(content=_Same(other)) if each is one else each for each in self.found]
 
+    def leave_out(self, steps: Mapping[tuple[int, Any], Sequence[tuple[int, ...]]]) -> None:
+        """Have items of tuples not count; ``steps``: to them, by places: identities of containers, and keys."""
+        self.found = [
+            one._replace(content=reduce(without, steps.get((id(one.container), one.key), ()), one.content))
+            for one in self.found
+        ]
+
     def follow(self, moved: Callable[[Any], Any], objects: Mapping[int, Any]) -> None:
         """Have other containers where ``moved`` says so, and other objects, by the identities of those that were."""
 
         def now_of(content: Any) -> Any:
             if type(content) is _Same:
                 return content.follow(moved)
-            if type(content) is _Content and content.items:
+            if type(content) is Content and content.items:
                 return replace(content, items=tuple(map(now_of, content.items)))
-            return _Object(objects.get(id(content.value), content.value)) if type(content) is _Object else content
+            return (
+                EnteredObject(objects.get(id(content.value), content.value))
+                if type(content) is EnteredObject
+                else content
+            )
 
         for number, one in enumerate(self.found):
             container, value = moved(one.container), objects.get(id(one.value), one.value)
@@ -300,7 +185,7 @@ class Settings:
                 now = self.read(container, one.key)
                 self.found[number] = one._replace(container=container, value=now, content=now_of(one.content))
         apart = [objects.get(identity, one.value) for identity, one in self.apart.items()]
-        self.apart = {id(one): _Object(one) for one in apart}
+        self.apart = {id(one): EnteredObject(one) for one in apart}
 
     def without(self, changed: Set[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
@@ -319,7 +204,7 @@ class Settings:
         """The first that holds something else than it did, though nothing else was put in its place."""
         memo = dict(self.apart)
         for setting in self.found:
-            if type(setting.content) is _Content and not _stays(setting.value, setting.content):
+            if type(setting.content) is Content and not holds_the_same(setting.value, setting.content):
                 now = self.read(setting.container, setting.key)
                 if now is setting.value and not same(frozen(now, memo), setting.content):
                     return setting
@@ -332,7 +217,7 @@ class Settings:
             now, content = self.read(setting.container, setting.key), setting.content
             if setting.key is ORDER:  # plain keys, in a tuple that does not outlive the memo
                 differs = now != content
-            elif type(content) in (_Object, _Same):
+            elif type(content) in (EnteredObject, _Same):
                 differs = now is not content.value
             else:
                 differs = not same(frozen(now, memo), content)
@@ -353,12 +238,12 @@ class SettingsCheck:
         for setting in settings.found:
             value = settings.read(setting.container, setting.key)
             self.entries.append((setting.container, setting.key, value))
-            if type(setting.content) not in (_Object, _Same):
+            if type(setting.content) not in (EnteredObject, _Same):
                 self._enter(value, seen)
 
-    def _enter(self, value: Any, seen: set[int], depth: int = _DEPTH) -> None:
+    def _enter(self, value: Any, seen: set[int], depth: int = DEPTH) -> None:
         """Remember what the containers that a value consists of hold now."""
-        if isinstance(value, (*_VALUES, *_NOT_ENTERED)) or callable(value) or id(value) in seen or not depth:
+        if isinstance(value, (*VALUES, *NOT_ENTERED)) or callable(value) or id(value) in seen or not depth:
             return
         seen.add(id(value))
         array = held_by(value, ARRAYS)
@@ -370,7 +255,7 @@ class SettingsCheck:
             self.empty.append(held)
         elif held is not None:
             self.contents.append((held, list(held) if isinstance(held, (list, set)) else dict(held)))
-        for item in _parts(value)[1]:
+        for item in parts(value)[1]:
             self._enter(item, seen, depth - 1)
 
     def changed(self) -> bool:

@@ -24,8 +24,8 @@ from functionalize.runtime.containers import (
     unchanged,
     write,
 )
+from functionalize.runtime.frozen_values import content_of, frozen, same
 from functionalize.runtime.objects import Maker, ObjectRef
-from functionalize.runtime.settings import content_of, frozen, same
 from functionalize.runtime.state_walk import Changed, StateWalk, containers_of, joined
 
 
@@ -183,7 +183,8 @@ class SideEffectRecorder:
     def _before(self, value: Any, state: StateWalk) -> Before:
         """What was at an entry; an object counts by what it held, if that is no tensors and no other objects."""
         if id(value) not in self._numbers:
-            return Before(value, frozen(value, {}))
+            content = frozen(value, {})
+            return Before(content if isinstance(value, tuple) else value, content)  # one may hold stand-ins
         contents = [state.content(container) for container in map(itemgetter(0), containers_of(value))]
         items = [item for content in contents if content is not None for item in _items(content)]
         plain = len(contents) == 1 and not any(isinstance(i, torch.Tensor) or id(i) in self._numbers for i in items)
@@ -229,13 +230,13 @@ class SideEffectRecorder:
 
 def _is_input(item: Any) -> bool:
     """Whether the graph takes what was there before, which may be anything."""
-    return isinstance(item, (torch.Tensor, *SYMBOLS)) or (
-        isinstance(item, (tuple, list)) and any(map(_is_symbol, item))
-    )
+    return isinstance(item, torch.Tensor) or _has_symbol(item)
 
 
-def _is_symbol(item: Any) -> bool:
-    return isinstance(item, SYMBOLS)
+def _has_symbol(item: Any) -> bool:
+    if isinstance(item, list):  # which may hold itself
+        return any(isinstance(one, SYMBOLS) for one in item)
+    return isinstance(item, SYMBOLS) or (isinstance(item, tuple) and any(map(_has_symbol, item)))
 
 
 def _identities(content: Any) -> set[int]:

@@ -18,9 +18,9 @@ import torch
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.containers import ABSENT, MAPPINGS, copy_of
+from functionalize.runtime.frozen_values import frozen, same
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.objects import Maker
-from functionalize.runtime.settings import frozen, same
 from functionalize.runtime.side_effects import SideEffect, Walked
 from functionalize.runtime.slots import NumberSlot, Slot
 from functionalize.runtime.state_walk import StateWalk, joined
