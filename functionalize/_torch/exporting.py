@@ -6,7 +6,7 @@ environment of the symbols that made it are not held. Limits: strided tensors; o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,17 +25,19 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import OpOverload
-from functionalize._torch.fakes import FakeTensor, FakeTensorMode
+from functionalize._torch.fakes import FakeTensor, MetasFakeMode
 from functionalize._torch.tensors import SYMBOLS
 
 
 class ExportFakes:
     """Translates what nodes of one graph say of their values."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
+    def __init__(self, nodes: Iterable[Node], metas: Mapping[Any, Callable[..., Any]]) -> None:
+        """``metas``: what ops give for which torch's meta kernel is not to be asked, where torch traces them again."""
         self._old = _environment_of(nodes)
         self.environment = ShapeEnv()
-        self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=True, export=True)
+        self.mode = MetasFakeMode(shape_env=self.environment, allow_non_fake_inputs=True, export=True)
+        self.mode.metas = metas
         if self._old is not None:
             self._take_over(self._old)
 

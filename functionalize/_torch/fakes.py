@@ -90,8 +90,26 @@ def _has_symbols(args: Iterable[Any]) -> bool:
     return any(type(arg) in _NUMBERS or (type(arg) is list and _has_symbols(arg)) for arg in args)
 
 
-class CaptureFakeMode(FakeTensorMode):
-    """Makes the fake tensors of one capture, some ops' by other meta kernels than torch's.
+class MetasFakeMode(FakeTensorMode):
+    """Makes fake tensors, some ops' by other meta kernels than torch's."""
+
+    metas: Mapping[Any, Callable[..., Any]] = {}
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = self.by_own_meta(func, args, kwargs)
+        return super().dispatch(func, types, args, kwargs or {}) if out is NotImplemented else out
+
+    def by_own_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives by the table; NotImplemented where torch's own meta kernel is to be asked."""
+        meta = self.metas.get(func)
+        if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
+            return NotImplemented
+        with self:
+            return meta(*args, **(kwargs or {}))
+
+
+class CaptureFakeMode(MetasFakeMode):
+    """Makes the fake tensors of one capture.
 
     Another thread that meets them meanwhile is told so. They stand in a program's objects then: that thread would get
     fake results, and confuse the state of the mode.
@@ -99,7 +117,6 @@ class CaptureFakeMode(FakeTensorMode):
 
     supports_higher_order_operators = True
     thread: int | None = None  # that captures
-    metas: Mapping[Any, Callable[..., Any]] = {}
     _ended = False
     _asked_sizes: list[Any] | None = None
 
@@ -165,17 +182,14 @@ class CaptureFakeMode(FakeTensorMode):
         if func is _SIZE and self._asked_sizes is not None and not unbacked(args[0].size()):
             self._asked_sizes += args[0].size()
             return [size if type(size) is int else hint_of(size) for size in args[0].size()]
-        meta = self.metas.get(func)
-        if meta is not None and PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
-            with self:
-                out: Any = meta(*args, **(kwargs or {}))
-            if out is not NotImplemented:
-                return out
+        out: Any = self.by_own_meta(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
         try:
-            out = super().dispatch(func, types, args, kwargs or {})
+            out = FakeTensorMode.dispatch(self, func, types, args, kwargs or {})
             if _is_copied(func, args):
                 with self:
-                    like: Any = super().dispatch(func, types, [_in_float32(arg) for arg in args], kwargs or {})
+                    like: Any = FakeTensorMode.dispatch(self, func, types, [*map(_in_float32, args)], kwargs or {})
                     return torch.empty_strided(out.size(), like.stride(), dtype=out.dtype, device=out.device)
         except AssertionError as error:  # of a kernel in Python: what checks in C++ raise is another error
             raise RuntimeError(str(error)) from error

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -76,17 +76,20 @@ def decompositions() -> dict[Any, Any]:
     return create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(_registry())))
 
 
-def untranslated(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
-    """The nodes of a program that the exporter cannot translate, each with the reason."""
+def untranslated(program: ExportedProgram, known: Collection[Any]) -> Iterator[tuple[Node, str]]:
+    """The nodes of a program that the exporter cannot translate, each with the reason; ``known``: who has others."""
     for node in program.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, (OpOverload, HigherOrderOperator)):
+        if node.op != "call_function" or node.target in known:
+            continue
+        if not isinstance(node.target, (OpOverload, HigherOrderOperator)):
             continue
         found, message = dispatch(node, _registry())
         if found is None and "_assert_" not in str(node.target):  # the exporter drops these
             yield node, message
 
 
-def translate(program: ExportedProgram, **options: Any) -> Any:
-    """The program as the exporter writes it."""
+def translate(program: ExportedProgram, translations: Mapping[Any, Callable[..., Any]], **options: Any) -> Any:
+    """The program as the exporter writes it; ``translations``: of operators that it does not know."""
+    options["custom_translation_table"] = dict(translations)
     with _registries_kept():
         return torch.onnx.export(program, dynamo=True, verbose=False, **options)

@@ -27,6 +27,7 @@ from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation
 from functionalize.runtime.state_walk import StateWalk
+from functionalize.tracing.metas import METAS
 
 aten = torch.ops.aten
 _UNSEEN = ("profiler",)  # operators that only measure
@@ -48,7 +49,7 @@ class ExportGraph:
         self.arguments = Arguments(found.call)
         self.causes = [*self.arguments.causes, *found.effects.causes]
         self.inputs = ExportInputs(found, self.arguments)
-        self.fakes = ExportFakes(self._graph.nodes)
+        self.fakes = ExportFakes(self._graph.nodes, METAS)
         self.emitter = Emitter(self.fakes, copies=copies)
         self.numbers = Numbers(self.emitter)
         self._nodes: dict[int, Node] = {}  # of the program's inputs

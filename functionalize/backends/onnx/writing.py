@@ -29,7 +29,7 @@ from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import ELEMENTS, KEY
 from functionalize.backends.onnx.naming import provisional, rename
 from functionalize.backends.onnx.prepare import Prepared
-from functionalize.backends.onnx.rewrites import BY_TORCH, FIRST_ALONE, rows_for
+from functionalize.backends.onnx.rewrites import BY_TORCH, FIRST_ALONE, REWRITES, TRANSLATIONS
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.captured_program import CapturedProgram
@@ -45,8 +45,7 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
-        ops = {node.target for node in prepared.program.graph.nodes if node.op == "call_function"}
-        simple = _decomposed(prepared.program, by_torch(BY_TORCH) | rows_for(ops))
+        simple = _decomposed(prepared.program, by_torch(BY_TORCH) | REWRITES)
         _refuse_untranslated(_decomposed(simple, decompositions()), [*_unknown_types(prepared.program)])
         made = _translated(simple, prepared)
     if external_data is None:
@@ -102,7 +101,7 @@ def _unknown_types(program: ExportedProgram) -> Iterator[str]:
 
 
 def _refuse_untranslated(program: ExportedProgram, causes: list[str]) -> None:
-    unknown = [*untranslated(program), *_made_up(program)]
+    unknown = [*untranslated(program, TRANSLATIONS), *_made_up(program)]
     for node, message in unknown:
         line = _line(node.meta.get("stack_trace") or "")
         cause = UnsupportedExportError.cause(
@@ -137,7 +136,8 @@ def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
     with contextlib.redirect_stdout(io.StringIO()), quiet():
         try:
             names = [provisional(len(some), "value") for some in (prepared.input_names, prepared.output_names)]
-            return translate(program, input_names=names[0], output_names=[f"{name}.out" for name in names[1]])
+            options = {"input_names": names[0], "output_names": [f"{name}.out" for name in names[1]]}
+            return translate(program, TRANSLATIONS, **options)
         except torch.onnx.errors.OnnxExporterError as error:
             text = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()
             cause = UnsupportedExportError.cause("torch's exporter fails", why=text[0], hint="compute it otherwise")

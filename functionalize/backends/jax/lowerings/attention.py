@@ -47,9 +47,10 @@ def attention(
         raise ValueError("attention with dropout is spelt out by torch, and has no kernel of its own on the CPU")
     key, value = _of_heads(query, key), _of_heads(query, value)
     scores = _scores(query, key, attn_mask, is_causal, scale)
-    total = jax.scipy.special.logsumexp(scores, -1)
-    nothing = jnp.isneginf(total)[..., None]  # a row that may look at nothing gets zeros
-    weights = jnp.where(nothing, 0, jnp.exp(scores - jnp.where(nothing, 0, total[..., None])))
+    nothing = jnp.max(scores, -1, keepdims=True) == -jnp.inf  # a row that may look at nothing gets zeros
+    scores = jnp.where(nothing, 0, scores)  # before anything that would have no derivative there
+    total = jnp.where(nothing[..., 0], 0, jax.scipy.special.logsumexp(scores, -1))
+    weights = jnp.where(nothing, 0, jax.nn.softmax(scores, -1))
     return jnp.matmul(weights.astype(scores.dtype), value.astype(scores.dtype)).astype(query.dtype), total
 
 

@@ -103,3 +103,21 @@ def solve_triangular(x: Array, b: Array, *, upper: bool, left: bool = True, unit
     batch = jnp.broadcast_shapes(x.shape[:-2], b.shape[:-2])
     x, b = (jnp.broadcast_to(one, (*batch, *one.shape[-2:])) for one in (x, b))
     return jax.lax.linalg.triangular_solve(x, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)
+
+
+_TERMS = jax.lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
+    dot_dimension_numbers=(((1,), (0,)), ((), ())), lhs_ragged_dimensions=(1,), rhs_group_dimensions=()
+)
+
+
+@lowering(aten._grouped_mm.default)
+def grouped_mm(a: Array, b: Array, offs: Array | None = None, bias: None = None, out_dtype: Any = None) -> Array:
+    """Products of groups of rows, of columns or of terms. What is of no group is zeros."""
+    if offs is None:
+        return jnp.matmul(a, b)
+    sizes = jnp.diff(offs, prepend=0)
+    if a.ndim == b.ndim:
+        return jax.lax.ragged_dot_general(a, b, sizes, _TERMS)
+    if a.ndim == 2:
+        return jax.lax.ragged_dot(a, b, sizes)
+    return jax.lax.ragged_dot(b.T, jnp.swapaxes(a, 1, 2), sizes).T

@@ -63,13 +63,13 @@ def prod(call: Call, x: Array, dim: int, keepdim: bool = False, dtype: Any = Non
     return jnp.prod(converted(x, call.dtype), axes(x, dim), keepdims=keepdim, dtype=call.dtype)
 
 
-@lowering(aten.any.default, aten.any.dim, aten.any.dims, takes_call=True)
+@lowering(aten.any.default, aten.any.dim, aten.any.dims, aten._is_any_true.default, takes_call=True)
 def any_(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
     found = jnp.any(x != 0, _asked(x, dim), keepdims=keepdim)
     return found.astype(call.dtype)
 
 
-@lowering(aten.all.default, aten.all.dim, aten.all.dims, takes_call=True)
+@lowering(aten.all.default, aten.all.dim, aten.all.dims, aten._is_all_true.default, takes_call=True)
 def all_(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
     found = jnp.all(x != 0, _asked(x, dim), keepdims=keepdim)
     return found.astype(call.dtype)

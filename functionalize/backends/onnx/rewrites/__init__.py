@@ -1,0 +1,12 @@
+"""The rows of the ONNX route, by families of operators, and the operators that are written in ONNX's own.
+
+Invariant: what has no row is left to torch's exporter, and to its decompositions.
+"""
+
+from functionalize.backends.onnx.rewrites import attention, convolutions, elementwise, layouts, matrices, recurrent
+from functionalize.backends.onnx.rewrites.matrices import TRANSLATIONS as TRANSLATIONS
+from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
+from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_ALONE
+from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
+
+FAMILIES = (attention, convolutions, elementwise, layouts, matrices, recurrent)

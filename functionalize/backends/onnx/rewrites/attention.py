@@ -1,0 +1,78 @@
+"""Attention as one operator, and its gradients, as ONNX has them: products of matrices.
+
+Invariant: as eager's kernel, a query that may look at nothing gets zeros; 16 bits are computed with 32. Limits: without
+dropout, for which torch has no kernel on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from functionalize.backends.onnx.rewrites.registry import rewrite
+
+aten = torch.ops.aten
+
+
+def _wide(x: Any) -> Any:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _of_heads(query: Any, key: Any) -> Any:
+    """Keys, or values, for as many heads as queries have."""
+    batch, heads, *rest = key.size()
+    groups = query.size(1) // heads
+    if groups == 1:
+        return _wide(key)
+    return _wide(key).unsqueeze(2).expand(batch, heads, groups, *rest).reshape(batch, heads * groups, *rest)
+
+
+def _summed(gradient: Any, key: Any) -> Any:
+    """The gradient of what :func:`_of_heads` takes."""
+    batch, heads, *rest = key.size()
+    return gradient.reshape(batch, heads, gradient.size(1) // heads, *rest).sum(2).to(key.dtype)
+
+
+def _scores(query: Any, key: Any, is_causal: bool, mask: Any, scale: Any) -> Any:
+    found = (_wide(query) @ key.transpose(-2, -1)) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        rows = aten.arange.default(query.size(-2)).unsqueeze(1)
+        seen = aten.arange.default(key.size(-2)).unsqueeze(0) <= rows
+        found = aten.where.ScalarOther(seen, found, float("-inf"))
+    return found if mask is None else found + _wide(mask)
+
+
+@rewrite(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def attention(
+    query: Any, key: Any, value: Any, dropout: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None,
+    scale: Any = None,
+) -> Any:  # fmt: skip
+    """With what its backward reads."""
+    if dropout:
+        return NotImplemented
+    scores = _scores(query, _of_heads(query, key), is_causal, attn_mask, scale)
+    most = aten.amax.default(scores, [-1], True)
+    shares = aten._softmax.default(scores, -1, False)
+    total = (scores - most).exp().sum(-1, keepdim=True).log() + most
+    if attn_mask is not None:
+        nothing = aten.eq.Scalar(most, float("-inf"))
+        shares = aten.masked_fill.Scalar(shares, nothing, 0.0)
+        total = aten.masked_fill.Scalar(total, nothing, 0.0)
+    return (shares @ _of_heads(query, value)).to(query.dtype), total.squeeze(-1)
+
+
+@rewrite(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def attention_backward(
+    gradient: Any, query: Any, key: Any, value: Any, out: Any, total: Any, dropout: float, is_causal: bool, *,
+    attn_mask: Any = None, scale: Any = None,
+) -> Any:  # fmt: skip
+    if dropout:
+        return NotImplemented
+    factor = query.size(-1) ** -0.5 if scale is None else scale
+    keys, values, gradient = _of_heads(query, key), _of_heads(query, value), _wide(gradient)
+    shares = (_scores(query, keys, is_causal, attn_mask, scale) - total.unsqueeze(-1)).exp()
+    of_shares = gradient @ values.transpose(-2, -1)
+    of_scores = shares * (of_shares - (gradient * _wide(out)).sum(-1, keepdim=True)) * factor
+    of_key, of_value = of_scores.transpose(-2, -1) @ _wide(query), shares.transpose(-2, -1) @ gradient
+    return (of_scores @ keys).to(query.dtype), _summed(of_key, key), _summed(of_value, value)

@@ -1,0 +1,80 @@
+"""Convolutions backwards, pooling and padding, as ONNX has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from functionalize.backends.onnx.rewrites.registry import rewrite
+
+aten = torch.ops.aten
+
+
+@rewrite(aten.avg_pool2d.default, aten.avg_pool3d.default)
+def avg_pool(
+    inputs: Any, kernel: Any, stride: Any = (), padding: Any = (0,), ceil_mode: bool = False, included: bool = True,
+    divisor: int | None = None,
+) -> Any:  # fmt: skip
+    """Sums divided by a number of one's own, which the exporter takes for averages."""
+    if divisor is None:
+        return NotImplemented
+    dims = len(kernel)
+    stride, padding = list(stride or kernel), [*padding] * (dims // len(padding))
+    pool = aten.avg_pool2d.default if dims == 2 else aten.avg_pool3d.default
+    found = pool(inputs, kernel, stride, padding, ceil_mode, True)
+    for dim in range(-dims, 0):
+        start = aten.arange.default(found.size(dim)) * stride[dim] - padding[dim]
+        counted = aten.clamp.default(start + kernel[dim], None, inputs.size(dim) + padding[dim]) - start
+        found = found * counted.reshape([-1] + [1] * (-dim - 1))
+    return found / divisor
+
+
+@rewrite(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def replication_pad(inputs: Any, padding: Any) -> Any:
+    """What is cut off, before what is added: ONNX Runtime does the first by itself for zeros alone."""
+    if not any(type(size) is int and size < 0 for size in padding):
+        return NotImplemented
+    dims = len(padding) // 2
+    for dim in range(dims):
+        before, after = (max(0, -size) for size in padding[2 * dim : 2 * dim + 2])
+        inputs = inputs.narrow(-1 - dim, before, inputs.size(-1 - dim) - before - after)
+    pad = (aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)[dims - 1].default
+    return pad(inputs, [max(0, size) for size in padding])
+
+
+@rewrite(aten.convolution_backward.default)
+def convolution_backward(
+    gradient: Any, inputs: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, wanted: Any,
+) -> Any:  # fmt: skip
+    """By convolutions: of the gradient with the weight, and of the input with the gradient."""
+    if transposed:
+        return NotImplemented
+    dims = list(range(2, inputs.dim()))
+    of_input = of_weight = of_bias = None
+    if wanted[0]:
+        reached = [
+            (gradient.size(dim) - 1) * stride[n] - 2 * padding[n] + dilation[n] * (weight.size(dim) - 1) + 1
+            for n, dim in enumerate(dims)
+        ]
+        more = [inputs.size(dim) - size for dim, size in zip(dims, reached, strict=True)]
+        options = (stride, padding, dilation, True, more, groups)
+        of_input = aten.convolution.default(gradient, weight, None, *options)
+    if wanted[1]:
+        of_weight = _weight_gradient(gradient, inputs, weight, (stride, padding, dilation, groups))
+    if wanted[2]:
+        of_bias = gradient.sum([0, *dims])
+    return of_input, of_weight, of_bias
+
+
+def _weight_gradient(gradient: Any, inputs: Any, weight: Any, options: Any) -> Any:
+    stride, padding, dilation, groups = options
+    found = []
+    for part, given in zip(inputs.chunk(groups, 1), gradient.chunk(groups, 1), strict=True):
+        rest = (None, dilation, padding, stride, False, [0] * len(stride), 1)
+        made = aten.convolution.default(part.transpose(0, 1), given.transpose(0, 1), *rest)
+        for dim in range(2, weight.dim()):
+            made = made.narrow(dim, 0, weight.size(dim))
+        found.append(made.transpose(0, 1))
+    return torch.cat(found)

@@ -1,0 +1,78 @@
+"""Tensors as they lie in memory, and scatters of their parts, which ONNX does not know.
+
+Invariant: the elements are where a program looks for them; of a tensor that is not contiguous they cannot be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from functionalize.backends.onnx.rewrites.registry import rewrite
+from functionalize.errors import UnsupportedExportError
+
+aten = torch.ops.aten
+
+
+def _places(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Any:
+    """The elements of a storage that a layout shows, one after the other."""
+    found: Any = aten.full.default([1] * len(size), offset, dtype=torch.int64)
+    for dim, (count, step) in enumerate(zip(size, stride, strict=True)):
+        shape = [1] * dim + [count] + [1] * (len(size) - dim - 1)
+        found = found + aten.arange.default(count, dtype=torch.int64).reshape(shape) * step
+    return found.expand(size).reshape(-1)
+
+
+def _in_order(base: Any) -> Any:
+    """The elements of a tensor as they lie in memory, which ONNX does not know: only of one that is contiguous."""
+    if not base.is_contiguous():
+        cause = UnsupportedExportError.cause(
+            f"as_strided of a tensor of size {tuple(base.size())} and strides {tuple(base.stride())}",
+            why="ONNX has no strides, so that the elements are not where the program looks for them",
+            hint="call .contiguous() first, or use views by dimension",
+        )
+        raise UnsupportedExportError("ONNX", [cause])
+    return base.reshape(-1)
+
+
+@rewrite(aten.as_strided_scatter.default)
+def as_strided_scatter(base: Any, value: Any, size: Any, stride: Any, offset: Any = None) -> Any:
+    flat = _in_order(base)
+    return aten.scatter.src(flat, 0, _places(size, stride, offset or 0), value.reshape(-1)).reshape(base.size())
+
+
+@rewrite(aten.as_strided.default)
+def as_strided(base: Any, size: Any, stride: Any, offset: Any = None) -> Any:
+    return aten.index_select.default(_in_order(base), 0, _places(size, stride, offset or 0)).reshape(size)
+
+
+@rewrite(aten.diagonal_scatter.default)
+def diagonal_scatter(base: Any, value: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    stride, step = list(base.contiguous().stride()), list(base.contiguous().size())
+    shown = torch.empty_strided(step, stride, device="meta").diagonal(offset, dim1, dim2)
+    places = _places(list(shown.size()), list(shown.stride()), shown.storage_offset())
+    return aten.scatter.src(base.reshape(-1), 0, places, value.reshape(-1)).reshape(base.size())
+
+
+@rewrite(aten.index_copy.default)
+def index_copy(base: Any, dim: int, index: Any, source: Any) -> Any:
+    """By one scatter of the rows, which may write where they are: not by a copy with its dimensions exchanged."""
+    if not base.dim():
+        return source.reshape([])
+    dim %= base.dim()
+    shape = [1] * dim + [-1] + [1] * (base.dim() - dim - 1)
+    return aten.scatter.src(base, dim, index.reshape(shape).expand(source.size()), source)
+
+
+@rewrite(aten.index_put.default)
+def index_put(base: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """Rows along one dimension, by :func:`index_copy`."""
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    index = indices[dims[0]] if len(dims) == 1 and not accumulate else None
+    if index is None or index.dim() != 1 or index.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    size = list(base.size())
+    size[dims[0]] = index.size(0)
+    return index_copy(base, dims[0], index, values.expand(size))

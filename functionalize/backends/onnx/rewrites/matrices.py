@@ -1,0 +1,73 @@
+"""Products and solutions of matrices that ONNX has not.
+
+Invariant: each group of a grouped product costs what it costs in eager: its rows alone are read. Limits: rows of no
+group, which eager leaves as they come, are zeros; what is solved has sizes known ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from functionalize.backends.onnx.rewrites.registry import rewrite
+
+aten = torch.ops.aten
+
+
+@rewrite(aten.linalg_solve_triangular.default)
+def solve_triangular(matrix: Any, right: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    """Row by row, each from those before."""
+    if not left:
+        options = {"upper": not upper, "unitriangular": unitriangular}
+        found = solve_triangular(matrix.transpose(-2, -1), right.transpose(-2, -1), **options)
+        return found.transpose(-2, -1)
+    order = list(range(matrix.size(-1)))[:: -1 if upper else 1]
+    batch = torch.broadcast_shapes(matrix.size()[:-2], right.size()[:-2])
+    right = right.expand(*batch, *right.size()[-2:])
+    rows: list[Any] = []
+    for count, row in enumerate(order):
+        found = right.narrow(-2, row, 1)
+        if count:
+            before = matrix.narrow(-2, row, 1).narrow(-1, min(order[:count]), count)
+            found = found - before @ torch.cat(rows, -2)
+        found = found if unitriangular else found / matrix.narrow(-2, row, 1).narrow(-1, row, 1)
+        rows = [found, *rows] if upper else [*rows, found]
+    return torch.cat(rows, -2) if rows else right
+
+
+def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """As ONNX's own operators: for them, sizes that the data tell are nothing special."""
+    import onnxscript
+    from onnxscript.ir import DataType
+
+    op: Any = onnxscript.opset18
+    if offs is None:
+        return op.MatMul(a, b)
+    flat = len(a.shape) == 2, len(b.shape) == 2
+    ends, begin, products = op.Cast(offs, to=DataType.INT64), op.Constant(value_ints=[0]), []
+    for group in range(offs.shape[0]):
+        at = op.Constant(value_ints=[group])
+        end = op.Slice(ends, at, op.Constant(value_ints=[group + 1]), op.Constant(value_ints=[0]))
+        one, other = (
+            op.Slice(x, begin, end, op.Constant(value_ints=[dim])) if is_flat else op.Squeeze(op.Gather(x, at), [0])
+            for x, dim, is_flat in zip((a, b), (1 if all(flat) else 0, 0 if all(flat) else 1), flat, strict=True)
+        )
+        products.append(op.MatMul(one, other))
+        begin = end
+    if all(flat):
+        return op.Concat(*[op.Unsqueeze(one, op.Constant(value_ints=[0])) for one in products], axis=0)
+    axis = 0 if flat[0] else 1
+    size = op.Shape(a if flat[0] else b, start=axis, end=axis + 1)
+    none = op.Constant(value_ints=[0])
+    return op.Pad(
+        op.Concat(*products, axis=axis),
+        op.Concat(none, op.Sub(size, begin), axis=0),
+        None,
+        op.Constant(value_ints=[axis]),
+    )
+
+
+TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}
+"""Operators, by functions of values of ONNX that give such."""

@@ -1,0 +1,48 @@
+"""Operators that ONNX has not, by those that it has: the table, a row each.
+
+Invariant: both sides compute the same; a row holds for all arguments that it takes, else it gives NotImplemented.
+Limits: what torch takes apart by itself needs no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Rewrite = Callable[..., Any]
+REWRITES: dict[Any, Rewrite] = {}
+# What torch takes apart although the exporter translates it. ONNX's running variance is a biased one; of other results
+# than the first, which backwards read, the exporter makes up some.
+BY_TORCH = (
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten.native_group_norm.default,
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+)
+# Operators of which the exporter gives the first result alone.
+FIRST_ALONE = frozenset(
+    {
+        aten.embedding_bag.default,
+        aten.embedding_bag.padding_idx,
+        aten._embedding_bag.default,
+        aten._embedding_bag_forward_only.default,
+        aten._linalg_det.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_efficient_attention.default,
+    }
+)
+
+
+def rewrite(*ops: Any) -> Callable[[Rewrite], Rewrite]:
+    """Register a row."""
+
+    def register(function: Rewrite) -> Rewrite:
+        REWRITES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
