@@ -16,7 +16,10 @@ from torch.utils import _pytree as pytree
 from functionalize import capture
 from tests.export_programs import on_jax
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # of torch's, about its own specs
+pytestmark = [  # of torch's, about itself
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:index_reduce:UserWarning"),
+]
 Program = Callable[..., Any]
 Inputs = tuple[Tensor, ...]
 
@@ -60,6 +63,52 @@ def solve(matrix: Tensor, right: Tensor, **options: Any) -> Tensor:
     return found
 
 
+def factored(x: Tensor) -> Any:
+    """Solutions of systems, and what factors tell of a matrix."""
+    linalg = torch.linalg
+    definite = x @ x.mT + torch.eye(x.size(-1))
+    factors = linalg.cholesky(definite)
+    solutions = [
+        linalg.solve(definite, x),
+        torch.cholesky_solve(x, factors),
+        linalg.lu_solve(*linalg.lu_factor(x), x, adjoint=True),
+    ]
+    told = [
+        linalg.det(x),
+        *linalg.slogdet(definite),
+        linalg.svdvals(x),
+        linalg.eigvalsh(definite),
+        linalg.pinv(x[..., :3]),
+    ]
+    return [*solutions, *told, linalg.matrix_exp(x / 4), *linalg.lu(x)]
+
+
+def middle(x: Tensor) -> Any:
+    """A number that is none is the middle of all, unless it does not count."""
+    missing = x.masked_fill(x > x.max() - 1e-3, float("nan"))
+    return [one(part, *dim) for one in (torch.median, torch.nanmedian) for part in (x, missing) for dim in ((), (1,))]
+
+
+ON_JAX: dict[str, tuple[Program, Callable[[], Inputs]]] = {
+    "factors": (factored, lambda: (torch.randn(2, 4, 4),)),
+    "middle": (middle, lambda: (torch.randn(4, 5),)),
+    "largest of windows": (
+        lambda x: torch.nn.functional.adaptive_max_pool2d(x, (2, 3), return_indices=True),
+        lambda: (torch.randn(1, 2, 5, 7),),
+    ),
+    "means of windows": (
+        lambda x: torch.nn.functional.adaptive_avg_pool2d(x.masked_fill(x > 1, float("inf")), (2, 3)),
+        lambda: (torch.randn(1, 2, 5, 7),),
+    ),
+    "rows reduced": (
+        lambda x, y: [x.index_reduce(0, torch.tensor([2, 0, 2]), y, how) for how in ("prod", "mean", "amax", "amin")],
+        lambda: (torch.randn(4, 3), torch.randn(3, 3)),
+    ),
+    "roots": (
+        lambda x: [x**0.5, x**-0.5, x.signbit()],
+        lambda: (torch.tensor([4.0, 0.0, -0.0, float("inf"), -float("inf"), float("nan")]),),
+    ),
+}
 CASES: dict[str, tuple[Program, Callable[[], Inputs]]] = {
     "heads share keys": (shared_heads, lambda: heads(6, 2, 2)),
     "heads share keys, trained": (partial(gradients, shared_heads), lambda: heads(6, 2, 2)),
@@ -94,17 +143,20 @@ def on_onnx(program: Program, args: Inputs, path: Path) -> Program:
     return lambda *given: pytree.tree_leaves(run(*given))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("engine", ["onnx", "jax"])
+@pytest.mark.parametrize(
+    ("engine", "name"), [*(("onnx", name) for name in CASES), *(("jax", name) for name in CASES | ON_JAX)]
+)
 def test_equal_to_eager(engine: str, name: str, tmp_path: Path) -> None:
     pytest.importorskip("jax" if engine == "jax" else "onnxruntime")
-    program, inputs = CASES[name]
+    program, inputs = (CASES | ON_JAX)[name]
     torch.manual_seed(0)
     args = inputs()
     run = on_jax(program, args) if engine == "jax" else on_onnx(program, args, tmp_path / "program.onnx")
     for _ in range(2):
         given = inputs()
-        torch.testing.assert_close(run(*given), pytree.tree_leaves(program(*given)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            run(*given), pytree.tree_leaves(program(*given)), rtol=1e-4, atol=1e-5, equal_nan=True
+        )
 
 
 def test_onnx_draws_between_bounds(tmp_path: Path) -> None:

@@ -103,10 +103,29 @@ class ExportFakes:
         with self.mode:
             return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
-    def bindings(self, node: Node) -> Mapping[Any, Any] | None:
-        """The symbols that a node introduces, and where in its value they are."""
-        found: Mapping[Any, Any] | None = node.meta.get("unbacked_bindings")
-        return found
+    def settled_bindings(self, node: Node) -> Mapping[Any, Any]:
+        """The symbols that a node introduces, and where in its value they are.
+
+        A capture gives a view's size a symbol of its own, and learns later that it is no other than another one:
+        torch, which knows that when it traces the program again, must not look for it.
+        """
+        bound: Mapping[Any, Any] = node.meta["unbacked_bindings"]
+        view: Any = viewing(node.target) or node.target
+        if not getattr(view, "is_view", False):  # what the data tell
+            return bound
+        args, kwargs = pytree.tree_map_only(Node, lambda one: one.meta["val"], (node.args, node.kwargs))
+        known = set(self.environment.var_to_range)
+        with self.mode, self.environment.ignore_fresh_unbacked_symbols():
+            value = view(*args, **kwargs)
+        left = {}
+        for symbol, path in bound.items():
+            size = pytree.key_get(value, path)
+            found = size.node.expr if isinstance(size, SYMBOLS) else symbol - symbol + size  # sympy's number
+            if found.free_symbols <= known:
+                self.environment._set_replacement(symbol, found, "it is no other")
+            else:
+                left[symbol] = path
+        return left
 
 
 def _environment_of(nodes: Iterable[Node]) -> ShapeEnv | None:

@@ -6,9 +6,10 @@ a guard. Limits: plain tensors; loads no sympy, which where there are symbols to
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -248,6 +249,17 @@ def forget_offset(handle: FakeTensor) -> None:
     if environment is not None and isinstance(offset, torch.SymInt):
         pending = environment.pending_fresh_unbacked_symbols
         pending[:] = [symbol for symbol in pending if symbol not in offset.node.expr.free_symbols]
+
+
+@contextlib.contextmanager
+def new_symbols_wait(handle: Any) -> Iterator[None]:
+    """While others are recorded than the node that has the new symbols of a view: the tracer binds them to the next."""
+    environment = handle.fake_mode.shape_env
+    waiting, environment.pending_fresh_unbacked_symbols = environment.pending_fresh_unbacked_symbols, []
+    try:
+        yield
+    finally:
+        environment.pending_fresh_unbacked_symbols[:0] = waiting
 
 
 # What tells the elements of a sparse tensor.

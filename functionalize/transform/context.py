@@ -23,6 +23,7 @@ from functionalize._torch import (
     is_symbolic,
     is_view,
     mode_stack,
+    new_symbols_wait,
     on_handles,
     pytree,
     storage_id,
@@ -148,6 +149,8 @@ class FunctionalizationContext:
                 self._carriers.setdefault(view, handle)
         elif not view.layout.static and unbacked(view.layout.size):
             self._carriers[view] = handle
+            with new_symbols_wait(handle):
+                self.read(parent)
             self.read(view)  # at once: the tracer binds new symbols to the node that it sees next
         elif unbacked(parent.layout.size):
             self._carriers[view] = handle  # tells sizes that an op may not know of the part that it takes

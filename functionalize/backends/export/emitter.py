@@ -48,6 +48,8 @@ class Emitter:
         made.meta["nn_module_stack"] = dict(node.meta.get("nn_module_stack") or {})
         if "val" in node.meta:
             made.meta["val"] = self.fakes.value(node.meta["val"])
+        if made.meta.get("unbacked_bindings"):
+            made.meta["unbacked_bindings"] = self.fakes.settled_bindings(made)
         return made
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Node:

@@ -45,7 +45,7 @@ def _keep_memory(graph: Graph, node: Node) -> None:
         return
     with graph.inserting_before(node):
         made = graph.call_function(aten.clone.default, (base,), {"memory_format": torch.contiguous_format})
-    made.meta = dict(base.meta)
+    made.meta = _meta_of_copy(base)
     node.args = (made, *node.args[1:])
 
 
@@ -57,8 +57,13 @@ def _copied(graph: Graph, node: Node) -> Node:
     if root is node or root.op != "placeholder":
         return node
     made = graph.call_function(aten.clone.default, (node,))
-    made.meta = dict(node.meta)
+    made.meta = _meta_of_copy(node)
     return made
+
+
+def _meta_of_copy(node: Node) -> dict[str, Any]:
+    """As that of the node, which alone introduces its symbols."""
+    return {key: value for key, value in node.meta.items() if key != "unbacked_bindings"}
 
 
 def remade(exported: ExportedProgram, graph: Graph, results: list[Any]) -> ExportedProgram:

@@ -71,7 +71,7 @@ def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProg
         return made
     except UnsupportedExportError:
         raise
-    except RuntimeError as error:  # what torch's decompositions ask of data
+    except (AssertionError, RuntimeError) as error:  # what torch's decompositions ask of data
         said, node = str(error).split("\n", maxsplit=1)[0], str(error).partition("While executing %")[2].split(" ")[0]
         cause = UnsupportedExportError.cause(
             f"torch cannot take {node or 'the program'} apart", why=said, hint="compute it otherwise"

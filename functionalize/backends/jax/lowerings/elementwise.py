@@ -255,9 +255,17 @@ def floor_divide(x: Array, y: Array) -> Array:
     return jnp.where(y == 0, x / y, whole).astype(x.dtype)
 
 
+@lowering(aten.signbit.default)
+def signbit(x: Array) -> Array:
+    return x < 0 if category(x.dtype) < 2 else jnp.signbit(x)
+
+
 @lowering(aten.pow)
 def power(x: Array, y: Array) -> Array:
+    root = y if isinstance(y, float) and abs(y) == 0.5 else None  # of what is infinite, as torch takes it
     x, y = promoted(x, y)
+    if root is not None and category(x.dtype) > 1:
+        return jnp.sqrt(x) if root > 0 else 1 / jnp.sqrt(x)
     if category(x.dtype) != 1:
         return jnp.power(x, y)
     inverse = jnp.where(x == 1, 1, jnp.where(x == -1, jnp.where(y % 2 == 0, 1, -1), 0)).astype(x.dtype)

@@ -170,6 +170,15 @@ def scatter_reduce(x: Array, dim: int, index: Array, src: Array, reduce: str, *,
     return jnp.where(reached, mean, x)
 
 
+@lowering(aten.index_reduce.default)
+def index_reduce(x: Array, dim: int, index: Array, src: Array, reduce: str, *, include_self: bool = True) -> Array:
+    if not x.ndim:
+        return scatter_reduce(x[None], 0, index.reshape(-1), src.reshape(-1), reduce, include_self=include_self)[0]
+    shape = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
+    places = jnp.broadcast_to(index.reshape(shape), src.shape)
+    return scatter_reduce(x, dim, places, src, reduce, include_self=include_self)
+
+
 def _least(x: Array, reduce: str) -> Any:
     """What changes nothing when it is reduced with anything."""
     if reduce in _NEUTRAL:

@@ -50,18 +50,21 @@ def _taken(x: Array, windows: Sequence[np.ndarray[Any, Any]], fill: Any) -> Arra
     for dim, places in enumerate(windows):
         axis = lead + 2 * dim
         size = x.shape[axis]
-        found = jnp.take(x, np.clip(places, 0, size - 1).reshape(-1), axis)
+        found = jnp.take(x, np.clip(places, 0, max(size - 1, 0)).reshape(-1), axis)
         found = found.reshape(*x.shape[:axis], *places.shape, *x.shape[axis + 1 :])
         inside = ((places >= 0) & (places < size)).reshape([1] * axis + list(places.shape) + [1] * (x.ndim - axis - 1))
         x = found if inside.all() else jnp.where(inside, found, jnp.asarray(fill, x.dtype))
     order = [*range(lead), *(lead + 2 * d for d in range(dims)), *(lead + 2 * d + 1 for d in range(dims))]
     x = jnp.transpose(x, order)
-    return x.reshape(*x.shape[: lead + dims], -1)
+    return x.reshape(*x.shape[: lead + dims], math.prod(x.shape[lead + dims :]))
 
 
 def _max_pool(dims: int, x: Array, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+    return _maxima(dims, x, _geometry(x.shape[-dims:], kernel, stride, padding, dilation, ceil_mode))
+
+
+def _maxima(dims: int, x: Array, windows: Sequence[np.ndarray[Any, Any]]) -> Any:
     plane = x.shape[-dims:]
-    windows = _geometry(plane, kernel, stride, padding, dilation, ceil_mode)
     low = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
     found = _taken(x, windows, low)
     best = jnp.argmax(found, -1)
@@ -165,17 +168,45 @@ def avg_pool3d_backward(grad: Array, x: Array, *geometry: Any) -> Array:
     return jax.vjp(lambda x: _avg_pool(3, x, *geometry), x)[1](grad)[0]
 
 
+def _adaptive(shape: Sequence[int], output_size: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+    """The places of windows that differ in size, -1 for none."""
+    found = []
+    for size, count in zip(shape, output_size, strict=True):
+        rows = np.arange(count)
+        starts, stops = rows * size // count, -(-(rows + 1) * size // count)
+        places = starts[:, None] + np.arange(max(stops - starts, default=0))
+        found.append(np.where(places < stops[:, None], places, -1))
+    return found
+
+
 def _adaptive_avg_pool(dims: int, x: Array, output_size: Sequence[int]) -> Array:
-    """Means over windows that differ in size: as products with matrices of weights, one for each dimension."""
-    for dim, count in enumerate(output_size):
-        axis = x.ndim - dims + dim
-        size = x.shape[axis]
-        weights = np.zeros((count, size))
-        for row in range(count):
-            start, stop = row * size // count, -(-(row + 1) * size // count)
-            weights[row, start:stop] = 1 / (stop - start)
-        x = jnp.moveaxis(jnp.tensordot(x, jnp.asarray(weights, x.dtype), ((axis,), (1,))), -1, axis)
-    return x
+    windows = _adaptive(x.shape[-dims:], output_size)
+    counts: Any = 1
+    for dim, places in enumerate(windows):
+        counts = counts * (places >= 0).sum(1).reshape([-1 if d == dim else 1 for d in range(dims)])
+    wide = x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+    total = jnp.sum(_taken(wide, windows, 0), -1)
+    return (total / jnp.asarray(counts, total.dtype)).astype(x.dtype)
+
+
+@lowering(aten.adaptive_max_pool2d.default)
+def adaptive_max_pool2d(x: Array, output_size: Sequence[int]) -> Any:
+    return _maxima(2, x, _adaptive(x.shape[-2:], output_size))
+
+
+@lowering(aten.adaptive_max_pool3d.default)
+def adaptive_max_pool3d(x: Array, output_size: Sequence[int]) -> Any:
+    return _maxima(3, x, _adaptive(x.shape[-3:], output_size))
+
+
+@lowering(aten.adaptive_max_pool2d_backward.default)
+def adaptive_max_pool2d_backward(grad: Array, x: Array, indices: Array) -> Array:
+    return _max_pool_backward(2, grad, x, indices)
+
+
+@lowering(aten.adaptive_max_pool3d_backward.default)
+def adaptive_max_pool3d_backward(grad: Array, x: Array, indices: Array) -> Array:
+    return _max_pool_backward(3, grad, x, indices)
 
 
 @lowering(aten._adaptive_avg_pool2d.default)

@@ -66,3 +66,37 @@ def searchsorted(
 @lowering(aten.bucketize.Tensor, aten.bucketize.Scalar)
 def bucketize(values: Any, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
     return searchsorted(boundaries, values, out_int32=out_int32, right=right)
+
+
+def _median(x: Array, dim: int, keepdim: bool, counts_all: bool) -> tuple[Array, Array]:
+    """The lower of the two in the middle; a number that is none comes last, and before all where it counts."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int64)
+    values, indices = sort_stable(x, dim=dim)
+    missing = jnp.isnan(values) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.zeros(x.shape, bool)
+    known = x.shape[dim] - jnp.sum(missing, dim, keepdims=True)
+    middle = jnp.maximum(known - 1, 0) // 2
+    if counts_all:
+        middle = jnp.where(known < x.shape[dim], known, middle)
+    found = [jnp.take_along_axis(one, middle, dim) for one in (values, indices)]
+    return tuple(one if keepdim else jnp.squeeze(one, dim) for one in found)  # type: ignore[return-value]
+
+
+@lowering(aten.median.dim)
+def median_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    return _median(x, dim, keepdim, True)
+
+
+@lowering(aten.nanmedian.dim)
+def nanmedian_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    return _median(x, dim, keepdim, False)
+
+
+@lowering(aten.median.default)
+def median(x: Array) -> Array:
+    return _median(x.reshape(-1), 0, False, True)[0]
+
+
+@lowering(aten.nanmedian.default)
+def nanmedian(x: Array) -> Array:
+    return _median(x.reshape(-1), 0, False, False)[0]

@@ -1,0 +1,182 @@
+"""Matrices taken apart into factors, and what is solved by those: LU, Cholesky, eigenvectors, singular values.
+
+Invariant: factors that are not unique, as the signs of eigenvectors, are JAX's. Limits: what fails is told by numbers
+that are no numbers; `info` tells it where an LU factorization finds a zero.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from functionalize.backends.jax.lowerings.registry import lowering
+
+aten = torch.ops.aten
+Array = Any
+_solve = jax.lax.linalg.triangular_solve
+
+
+def _adjoint(x: Array) -> Array:
+    return jnp.conj(jnp.swapaxes(x, -1, -2))
+
+
+def _batched(*several: Array) -> list[Array]:
+    """Matrices with the batches of all of them."""
+    batch = jnp.broadcast_shapes(*(one.shape[:-2] for one in several))
+    return [jnp.broadcast_to(one, (*batch, *one.shape[-2:])) for one in several]
+
+
+def _lu(x: Array) -> tuple[Array, Array]:
+    """Both factors in one matrix, and which row each row was exchanged with, counted from one."""
+    found, pivots, _ = jax.lax.linalg.lu(x)
+    return found, pivots + 1
+
+
+def _info(factors: Array) -> Array:
+    """The first zero on the diagonal, counted from one; 0 where there is none."""
+    zero = jnp.diagonal(factors, axis1=-2, axis2=-1) == 0
+    first = jnp.argmax(zero, -1) + 1 if zero.shape[-1] else jnp.zeros(zero.shape[:-1])
+    return jnp.where(jnp.any(zero, -1), first, 0).astype(jnp.int32)
+
+
+@lowering(aten.linalg_lu_factor_ex.default)
+def lu_factor(x: Array, *, pivot: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array]:
+    if not pivot:
+        raise ValueError("JAX has no LU factorization without pivots")
+    factors, pivots = _lu(x)
+    return factors, pivots, _info(factors)
+
+
+def _triangles(factors: Array) -> tuple[Array, Array]:
+    rows, columns = factors.shape[-2:]
+    least = min(rows, columns)
+    lower = jnp.tril(factors[..., :, :least], -1) + jnp.eye(rows, least, dtype=factors.dtype)
+    return lower, jnp.triu(factors[..., :least, :])
+
+
+@lowering(aten.lu_unpack.default)
+def lu_unpack(
+    factors: Array, pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Array, Array, Array]:
+    nothing = jnp.zeros((0,), factors.dtype)
+    lower, upper = _triangles(factors) if unpack_data else (nothing, nothing)
+    return (_permutation(pivots, factors) if unpack_pivots else nothing), lower, upper
+
+
+def _permutation(pivots: Array, factors: Array) -> Array:
+    order = jax.lax.linalg.lu_pivots_to_permutation(pivots - 1, factors.shape[-2])
+    return jnp.swapaxes(jax.nn.one_hot(order, factors.shape[-2], dtype=factors.dtype), -1, -2)
+
+
+@lowering(aten.linalg_lu.default)
+def lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
+    factors, pivots, _ = lu_factor(x, pivot=pivot)
+    return lu_unpack(factors, pivots)
+
+
+@lowering(aten.linalg_lu_solve.default)
+def lu_solve(factors: Array, pivots: Array, right: Array, *, left: bool = True, adjoint: bool = False) -> Array:
+    if not left:
+        return _adjoint(lu_solve(factors, pivots, _adjoint(right), adjoint=not adjoint))
+    permutation = _permutation(pivots, factors)
+    permutation, factors, right = _batched(permutation, factors, right)
+    lower = partial(_solve, factors, left_side=True, lower=True, unit_diagonal=True)
+    upper = partial(_solve, factors, left_side=True, lower=False)
+    if not adjoint:
+        return upper(lower(jnp.matmul(jnp.swapaxes(permutation, -1, -2), right)))
+    options = {"transpose_a": True, "conjugate_a": True}
+    return jnp.matmul(permutation, lower(upper(right, **options), **options))
+
+
+@lowering(aten._linalg_solve_ex.default)
+def solve(
+    x: Array, right: Array, *, left: bool = True, check_errors: bool = False
+) -> tuple[Array, Array, Array, Array]:
+    factors, pivots = _lu(x)
+    vector = right.ndim == 1 or (x.ndim - 1 == right.ndim and right.shape == x.shape[:-1])
+    found = lu_solve(factors, pivots, right[..., None] if vector else right, left=left or vector)
+    return (found[..., 0] if vector else found), factors, pivots, _info(factors)
+
+
+@lowering(aten._linalg_det.default)
+def det(x: Array) -> tuple[Array, Array, Array]:
+    return jnp.linalg.det(x), *_lu(x)
+
+
+@lowering(aten._linalg_slogdet.default)
+def slogdet(x: Array) -> tuple[Array, Array, Array, Array]:
+    sign, size = jnp.linalg.slogdet(x)
+    return sign, size, *_lu(x)
+
+
+@lowering(aten.cholesky.default)
+def cholesky(x: Array, upper: bool = False) -> Array:
+    return jnp.linalg.cholesky(x, upper=upper, symmetrize_input=False)
+
+
+@lowering(aten.cholesky_solve.default, aten._cholesky_solve_helper.default)
+def cholesky_solve(right: Array, factor: Array, upper: bool = False) -> Array:
+    factor, right = _batched(factor, right)
+    first = {"transpose_a": upper, "conjugate_a": upper}
+    second = {"transpose_a": not upper, "conjugate_a": not upper}
+    half = _solve(factor, right, left_side=True, lower=not upper, **first)
+    return _solve(factor, half, left_side=True, lower=not upper, **second)
+
+
+@lowering(aten.cholesky_inverse.default)
+def cholesky_inverse(factor: Array, upper: bool = False) -> Array:
+    return cholesky_solve(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor, upper)
+
+
+@lowering(aten.triangular_solve.default)
+def triangular_solve(
+    right: Array, x: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Array, Array]:
+    x, right = _batched(x, right)
+    options = {"transpose_a": transpose, "unit_diagonal": unitriangular}
+    return _solve(x, right, left_side=True, lower=not upper, **options), x
+
+
+@lowering(aten._linalg_eigh.default)
+def eigh(x: Array, uplo: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
+    values, vectors = jnp.linalg.eigh(x, UPLO=uplo.upper(), symmetrize_input=False)
+    return values, vectors if compute_v else jnp.zeros((0,), x.dtype)
+
+
+@lowering(aten._linalg_svd.default)
+def svd(
+    x: Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Array, Array, Array]:
+    if compute_uv:
+        left, values, right = jnp.linalg.svd(x, full_matrices=full_matrices)
+        return left, values, right
+    nothing = jnp.zeros((0,), x.dtype)
+    return nothing, jnp.linalg.svd(x, compute_uv=False), nothing
+
+
+@lowering(aten.linalg_pinv.atol_rtol_tensor)
+def pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = None, hermitian: bool = False) -> Array:
+    if hermitian:
+        values, left = jnp.linalg.eigh(x, symmetrize_input=False)
+        right = _adjoint(left)
+    else:
+        left, values, right = jnp.linalg.svd(x, full_matrices=False)
+    precision = max(x.shape[-2:]) * np.finfo(values.dtype).eps
+    absolute = jnp.zeros((), values.dtype) if atol is None else atol.astype(values.dtype)
+    relative = jnp.where(absolute > 0, 0, precision) if rtol is None else rtol
+    size = jnp.abs(values)
+    most = jnp.max(size, -1, initial=0, keepdims=True)
+    counts = size > jnp.maximum(absolute[..., None], relative[..., None].astype(values.dtype) * most)
+    inverse = jnp.where(counts, 1 / jnp.where(counts, values, 1), 0)
+    return jnp.matmul(_adjoint(right) * inverse[..., None, :].astype(x.dtype), _adjoint(left))
+
+
+@lowering(aten.linalg_matrix_exp.default)
+def matrix_exp(x: Array) -> Array:
+    flat = x.reshape(-1, *x.shape[-2:])
+    return (jax.vmap(jax.scipy.linalg.expm)(flat) if flat.size else flat).reshape(x.shape)
