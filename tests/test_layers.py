@@ -7,6 +7,7 @@ reports every violation at once. Limits: what is imported by a computed name is 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -350,6 +351,13 @@ def test_no_import_cycles() -> None:
 def test_few_modules_lie_beside_the_folders() -> None:
     found = [source.name for source in TRANSFORM if source.path.parent == Path("functionalize")]
     assert len(found) <= TOP_MODULES, f"{found}: each folder is a layer's, which one is it?"
+
+
+def test_every_folder_is_in_the_distribution() -> None:
+    listed = (ROOT / "pyproject.toml").read_text().partition("\npackages = [")[2].partition("]")[0]
+    assert set(re.findall('"(.+)"', listed)) == {source.package for source in TRANSFORM + CODEGEN} | {
+        "functionalize.generated"
+    }
 
 
 def test_the_map_of_modules_is_complete_and_in_order() -> None:
