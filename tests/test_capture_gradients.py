@@ -760,3 +760,12 @@ def test_a_decoder_whose_layers_are_checkpointed() -> None:
     found: Any = torch.autograd.grad(captured(tokens), parameters)
     for got, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_calls_in_a_checkpointed_region_are_captured_outside_of_it() -> None:
+    layer = nn.Linear(3, 3)
+    program = capture(lambda x: layer(x).sin(), (torch.ones(2, 3),), on_guard_failure="recapture")
+    x = torch.ones(2, 3, requires_grad=True)
+    want = torch.autograd.grad(layer(x).sin().sum(), [x, layer.weight])
+    got = torch.autograd.grad(checkpoint(program, x, use_reentrant=False).sum(), [x, layer.weight])
+    torch.testing.assert_close(got, want, rtol=0, atol=0)

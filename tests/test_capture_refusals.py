@@ -48,6 +48,22 @@ class Holder(nn.Module):
         return self.inner(x)  # type: ignore[no-any-return]
 
 
+def drawn_twice(x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        y = x + torch.rand(3)
+    return y + torch.rand(3)
+
+
+def seeded(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    generator.manual_seed(5)
+    return lambda x: x + torch.rand(3, generator=generator.manual_seed(5))
+
+
+def with_attribute(tensor: Tensor, name: str, value: Any) -> Tensor:
+    setattr(tensor, name, value)
+    return tensor
+
+
 CONSTANTS: dict[str, Any] = {"two": two(), "named": torch.ones(3).as_subclass(Named)}
 X = torch.ones(2, 3)
 REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
@@ -90,6 +106,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         "registers a hook on the gradient of `x`",
     ),
     "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "asks whether `x` is a view"),
+    "a state that is set again": (lambda: drawn_twice, lambda: X, "sets the state of a generator of torch's"),
+    "a seed as before": (lambda: seeded(torch.Generator()), lambda: X, "sets the state of a generator of torch's"),
+    "a generator made inside": (
+        lambda: lambda x: x + torch.rand(3, generator=torch.Generator().manual_seed(1)),
+        lambda: X,
+        "draws random numbers from a generator that it makes",
+    ),
+    "an attribute given": (lambda: lambda x: setattr(x, "scale", 2), lambda: X, "gives the attribute `scale` to `x`"),
+    "an object as attribute": (
+        lambda: lambda x: x * x.scales[0],
+        lambda: with_attribute(torch.ones(3), "scales", [2]),
+        "asks `x` for its attribute `scales`, a list",
+    ),
 }
 
 

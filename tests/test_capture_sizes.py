@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
-from functionalize import InputMismatchError, capture
+from functionalize import DataDependentError, InputMismatchError, capture
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import clone_inputs, differences, observe
 
@@ -228,3 +228,15 @@ def test_errors_that_name_a_size_are_no_guards() -> None:
     assert torch.equal(x, torch.full((6, 3), 2.0))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_a_size_that_became_known_is_a_number() -> None:
+    def run(x: Tensor) -> Tensor:
+        y = x[x > 0]
+        return y * torch.arange(4) if y.untyped_storage().nbytes() <= 40 else y
+
+    x = torch.tensor([1.0, -1, 2, 3, 4])
+    program = capture(run, (x,))
+    torch.testing.assert_close(program(x), run(x))
+    with pytest.raises(DataDependentError, match="the data give sizes"):
+        program(x.abs())

@@ -57,6 +57,21 @@ def checkpoint_frame() -> tuple[Any, tuple[Any] | None] | None:
     return None
 
 
+@contextlib.contextmanager
+def without_saved_tensors_hooks() -> Iterator[None]:
+    """Run outside of all ``saved_tensors_hooks`` of this thread, those of a checkpointed region among them."""
+    private: Any = torch._C._autograd
+    hooks = list[tuple[Any, Any]]()
+    while (innermost := private._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(innermost)
+        private._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            private._push_saved_tensors_default_hooks(pack, unpack)
+
+
 def in_reentrant_checkpoint() -> bool:
     """Whether ``checkpoint(use_reentrant=True)`` computes a region again."""
     if torch._C._current_graph_task_id() < 0:  # no backward pass runs

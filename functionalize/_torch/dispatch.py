@@ -56,6 +56,11 @@ def _has_kernel_above_modes(op: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
 
 
+def identity_of(generator: torch.Generator) -> int:
+    """Which generator this is: operators see another Python object for it at each call."""
+    return generator._cdata  # type: ignore[attr-defined,no-any-return]
+
+
 def uncompiled(func: Function) -> Function:
     """Have Dynamo compile neither a function nor what it calls: at no cost, where ``disable`` wraps the function."""
     code: Any = func.__code__

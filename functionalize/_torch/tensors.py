@@ -206,6 +206,12 @@ def has_symbol(value: Any) -> bool:
     return isinstance(value, SYMBOLS) or (isinstance(value, torch.Tensor) and is_symbolic(value))
 
 
+def settled(number: Any) -> Any:
+    """A size as a plain number, where the trace has found by now which one it is: no node computes it then."""
+    known = number.node.maybe_as_int() if isinstance(number, torch.SymInt) else None
+    return number if known is None else known
+
+
 def hint_of(number: Any, fallback: int | None = None) -> Any:
     """The size that a symbol has in this trace, without a guard; of one that comes from data the fallback."""
     node = number.node

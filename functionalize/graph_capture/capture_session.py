@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, FakeTensor, has_gradient_hooks
+from functionalize._torch.autograd import without_saved_tensors_hooks
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     below_dispatch,
@@ -31,11 +32,12 @@ from functionalize.graph_capture.leaks import Traced, take_back
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.object_graph import ObjectGraph
 from functionalize.graph_capture.provenance import Provenance
-from functionalize.graph_capture.random_sources import RandomSources, refuse_drawn
+from functionalize.graph_capture.random_sources import RandomSources, TorchGenerators, refuse_drawn
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.schedules import ScheduleSteps
 from functionalize.graph_capture.symbol_text import text_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
+from functionalize.graph_capture.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.decisions import Answers
@@ -74,7 +76,10 @@ class CaptureSession(RecordingSession):
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
-        super().__init__(fake_mode, self._provenance.note, remove_views=remove_views, symbolic=symbolic, order=order)
+        self._held = [slot.get() for slot in (*inputs.state.constants, *inputs.arguments.constants)]
+        self._generators = generators = TorchGenerators(self._held, functools.partial(_example, inputs))
+        note = self._provenance.note
+        super().__init__(fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=order)
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
             from functionalize._torch.symbols import with_symbols  # here: loads sympy
@@ -85,15 +90,20 @@ class CaptureSession(RecordingSession):
         self._steps = ScheduleSteps(inputs.state, inputs.schedules)
         self._fakes = fakes_of(tensors, self.factory, self._dims.keys(), with_symbols)
         for entry in inputs.inputs:
-            entry.fake = self._fakes.get(id(entry.value))
-            if isinstance(entry.value, MissingGradient):
-                with below_dispatch():
-                    entry.fake = self.factory.like_real(entry.value.of)
+            entry.fake = self._stand_in(entry.value)
         self._numbers = Numbers(
             [(e.slot, e.fake) for e in inputs.inputs if isinstance(e.slot, NumberSlot)], inputs.tied
         )
         if by_data[0]:
-            self.decider = Decider(self.recorder, self.regions, self._example, self._provenance.now, by_data[1])
+            example = functools.partial(_example, inputs), generators.before
+            self.decider = Decider(self.recorder, self.regions, example, self._provenance.now, by_data[1])
+
+    def _stand_in(self, value: Any) -> Any:
+        """The fake tensor of a value; None of what is no tensor."""
+        if not isinstance(value, MissingGradient):
+            return self._fakes.get(id(value))
+        with below_dispatch():
+            return self.factory.like_real(value.of)
 
     @property
     def traced(self) -> Traced:
@@ -107,14 +117,6 @@ class CaptureSession(RecordingSession):
         own = {id(one) for fake in fakes for one in (fake, fake.grad if fake.is_leaf else None)}
         if any(id(tensor) not in own for tensor, _ in self.traced.alive()):
             self.traced.empty_caches()
-
-    def _example(self, placeholder: Any) -> Any:
-        """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
-        entry = next((one for one in self._inputs.inputs if one.name == placeholder.target), None)
-        if entry is None:
-            raise NoDataError(f"`{placeholder.target}` is no input of the program")
-        missing = isinstance(entry.value, MissingGradient)
-        return torch.zeros_like(entry.value.of) if missing else entry.value
 
     @property
     def _misses_hooks(self) -> bool:
@@ -138,13 +140,14 @@ class CaptureSession(RecordingSession):
 
     def run(self) -> Recorded:
         """Record the program, and put the sources of random numbers back."""
-        inputs = self._inputs
-        values = [slot.get() for slot in (*inputs.state.constants, *inputs.arguments.constants)]
-        sources, drawn = RandomSources(values), list[str]()
+        sources, drawn = RandomSources(self._held), list[str]()
         try:
-            found = self._recorded()
+            tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
+            self._generators.begin(tracer.root)
+            with without_saved_tensors_hooks():  # the caller's get what calls save
+                found = self._recorded()
         finally:
-            drawn = sources.restore()
+            drawn = self._generators.restore() + sources.restore()
             take_back(self._constants.values(), self._lifted())
         refuse_drawn(drawn)
         return found
@@ -173,7 +176,9 @@ class CaptureSession(RecordingSession):
             symbols = math_of_symbols(self.recorder.tracer), text_of_symbols(mode.shape_env)
             asking = [variables.values() for variables in inputs.follower.asking.values()]
             classes = classes_of_stand_ins(mode.shape_env, *asking, at_once=bool(self._dims))
-            with self.active(), symbols[0], symbols[1], classes, HooksTakenBack(inputs.state):
+            self._attributes = TensorAttributes(inputs.inputs)
+            around = self._attributes.answered(), HooksTakenBack(inputs.state)
+            with self.active(), symbols[0], symbols[1], classes, around[0], around[1]:
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:
@@ -183,6 +188,7 @@ class CaptureSession(RecordingSession):
             check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
         self._numbers.check()
+        self._attributes.check_given()
         changed = inputs.settings.changed_inside()
         if changed is not None:
             raise UnsupportedProgramError(
@@ -232,7 +238,17 @@ class CaptureSession(RecordingSession):
             sizes=size_guards(self.fake_mode.shape_env, metadata),
             gradients_matter=matter or (bool(metadata.gradients_read) and not metadata.only_accumulates),
             asked=found.asked,
+            attributes=self._attributes.asked(inputs.inputs),
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)
         return Capture(found, Guards(metadata, assumptions), inputs.state, *ways)
+
+
+def _example(inputs: ProgramInputs, placeholder: Any) -> Any:
+    """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
+    entry = next((one for one in inputs.inputs if one.name == placeholder.target), None)
+    if entry is None:
+        raise NoDataError(f"`{placeholder.target}` is no input of the program")
+    missing = isinstance(entry.value, MissingGradient)
+    return torch.zeros_like(entry.value.of) if missing else entry.value

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from functionalize.call_stack import Origin
@@ -36,16 +37,16 @@ class Decider:
         self,
         recorder: RecordingMode,
         regions: CheckpointRegions,
-        example: Callable[[Node], Any],
+        example: tuple[Callable[[Node], Any], Callable[[torch.Generator], torch.Tensor]],
         here: Callable[[], Origin],
         answers: Answers | None,
     ) -> None:
-        """``example``: what a placeholder is for the example inputs.
+        """``example``: what a placeholder is for the example inputs, and the state of a generator before the program.
 
         ``answers``: what to answer, in order, where the program is to go the way of another capture.
         """
         self._recorder, self._regions, self._here, self._answers = recorder, regions, here, answers
-        self._data = ExampleData(recorder.tracer, example, regions.drawn_again)
+        self._data = ExampleData(recorder.tracer, *example, regions.drawn_again)
         self._known = dict[Node, Any]()
         self._facts = dict[Any, Any]()  # of expressions of integers, which may have several nodes
         self._inside = defaultdict[int, list[Any]](list)  # by region of a checkpoint: what was answered there

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from functionalize._torch import FakeTensor
-from functionalize._torch.dispatch import kernels_alone
+from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.tracing import nodes_in_use
 from functionalize.runtime.random_state import RandomState, generator_of, source_of
 
@@ -33,14 +33,23 @@ class NoDataError(Exception):
 class ExampleData:
     """Values of nodes, computed when they are asked for."""
 
-    def __init__(self, tracer: Any, example: Callable[[Node], Any], drawn_again: Callable[[Node], bool]) -> None:
-        """``example``: what a placeholder is. ``drawn_again``: whether a node draws what another one has drawn."""
-        self._tracer, self._example, self._drawn_again = tracer, example, drawn_again
+    def __init__(
+        self,
+        tracer: Any,
+        example: Callable[[Node], Any],
+        state_of: Callable[[torch.Generator], torch.Tensor],
+        drawn_again: Callable[[Node], bool],
+    ) -> None:
+        """``example``: what a placeholder is. ``state_of``: the state of a generator before the program.
+
+        ``drawn_again``: whether a node draws what another one has drawn.
+        """
+        self._tracer, self._example, self._drawn_again, self._state_of = tracer, example, drawn_again, state_of
         self._values = dict[Node, Any]()
         self._done = set[Node]()  # computed at some time
         self._sources = dict[Node, Any]()  # of the nodes that draw random numbers, in order
         self._looked: Node | None = None  # the last node that was looked at for that
-        self._states = dict[torch.Generator, torch.Tensor]()  # after what was drawn
+        self._states = dict[int, torch.Tensor]()  # of generators, after what was drawn
         self._many = _FEW
 
     def value(self, node: Node) -> Any:
@@ -91,12 +100,13 @@ class ExampleData:
         """Draw from copies of the generators, which go on where they were."""
         if any(map(self._drawn_again, nodes)):
             raise NoDataError("a checkpointed region draws its random numbers again")
-        found = (self._sources[node] for node in nodes)
-        generators = {generator_of(self._example(s) if isinstance(s, Node) else s, {}) for s in found}
-        state = RandomState(tuple((one, self._states.get(one, one.get_state())) for one in generators))
-        with state.again():
+        sources = (self._sources[node] for node in nodes)
+        found = [generator_of(self._example(s) if isinstance(s, Node) else s, {}) for s in sources]
+        generators = {identity_of(generator): generator for generator in found}
+        states = ((one, self._states.get(key, self._state_of(one))) for key, one in generators.items())
+        with RandomState(tuple(states)).again():
             yield
-            self._states |= {generator: generator.get_state() for generator in generators}
+            self._states |= {key: generator.get_state() for key, generator in generators.items()}
 
     def _computed(self, node: Node) -> Any:
         if node.op == "placeholder":

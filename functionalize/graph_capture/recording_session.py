@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from functionalize._torch import FakeTensor, is_symbolic
 from functionalize._torch.fakes import FakeFactory, FakeTensorMode, below_dispatch, data_dependent
@@ -39,9 +40,19 @@ class RecordingSession:
     """Records one program."""
 
     def __init__(
-        self, fake_mode: FakeTensorMode, annotate: Annotate, *, remove_views: bool, symbolic: bool, order: int = 1
+        self,
+        fake_mode: FakeTensorMode,
+        annotate: Annotate,
+        draws: Callable[[Node], None] | None = None,
+        *,
+        remove_views: bool,
+        symbolic: bool,
+        order: int = 1,
     ) -> None:
-        """``annotate`` hears of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph."""
+        """``annotate`` hears of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph.
+
+        ``draws`` hears of each node that does not draw again what another one drew.
+        """
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
         self.regions = regions = CheckpointRegions()
         self._remove_views, self._symbolic, self._order = remove_views, symbolic, order
@@ -52,6 +63,8 @@ class RecordingSession:
         def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
             annotate(node)
             regions.note(node)
+            if draws is not None and not regions.drawn_again(node):
+                draws(node)
 
         self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
 

@@ -256,10 +256,11 @@ class CapturedProgram(Exports):
                     except Exception as error:
                         if not raised_by_program(error):
                             raise
+                if found is not None:
+                    self._use(found[0])  # before another thread looks for it
             if found is None:  # this way leads to an error of the program's, and perhaps writes before it
                 return self._original(*arguments.args, **arguments.kwargs)
             chosen, inputs = found
-            self._use(chosen)
             try:
                 return chosen.run(inputs, arguments)
             except Diverged as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, share_storages, storage_address
+from functionalize._torch import share_storages, storage_address
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
@@ -26,6 +26,7 @@ from functionalize.runtime.guards import Guards
 from functionalize.runtime.settings import LENGTH, ORDER, SettingsCheck
 from functionalize.runtime.slots import NumberSlot, Slot
 from functionalize.runtime.state_walk import HOOKS_OF_MODULES
+from functionalize.runtime.tensor_properties import is_answer
 
 # Modes that torch's own check leaves out. They are to be off.
 _OFF: dict[str, Callable[[], Any]] = {
@@ -238,7 +239,7 @@ class _RareChecks:
         guards = self._guards
         if self._dynamic and self._sizes(values) != self._known_sizes:
             return True
-        if any(ASKED_PROPERTIES[name](values[number]) != answer for (number, name), answer in guards.asked.items()):
+        if not all(is_answer(name, values[number], answer) for (number, name), answer in guards.asked.items()):
             return True
         if any(values[number].is_leaf != leaf for number, leaf in guards.leaves.items() if values[number] is not None):
             return True

@@ -1,7 +1,7 @@
 """What a program takes for granted of its calls, as data, and whether a call is such.
 
 What is compared stands in tables: the modes of torch (:data:`~functionalize.runtime.modes.MODES`), the properties of a
-tensor (:data:`TENSOR_PROPERTIES`), Python values (:mod:`~functionalize.runtime.settings`).
+tensor (:mod:`~functionalize.runtime.tensor_properties`), Python values (:mod:`~functionalize.runtime.settings`).
 
 Invariant: what passes here is computed as the original would. Limits: a storage offset counts where the program asked
 for one, or where inputs share memory.
@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, FakeTensor, gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, gradient_hooks
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.runtime.alias_pattern import Pattern, alias_pattern, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
@@ -29,7 +28,15 @@ from functionalize.runtime.objects import TensorRef
 from functionalize.runtime.settings import LENGTH, Settings, is_numbers
 from functionalize.runtime.shared_places import SharedPlaces
 from functionalize.runtime.size_guards import SizeGuards
-from functionalize.runtime.state_walk import TENSOR_TYPES, StateWalk, joined
+from functionalize.runtime.state_walk import StateWalk, joined
+from functionalize.runtime.tensor_properties import (
+    REQUIRES_GRAD,
+    STRIDES,
+    TENSOR_PROPERTIES,
+    AskedAttribute,
+    answer_of,
+    is_answer,
+)
 
 _SINGULAR, _WHEN = ("is", "was"), "when the program was captured"
 _CHANGES_IT = "the program changes it, and is right for that value only: set it back, or capture again"
@@ -47,20 +54,6 @@ class Guard(NamedTuple):
         return f"{self.subject}: {self.property} {_words(self.expected)}"
 
 
-def _class_of(tensor: torch.Tensor) -> type:
-    """The class of a tensor, where a program could tell it from a plain one."""
-    plain = type(tensor) in TENSOR_TYPES or isinstance(tensor, FakeTensor)
-    return torch.Tensor if plain else type(tensor)
-
-
-def _size(tensor: torch.Tensor) -> Any:
-    return "nested" if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.size())
-
-
-def _strides(tensor: torch.Tensor) -> Any:
-    return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
-
-
 @dataclass(frozen=True)
 class _Dimensions:
     """The size of a tensor of which nothing but the number of dimensions counts."""
@@ -71,18 +64,6 @@ class _Dimensions:
         return f"of {self.count} dimension{'' if self.count == 1 else 's'}"
 
 
-REQUIRES_GRAD, STRIDES = "requires_grad", "strides"
-TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
-    "class": _class_of,
-    "layout": attrgetter("layout"),
-    "dtype": attrgetter("dtype"),
-    "device": attrgetter("device"),
-    "size": _size,
-    STRIDES: _strides,
-    "conjugate bit": torch.is_conj,
-    "negative bit": torch.is_neg,
-    REQUIRES_GRAD: attrgetter("requires_grad"),
-}
 # Of what is true of an input or not, what is said of it now, and of when the program was captured.
 _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
@@ -111,6 +92,7 @@ class Assumptions:
     sizes: SizeGuards | None
     gradients_matter: bool  # whether it matters which of the inputs have a gradient
     asked: Set[str]  # what the program asked tensors, of `ASKED_PROPERTIES` and `LEAF`
+    attributes: Set[tuple[int, AskedAttribute]]  # which it asked for, by the number of the input
     written: Set[int]  # inputs that autograd saw being written, also where nothing changed: leaves refuse that
 
 
@@ -144,7 +126,7 @@ class Guards:
             if isinstance(value, torch.Tensor) and value.layout is torch.strided
             if self.inputs[number].gradient_of is None
             if not (name == HOOKS and self.changes.intersection(map(id, gradient_hooks(value))))  # it removes some
-        }
+        } | {(number, name): answer_of(name, values[number]) for number, name in sorted(found.attributes)}
         self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)
         self.shared_places = SharedPlaces(self.inputs, values, found.state.tensors)
@@ -270,9 +252,8 @@ class Guards:
                 if one != other and name != REQUIRES_GRAD and (entry.gradient_of is None or name != STRIDES):
                     self._refuse_property(number, name, one, other)
         for (number, name), before in self.asked.items():
-            answer = ASKED_PROPERTIES[name](values[number])
-            if answer != before:
-                self._refuse_property(number, name, answer, before)
+            if not is_answer(name, values[number], before):
+                self._refuse_property(number, name, answer_of(name, values[number]), before)
 
     def agree(self, numbers: Sequence[int], values: Sequence[Any]) -> bool:
         """Whether some inputs look as they did."""

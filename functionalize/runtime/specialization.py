@@ -200,7 +200,7 @@ class Specialization:
     @property
     def _joint(self) -> JointGraph | Exception | None:
         """The backward, in a call that autograd is to know of."""
-        return self.recorded.joint if torch.is_grad_enabled() else None
+        return self.recorded.joint
 
     def _computed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         """What the graph gives, known to autograd where the original's results are."""

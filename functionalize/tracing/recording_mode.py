@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from functionalize._torch import HigherOrderOperator, is_symbolic, last_node, on_handles, record_view
+from functionalize._torch import HigherOrderOperator, is_symbolic, last_node, on_handles, record_view, settled
 from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent
 from functionalize._torch.tracing import (
     ProxyTorchDispatchMode,
@@ -61,6 +61,7 @@ class RecordingMode(ProxyTorchDispatchMode):
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if is_endless(func, args):
             return endless(self.tracer, func, args)
+        args = tuple(map(settled, args))
         out = super().__sym_dispatch__(func, types, args, kwargs)
         return compared(self.tracer, func, args) if is_foregone(out, args) else out
 

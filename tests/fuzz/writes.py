@@ -267,7 +267,7 @@ def by_strides(p: Pool) -> str:
     x, y = p.pick(), p.pick()
     return f"{p.new()} = {x} + " + p.one_of(
         f"{y}.storage_offset()",
-        f"sum({y}.stride())",
+        f"sum(step for size, step in zip({y}.size(), {y}.stride()) if size > 1)",
         f"int({y}.is_contiguous())",
         f"{y}.numel()",
         f"{y}.dim()",

@@ -16,7 +16,7 @@ from functionalize._torch import SYMBOLS, pytree
 from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
-from functionalize.runtime.guards import REQUIRES_GRAD
+from functionalize.runtime.tensor_properties import REQUIRES_GRAD
 from functionalize.runtime.specialization import CAPTURING, Specialization
 
 if TYPE_CHECKING:

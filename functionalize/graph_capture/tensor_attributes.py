@@ -1,0 +1,93 @@
+"""Attributes that users give to tensors (`p.decay = 0.1`): a program reads them off what stands for these tensors.
+
+Fake tensors have none of them. What the program asks for is answered by the original, and noted, as what calls have to
+find again; so is what is not there, as `getattr(x, "scale", 1)` decides by that too.
+
+Invariant: the class of fake tensors is as it was when the program has run. Limits: values that cannot change inside,
+and tensors; attributes that the program gives to tensors which it makes are not given to those of a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import FakeTensor
+from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.inputs import TracedInput
+from functionalize.runtime.containers import ABSENT
+from functionalize.runtime.frozen_values import VALUES
+from functionalize.runtime.tensor_properties import AskedAttribute
+
+_UNCHANGING = (*VALUES, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
+_OF_TORCH = ("_is_param", "_is_buffer")  # what `isinstance` asks for the classes of parameters and buffers
+
+
+class TensorAttributes:
+    """What a program asks for, of the inputs."""
+
+    def __init__(self, inputs: Sequence[TracedInput]) -> None:
+        self._inputs = [entry for entry in inputs if entry.fake is not None and entry.fake is not entry.value]
+        self._of = {id(entry.fake): entry for entry in self._inputs if isinstance(entry.value, torch.Tensor)}
+        self._own = {id(entry): set(vars(entry.fake)) for entry in self._inputs}
+        self._asked = set[tuple[int, str]]()
+
+    @contextlib.contextmanager
+    def answered(self) -> Iterator[None]:
+        """While the program runs."""
+        kind: Any = FakeTensor
+        kind.__getattr__ = lambda fake, name: self._answer(fake, name)
+        try:
+            yield
+        finally:
+            del kind.__getattr__
+
+    def check_given(self) -> None:
+        """Raise if the program gave an attribute to an input.
+
+        Raises:
+            UnsupportedProgramError: it did.
+        """
+        for entry in self._inputs:
+            names = vars(entry.fake).keys() - self._own[id(entry)]
+            for name in sorted(one for one in names if not one.startswith("_")):
+                raise UnsupportedProgramError(
+                    f"the program gives the attribute `{name}` to {_label(entry)}",
+                    why="a call has other tensors, and would have to give it to these",
+                    hint="keep it in a list, a dict or an attribute of an object that the program names",
+                )
+
+    def asked(self, inputs: Sequence[TracedInput]) -> set[tuple[int, AskedAttribute]]:
+        """What was asked for, by the number of the input."""
+        numbers = {id(entry): number for number, entry in enumerate(inputs)}
+        return {(numbers[key], AskedAttribute.of(name)) for key, name in self._asked if key in numbers}
+
+    def _answer(self, fake: Any, name: str) -> Any:
+        entry = self._of.get(id(fake))
+        value = ABSENT if entry is None else vars(entry.value).get(name, ABSENT)
+        if entry is not None and not (name in _OF_TORCH or name.startswith("__")):
+            self._asked.add((id(entry), name))
+        if value is ABSENT:
+            raise AttributeError(f"'Tensor' object has no attribute '{name}'")
+        if not (isinstance(value, torch.Tensor) or _is_unchanging(value)):
+            raise UnsupportedProgramError(
+                f"the program asks {_label(entry)} for its attribute `{name}`, a {type(value).__name__}",
+                why="what such an object holds may change, and is not followed there",
+                hint="keep it in an attribute of a module, or in a dict by the names of the tensors",
+            )
+        return value
+
+
+def _is_unchanging(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_unchanging, value))
+    return isinstance(value, _UNCHANGING)
+
+
+def _label(entry: Any) -> str:
+    return f"`{entry.target or entry.name}`"

@@ -1,0 +1,74 @@
+"""What calls are compared by of each tensor: its look, and what the program asked it besides.
+
+Invariant: two answers are the same only if a program cannot tell them apart. Limits: an attribute that is an object is
+told by its identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from functionalize._torch import ASKED_PROPERTIES, FakeTensor
+from functionalize.runtime.containers import ABSENT
+from functionalize.runtime.frozen_values import EnteredObject, frozen, same
+from functionalize.runtime.state_walk import TENSOR_TYPES
+
+
+def _class_of(tensor: torch.Tensor) -> type:
+    """The class of a tensor, where a program could tell it from a plain one."""
+    plain = type(tensor) in TENSOR_TYPES or isinstance(tensor, FakeTensor)
+    return torch.Tensor if plain else type(tensor)
+
+
+def _size(tensor: torch.Tensor) -> Any:
+    return "nested" if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.size())
+
+
+def _strides(tensor: torch.Tensor) -> Any:
+    return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
+
+
+REQUIRES_GRAD, STRIDES = "requires_grad", "strides"
+TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "class": _class_of,
+    "layout": attrgetter("layout"),
+    "dtype": attrgetter("dtype"),
+    "device": attrgetter("device"),
+    "size": _size,
+    STRIDES: _strides,
+    "conjugate bit": torch.is_conj,
+    "negative bit": torch.is_neg,
+    REQUIRES_GRAD: attrgetter("requires_grad"),
+}
+
+
+class AskedAttribute(str):
+    """An attribute that somebody gave to a tensor, or may give: in words, with its name beside."""
+
+    name: str
+
+    @classmethod
+    def of(cls, name: str) -> AskedAttribute:
+        """That of a name."""
+        made = cls(f"attribute `{name}`")
+        made.name = name
+        return made
+
+
+def answer_of(question: str, tensor: torch.Tensor) -> Any:
+    """What a tensor answers, as a value that can be compared by :func:`is_answer`."""
+    if isinstance(question, AskedAttribute):
+        value = vars(tensor).get(question.name, ABSENT)
+        if isinstance(value, torch.Tensor):
+            return EnteredObject(value)
+        return value if value is ABSENT else frozen(value, {})
+    return ASKED_PROPERTIES[question](tensor)
+
+
+def is_answer(question: str, tensor: torch.Tensor, before: Any) -> bool:
+    """Whether a tensor answers to a question what another one did."""
+    return same(answer_of(question, tensor), before)
