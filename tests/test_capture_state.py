@@ -515,3 +515,33 @@ def test_numbers_in_variables_that_functions_close_over_become_inputs() -> None:
         assert torch.equal(program(torch.ones(2)), eager(torch.ones(2)))
         assert ours() == theirs()
     assert len(program._specializations) <= 3
+
+
+def test_a_program_that_another_one_calls_is_a_part_of_it() -> None:
+    def made() -> tuple[Any, nn.Module, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+        inner: Any = capture(model, (torch.ones(2, 3),), on_guard_failure="recapture")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x: Tensor, forward: Any = model) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = forward(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, model, lambda x: step(x, inner)
+
+    eager, twin, _ = made()
+    _, model, calls = made()
+    program = capture(calls, (torch.ones(2, 3),), on_guard_failure="recapture")
+    for round_ in range(4):
+        if round_ == 2:
+            twin.eval(), model.eval()
+        x = torch.randn(2, 3)
+        torch.manual_seed(round_)
+        want = eager(x)
+        torch.manual_seed(round_)
+        torch.testing.assert_close(program(x), want)
+        torch.testing.assert_close(list(model.parameters()), list(twin.parameters()))

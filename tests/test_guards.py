@@ -500,33 +500,34 @@ def test_whether_inputs_in_one_memory_are_views_of_one_tensor_is_a_guard() -> No
 
 def test_attributes_of_tensors_are_read_and_compared() -> None:
     layer = torch.nn.Linear(2, 2)
-    layer.weight.decay = 0.5  # type: ignore[assignment]
-    layer.weight.ema = torch.zeros(2, 2)  # type: ignore[assignment]
+    weight: Any = layer.weight
+    weight.decay = 0.5
+    weight.ema = torch.zeros(2, 2)
 
     def run(x: Tensor) -> Tensor:
         with torch.no_grad():
-            layer.weight.ema.mul_(layer.weight.decay).add_(1)
-        return x * layer.weight.ema * getattr(x, "scale", 1)
+            weight.ema.mul_(weight.decay).add_(1)
+        return x * weight.ema * getattr(x, "scale", 1)  # type: ignore[no-any-return]
 
-    def scaled(scale: int | None) -> Tensor:
-        x = torch.ones(2, 2)
+    def scaled(scale: int | None) -> Any:
+        x: Any = torch.ones(2, 2)
         if scale is not None:
-            x.scale = scale  # type: ignore[attr-defined]
+            x.scale = scale
         return x
 
     program, again = capture(run, (scaled(None),)), capture(run, (scaled(2),), on_guard_failure="recapture")
     assert "the input `x`: attribute `scale` not there" in map(str, program.guards)
     with pytest.raises(InputMismatchError, match="the attribute `scale` of the input `x` is 3, and was not there"):
         program(scaled(3))
-    assert_same(torch.zeros(2, 2), layer.weight.ema)
+    assert_same(torch.zeros(2, 2), weight.ema)
     for scale, mean in ((2, 1.0), (None, 1.5), (3, 1.75)):
         assert_same(torch.full((2, 2), mean * (scale or 1)), again(scaled(scale)))
-    layer.weight.ema, layer.weight.decay = torch.ones(2, 2), 2.0  # type: ignore[assignment]
+    weight.ema, weight.decay = torch.ones(2, 2), 2.0
     assert_same(torch.full((2, 2), 6.0), again(scaled(2)))
 
 
 def test_results_of_enable_grad_require_gradients_under_no_grad() -> None:
-    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    @torch.enable_grad()
     def run(x: Tensor) -> Tensor:
         return x * 2
 

@@ -91,12 +91,9 @@ def capture(
         (tensor(1.), tensor([1., 0., 0.]))
     """
     check_remove(remove)
-    check_choice("on_guard_failure", on_guard_failure, ("raise", "recapture"))
-    check_choice("on_data", on_data, ("decide", "raise"))
-    if not isinstance(args, (tuple, list)):
-        raise TypeError(f"args must be a tuple of example inputs, not {type(args).__name__}: write capture(fn, (x,))")
-    if cache_size < 1:
-        raise ValueError(f"cache_size must be at least 1, not {cache_size}")
+    _check_options(args, on_guard_failure, on_data, cache_size)
+    if isinstance(fn, CapturedProgram):
+        fn = fn.original
     numbers = ChangingNumbers()
 
     def recapture(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None, **how: bool) -> Capture:
@@ -116,6 +113,15 @@ def capture(
         cache_size=cache_size,
         original=training_step(fn, optimizer) if optimizer is not None and is_module(fn) else fn,
     )
+
+
+def _check_options(args: Any, on_guard_failure: str, on_data: str, cache_size: int) -> None:
+    check_choice("on_guard_failure", on_guard_failure, ("raise", "recapture"))
+    check_choice("on_data", on_data, ("decide", "raise"))
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args must be a tuple of example inputs, not {type(args).__name__}: write capture(fn, (x,))")
+    if cache_size < 1:
+        raise ValueError(f"cache_size must be at least 1, not {cache_size}")
 
 
 def _captured(

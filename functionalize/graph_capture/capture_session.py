@@ -45,7 +45,7 @@ from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.modes import modes_now
 from functionalize.runtime.side_effects import LeftInObjects, SideEffectRecorder
 from functionalize.runtime.slots import NumberSlot
-from functionalize.runtime.specialization import Capture, Recorded
+from functionalize.runtime.specialization import CAPTURES, Capture, Recorded
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
@@ -141,12 +141,14 @@ class CaptureSession(RecordingSession):
     def run(self) -> Recorded:
         """Record the program, and put the sources of random numbers back."""
         sources, drawn = RandomSources(self._held), list[str]()
+        CAPTURES.running += 1
         try:
             tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
             self._generators.begin(tracer.root)
             with without_saved_tensors_hooks():  # the caller's get what calls save
                 found = self._recorded()
         finally:
+            CAPTURES.running -= 1
             drawn = self._generators.restore() + sources.restore()
             take_back(self._constants.values(), self._lifted())
         refuse_drawn(drawn)

@@ -29,6 +29,7 @@ from functionalize.graph_capture.variables import (
     only_adds,
     variables,
 )
+from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import ABSENT, Variable, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
 from functionalize.runtime.state_walk import StateWalk, is_module
@@ -101,6 +102,8 @@ class Follower:
                 value = slot.get()
                 if isinstance(value, FUNCTIONS):
                     self._follow(value, _DEPTH - 1)
+                elif isinstance(value, CapturedProgram):  # which is its original while another one is captured
+                    state.walk(vars(value), "original", slot.path)
                 kind = value if isinstance(value, type) else type(value)
                 self._named |= {kind} if is_own(kind.__module__) else set()
             for kind in [*(type(value) for value in objects if not isinstance(value, type)), *self._named]:

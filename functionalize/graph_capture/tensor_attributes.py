@@ -41,11 +41,15 @@ class TensorAttributes:
     def answered(self) -> Iterator[None]:
         """While the program runs."""
         kind: Any = FakeTensor
+        around = vars(kind).get("__getattr__")  # of a capture in which this one runs
         kind.__getattr__ = lambda fake, name: self._answer(fake, name)
         try:
             yield
         finally:
-            del kind.__getattr__
+            if around is None:
+                del kind.__getattr__
+            else:
+                kind.__getattr__ = around
 
     def check_given(self) -> None:
         """Raise if the program gave an attribute to an input.

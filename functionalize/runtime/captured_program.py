@@ -40,7 +40,7 @@ from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.specialization import CAPTURING, Capture, Recapture, Specialization
+from functionalize.runtime.specialization import CAPTURES, CAPTURING, Capture, Recapture, Specialization
 from functionalize.runtime.variants import Variant, agreeing, too_many, undecided
 
 _IN_TRANSFORM = (
@@ -48,8 +48,6 @@ _IN_TRANSFORM = (
     "    why  the program runs on plain tensors: the transform would take its results for constants\n"
     "    try  capture a function that applies the transform, or transform the original"
 )
-
-
 _BOUND = (
     "a captured program is copied or pickled\n"
     "    why  it reads and writes the state that it was captured with, and a copy would share that\n"
@@ -92,7 +90,7 @@ class CapturedProgram(Exports):
         """
         self.remove = remove
         self._recapture, self._on_guard_failure = recapture, on_guard_failure
-        self._partition_fn, self._cache_size, self._original = partition_fn, cache_size, original
+        self._partition_fn, self._cache_size, self.original = partition_fn, cache_size, original
         self._first = Specialization(capture, partition_fn, recapture)
         self._recorded, self._metadata, self.graph = capture.recorded, capture.recorded.metadata, capture.recorded.graph
         self._specializations = [self._first]  # the one that was called last comes first
@@ -174,7 +172,7 @@ class CapturedProgram(Exports):
 
         Other grad modes, and other inputs that require gradients, are captured anew, and the result is kept; so is
         Python state that leaves the graph as it is. What else differs is refused, or captured with
-        ``on_guard_failure="recapture"``.
+        ``on_guard_failure="recapture"``. While another program is captured, this one is its original.
 
         Raises:
             InputMismatchError: the inputs, or the modes of torch, are not such as the program was captured for.
@@ -183,6 +181,8 @@ class CapturedProgram(Exports):
         plain = self._specializations[0].plain(args, kwargs)
         if plain is not None:
             return plain
+        if CAPTURES.running:  # it is a part of what is captured
+            return self.original(*args, **kwargs)
         if in_functorch_transform() is not None:
             raise RuntimeError(_IN_TRANSFORM)
         if self._on_guard_failure == "recapture" and not self._convention.takes(args, kwargs):
@@ -213,7 +213,7 @@ class CapturedProgram(Exports):
             found = self._others.pop(key, None)
             if found is None:
                 how: dict[str, Any] = {"on_guard_failure": self._on_guard_failure, "cache_size": self._cache_size}
-                how |= {"partition_fn": self._partition_fn, "original": self._original, "remove": self.remove}
+                how |= {"partition_fn": self._partition_fn, "original": self.original, "remove": self.remove}
                 found = CapturedProgram(self._recapture(args, kwargs), recapture=self._recapture, **how)
             self._others = dict([*self._others.items(), (key, found)][-self._cache_size :])
         return found
@@ -233,7 +233,7 @@ class CapturedProgram(Exports):
 
     def _as_it_is(self, arguments: CallArguments, reason: Exception) -> Any:
         """What the original does, which could not be captured for a call: it mostly raises, and in eager's words."""
-        found = self._original(*arguments.args, **arguments.kwargs)
+        found = self.original(*arguments.args, **arguments.kwargs)
         warnings.warn(
             f"an operator took the inputs of a call, but not fake tensors like them: {reason}\n"
             "    why  the call is none of those that were captured, and could not be captured in its turn\n"
@@ -259,7 +259,7 @@ class CapturedProgram(Exports):
                 if found is not None:
                     self._use(found[0])  # before another thread looks for it
             if found is None:  # this way leads to an error of the program's, and perhaps writes before it
-                return self._original(*arguments.args, **arguments.kwargs)
+                return self.original(*arguments.args, **arguments.kwargs)
             chosen, inputs = found
             try:
                 return chosen.run(inputs, arguments)
@@ -345,7 +345,7 @@ class CapturedProgram(Exports):
     def following_steps(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
         """The program captured for such arguments, with the steps of schedulers as a part of the graph."""
         recapture = functools.partial(self._recapture, follows_steps=True)
-        capture, original = recapture(args, kwargs), self._original
+        capture, original = recapture(args, kwargs), self.original
         return CapturedProgram(capture, remove=self.remove, recapture=recapture, original=original)
 
     def flat_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:

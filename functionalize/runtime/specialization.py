@@ -46,6 +46,15 @@ from functionalize.runtime.state_walk import StateWalk
 # Held by who captures, and by who has to look twice at a call: one may find fake tensors of the other in its state.
 CAPTURING = threading.RLock()
 _PARTITIONING = threading.Lock()
+
+
+class _Captures(threading.local):
+    """How many captures run a program in this thread, one inside of another."""
+
+    running = 0
+
+
+CAPTURES = _Captures()
 _NUMBERS = itertools.count()  # of specializations, as they are made
 # Captures a program for arguments, for so many derivatives, and, if given, the way of some answers to its decisions.
 Recapture = Callable[..., "Capture"]
