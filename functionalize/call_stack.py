@@ -6,6 +6,7 @@ has no name of its own (`exec`, `python -c`) is a program's, yet no line of it i
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
 import sys
@@ -204,8 +205,8 @@ def raised_by_program(error: BaseException) -> bool:
 
 @cache
 def _is_users(file: str) -> bool:
-    """Whether code is neither torch's nor ours."""
-    return not file.startswith((_OWN, _TORCH, _UNNAMED, *_GENERATED))
+    """Whether code is neither torch's nor ours, nor what runs a `with` statement for them."""
+    return not file.startswith((_OWN, _TORCH, _UNNAMED, *_GENERATED, contextlib.__file__))
 
 
 class _Programs(dict[str, bool]):

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from functionalize import UnsupportedMutationError, UnsupportedProgramError, capture, dynamo_backend
+from functionalize._torch import FakeTensor
 from functionalize._torch.autograd import default_partition_fn
 
 pytestmark = [
@@ -769,3 +772,67 @@ def test_calls_in_a_checkpointed_region_are_captured_outside_of_it() -> None:
     want = torch.autograd.grad(layer(x).sin().sum(), [x, layer.weight])
     got = torch.autograd.grad(checkpoint(program, x, use_reentrant=False).sum(), [x, layer.weight])
     torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.trunk(x).relu()
+        return self.one(hidden), self.other(hidden)
+
+
+@pytest.mark.parametrize("way", ["captured", "compiled"])
+def test_what_a_loss_does_not_depend_on_gets_no_gradient(way: str) -> None:
+    module = Heads()
+    x = torch.randn(2, 3)
+    program: Any = capture(module, (x,)) if way == "captured" else torch.compile(module, backend="functionalize")
+    program(x)[0].sum().backward()
+    assert module.one.weight.grad is not None
+    assert module.other.weight.grad is None and module.other.bias.grad is None
+    want = torch.autograd.grad(module(x)[0].sum(), module.trunk.weight)[0]
+    torch.testing.assert_close(module.trunk.weight.grad, want)
+
+
+class Constant(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.full((3,), 7.0)
+
+
+def test_a_backward_that_does_not_read_its_gradient_gives_one() -> None:
+    x = torch.ones(3, requires_grad=True)
+    program = capture(lambda x, y: (Constant.apply(x), y * 3), (x, torch.ones(3, requires_grad=True)))  # type: ignore[no-untyped-call]
+    y = torch.ones(3, requires_grad=True)
+    got = torch.autograd.grad(program(x, y)[0].sum(), [x, y], allow_unused=True)
+    assert torch.equal(got[0], torch.full((3,), 7.0)) and got[1] is None
+
+
+def test_modes_around_a_call_are_none_of_its_capture() -> None:
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            assert not any(isinstance(arg, FakeTensor) for arg in args)
+            return func(*args, **(kwargs or {}))
+
+    program = capture(lambda x: x.sin() * x, (torch.ones(3),), on_guard_failure="recapture")
+    x = torch.ones(2, requires_grad=True)
+    with Seen(), warnings.catch_warnings():  # type: ignore[no-untyped-call]
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            got = torch.autograd.grad(program(x).sum(), x)[0]
+    torch.testing.assert_close(got, torch.autograd.grad((x.sin() * x).sum(), x)[0])
+
+
+def test_tangents_of_forward_mode_are_not_lost() -> None:
+    program = capture(torch.sin, (torch.ones(3),))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        with pytest.raises(RuntimeError, match="inside of torch.func.grad, vmap, jvp, dual_level"):
+            program(dual)
+    assert torch.equal(program(torch.ones(3)), torch.ones(3).sin())

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
 
 # A tensor as autograd saves it for a backward: through the hooks on saved tensors, and with a check of its version when
@@ -58,8 +59,15 @@ def checkpoint_frame() -> tuple[Any, tuple[Any] | None] | None:
 
 
 @contextlib.contextmanager
-def without_saved_tensors_hooks() -> Iterator[None]:
-    """Run outside of all ``saved_tensors_hooks`` of this thread, those of a checkpointed region among them."""
+def outside_of_the_caller() -> Iterator[None]:
+    """Run outside of what this thread has set up around: dispatch modes, ``saved_tensors_hooks``, anomaly detection."""
+    with _disable_current_modes(), torch.autograd.set_detect_anomaly(False), _without_saved_tensors_hooks():
+        yield
+
+
+@contextlib.contextmanager
+def _without_saved_tensors_hooks() -> Iterator[None]:
+    """Outside of those of a checkpointed region, too."""
     private: Any = torch._C._autograd
     hooks = list[tuple[Any, Any]]()
     while (innermost := private._top_saved_tensors_default_hooks(False)) is not None:

@@ -19,6 +19,7 @@ from torch._higher_order_ops.auto_functionalize import (  # the graph form of a 
     can_auto_functionalize,
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode  # the mode of `make_fx`, known by no public name
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
     TorchDispatchMode,
@@ -199,6 +200,11 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
 
 
 in_functorch_transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack  # None: in none
+
+
+def in_forward_ad() -> bool:
+    """Whether tensors may carry tangents, inside of ``torch.autograd.forward_ad.dual_level``."""
+    return forward_ad._current_level >= 0
 
 
 GlobalStateGuard = torch._C._dynamo.guards.GlobalStateGuard  # compares all modes that Dynamo's guards know at once

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, FakeTensor, has_gradient_hooks
-from functionalize._torch.autograd import without_saved_tensors_hooks
+from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     below_dispatch,
@@ -77,7 +77,7 @@ class CaptureSession(RecordingSession):
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
         self._held = [slot.get() for slot in (*inputs.state.constants, *inputs.arguments.constants)]
-        self._generators = generators = TorchGenerators(self._held, functools.partial(_example, inputs))
+        self._generators = generators = TorchGenerators(self._held, inputs.inputs)
         note = self._provenance.note
         super().__init__(fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=order)
 
@@ -143,21 +143,24 @@ class CaptureSession(RecordingSession):
         sources, drawn = RandomSources(self._held), list[str]()
         CAPTURES.running += 1
         try:
-            tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
-            self._generators.begin(tracer.root)
-            with without_saved_tensors_hooks():  # the caller's get what calls save
+            with outside_of_the_caller(), self._generators.watched(self._root, self.regions):
                 found = self._recorded()
         finally:
             CAPTURES.running -= 1
-            drawn = self._generators.restore() + sources.restore()
+            drawn = sources.restore()
             take_back(self._constants.values(), self._lifted())
         refuse_drawn(drawn)
         return found
 
+    @property
+    def _root(self) -> torch.nn.Module:
+        """What the graph's attributes are found on."""
+        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
+        return tracer.root  # type: ignore[no-any-return]
+
     def _lifted(self) -> list[torch.Tensor]:
         """The tensors that the program has reached in another way than through state."""
-        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
-        root, inputs = tracer.root, self._inputs.inputs
+        root, inputs = self._root, self._inputs.inputs
         own = (entry.value for entry in inputs if entry.slot is None and entry.fake is entry.value)
         return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
 
@@ -205,6 +208,7 @@ class CaptureSession(RecordingSession):
 
     def _follow(self, context: Any) -> None:
         self._provenance.follow(context)
+        self._attributes.unused = context.notes.unused
         context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
         self._asked, context.notes.constants = context.notes.asked, self._constants
 

@@ -33,6 +33,12 @@ class CheckpointRegions:
         self._first: dict[Node, int] = {}  # nodes of the first runs, each with the number of its region
         self._second: dict[Node, int] = {}
         self._inside: int | None = None
+        self._running_again = 0
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether a region is computed for the second time."""
+        return self._running_again > 0 or in_reentrant_checkpoint()
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
@@ -62,8 +68,12 @@ class CheckpointRegions:
         again = self.again
 
         def second_run(*args: Any) -> None:
-            with again():
-                run(*args)
+            self._running_again += 1
+            try:
+                with again():
+                    run(*args)
+            finally:
+                self._running_again -= 1
 
         return second_run
 

@@ -57,13 +57,15 @@ _IN_TRAINING: dict[Any, tuple[int, tuple[int, ...]]] = {
 }
 
 
-def sources_of(graph: Graph, results: int, together: Sequence[int]) -> Sources:
+def sources_of(graph: Graph, results: int, together: Sequence[int], tangents: Sequence[int]) -> Sources:
     """What the gradients are computed from, which are the outputs behind ``results`` others.
 
-    ``together``: of each of the first placeholders all that share its memory, where a graph may read one for another.
+    ``together``: of each of the first placeholders all that share its memory, where a graph may read one for another;
+    ``tangents``: from which autograd gets to each gradient.
     """
     kinds = ((True, True), (False, True), (False, False))
-    return Sources(*(_sources(graph, results, together, unread=one, discrete=other) for one, other in kinds))
+    found = [_sources(graph, results, together, unread=one, discrete=other) for one, other in kinds]
+    return Sources(found[0], found[1], found[2], tuple(tangents))
 
 
 def _sources(graph: Graph, results: int, together: Sequence[int], *, unread: bool, discrete: bool) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.fx import Node
 
 from functionalize._torch import is_symbolic, storage_key
@@ -38,6 +38,32 @@ def requiring(edges: Sequence[Any]) -> Iterator[None]:
     finally:
         for leaf in detached:
             leaf.requires_grad_(False)
+
+
+def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[int]:
+    """From which tensors autograd gets to each source, a leaf or an edge: a bit for each of the ``targets``."""
+    if len(targets) == 1:
+        return [1] * len(sources)
+    ends = [get_gradient_edge(target) for target in targets]
+    order, opened, ahead = list[Any](), set[Any](), [(edge.node, False) for edge in ends]
+    while ahead:  # an order in which each node comes behind those that lead to it
+        node, done = ahead.pop()
+        if done:
+            order.append(node)
+        elif node not in opened:
+            opened.add(node)
+            ahead.append((node, True))
+            ahead += [(following, False) for following, _ in node.next_functions if following is not None]
+    bits, arriving = dict[Any, int](), dict[Any, int]()
+    for number, edge in enumerate(ends):
+        for known, key in ((bits, edge.node), (arriving, (edge.node, edge.output_nr))):
+            known[key] = known.get(key, 0) | 1 << number
+    for node in reversed(order):
+        for following, output in node.next_functions:
+            for known, key in ((bits, following), (arriving, (following, output))):
+                known[key] = known.get(key, 0) | bits.get(node, 0)
+    edges = [get_gradient_edge(one) if isinstance(one, torch.Tensor) else one for one in sources]
+    return [arriving.get((edge.node, edge.output_nr), 0) for edge in edges]
 
 
 def refuse_gradients_of_made(leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:

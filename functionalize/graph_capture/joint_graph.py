@@ -32,6 +32,7 @@ from functionalize.graph_capture.differentiability import (
     check_differentiable,
     check_has_gradients,
     drawn_in_backward,
+    reaching,
     refuse_written_pieces,
     requiring,
 )
@@ -183,6 +184,8 @@ class JointTracer:
                 for _ in range(1, self._order):
                     level = self._next(level, tangents)
                 forward = set(graph.nodes)
+                with requiring(level.sources):
+                    reached = reaching([target for _, target in level.wanted.targets], level.sources)
                 found = self._gradients(level, tangents, create_graph=False)[0]
             contents.check()
             if self._order == 1 and all(gradient is None for gradient in found):
@@ -197,7 +200,7 @@ class JointTracer:
             ends = [*level.results, *found]
             copied = _copied(graph, (primals, tangents[-1] if tangents else []), ends, forward, marked)
             gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
-            return functools.partial(self._frozen, copied, inputs, names, gradients, level.wanted)
+            return functools.partial(self._frozen, copied, inputs, names, gradients, level.wanted, reached)
         except Exception as error:
             return of_derivative(error, self._order)
         finally:
@@ -293,6 +296,7 @@ class JointTracer:
         names: Sequence[str],
         gradients: dict[int, Node | None],
         wanted: Differentiable,
+        reached: Sequence[int],
         metadata: ProgramMetadata,
     ) -> JointGraph:
         """The joint graph once the metadata is known; before, ``graph`` takes all inputs of the program."""
@@ -302,14 +306,13 @@ class JointTracer:
             graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
             forget_unread(graph)
             taken = [n for n in taken if placeholders[n].users or gradients.get(n) is not None]
-        for number in set(range(len(names))).difference(taken):
-            for node in (*placeholders[number].users, placeholders[number]):  # reads a number that nobody needs
+        for unused in (placeholders[number] for number in set(range(len(names))).difference(taken)):
+            for node in (*unused.users, unused):  # reads a number that nobody needs
                 graph.erase_node(node)
         written = {storage_key(inputs[m.input].fake) for m in metadata.mutations} if self._order == 1 else set()  # type: ignore[arg-type]
         fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
         at_risk = [n for n in taken if n in fakes and storage_key(fakes[n]) in written]
         positions = {number: position for position, number in enumerate(gradients)}
-        together = sharing([fakes.get(number) for number in taken])
         return JointGraph(
             module_without_code(self._tracer.root, graph),
             tuple(taken),
@@ -324,7 +327,7 @@ class JointTracer:
             reads_storages(graph),
             bool(self._mode.context.notes.hides_writes),
             _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),
-            sources_of(graph, len(wanted.layouts), together),
+            sources_of(graph, len(wanted.layouts), sharing([fakes.get(number) for number in taken]), reached),
             _draws(self._tracer.root, graph, names),
         )
 

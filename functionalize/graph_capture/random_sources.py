@@ -3,18 +3,22 @@
 Operators that draw are nodes of the graph. A seed that is set, a number that Python or NumPy draws, or an element of an
 array that is written, would be done once, by the capture.
 
-Nothing is drawn while a program runs on fake tensors, so a state that is read and set again would not be noticed. Hence
-each node that draws has its generator go on as in eager: who finds another state than that has been interfered with.
+Nothing is drawn while a program runs on fake tensors, so a state that is read and set again would leave no trace. What
+functions of `torch.random` do to the default generator is therefore heard of, in the thread that captures. A generator
+of the program's own goes on at each node that draws from it, as in eager: who finds it in another state has set it.
 
-Invariant: after a capture the sources are as they were. Limits: torch's generators that the program's state and
-arguments hold, or that are a device's; generators and arrays among these, `random`, and NumPy where it is loaded.
+Invariant: after a capture the sources are as they were; the default generator is not touched. Limits: the generators
+that the program's state and arguments hold, arrays among these, `random`, and NumPy where it is loaded. Of these two a
+thread that draws meanwhile is not told apart; nor is `torch.default_generator.set_state`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,10 +28,13 @@ from torch.fx import Node
 
 from functionalize._torch.dispatch import HigherOrderOperator, identity_of, kernels_alone
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.checkpointing import CheckpointRegions
+from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.opaque_values import ARRAYS, GENERATORS, access_to
 from functionalize.runtime.random_state import generator_of, is_random, source_of
 
 _WHY = "the capture would do so once, and calls of the program not at all"
+_SEEDS = "seeds torch's generator"
 _SETS = "sets the state of a generator of torch's"
 _HINT = (
     "seed before the program is called; draw by operators of torch; keep in tensors what is written; or pass what was "
@@ -64,27 +71,44 @@ class _Generator:
 class TorchGenerators:
     """Generators of torch's, watched while a program runs that may only draw from them by operators."""
 
-    def __init__(self, values: Iterable[Any], example: Callable[[Node], Any]) -> None:
-        """``values``: what a program reaches. ``example``: what a placeholder of its graph stands for."""
-        self._own = [value for value in values if isinstance(value, torch.Generator)]
-        self._example, self._root = example, torch.nn.Module()
-        self._watched = dict[int, _Generator]()
+    def __init__(self, values: Iterable[Any], inputs: Iterable[TracedInput]) -> None:
+        """``values``: what a program reaches; ``inputs``: what its graph takes, which are not held."""
+        found = {identity_of(value): value for value in values if isinstance(value, torch.Generator)}
+        found.pop(identity_of(torch.default_generator), None)
+        self._watched = {identity: _Generator.of(generator) for identity, generator in found.items()}
+        self._passed = {one.name: one.value for one in inputs if isinstance(one.value, torch.Generator)}
+        self._root, self._default = torch.nn.Module(), _Default()
 
-    def begin(self, root: torch.nn.Module) -> None:
-        """From here on they have other states than a seed that the program sets again would give them.
+    @contextlib.contextmanager
+    def watched(self, root: torch.nn.Module, regions: CheckpointRegions) -> Iterator[None]:
+        """While the program runs.
 
-        ``root``: what the graph's attributes are found on.
+        ``root``: what the graph's attributes are found on; ``regions``: where one is computed again, torch sets states.
+
+        Raises:
+            UnsupportedProgramError: the program has set a generator to another state.
         """
-        self._root = root
-        for generator in (torch.default_generator, *self._own):
-            self._watch(generator).go_on()
-
-    def _watch(self, generator: torch.Generator) -> _Generator:
-        return self._watched.setdefault(identity_of(generator), _Generator.of(generator))
+        self._root, self._default = root, _Default(regions)
+        functions, changed = vars(torch.random), False
+        before = functions["default_generator"]
+        functions["default_generator"] = self._default
+        for one in self._watched.values():
+            one.go_on()  # else a seed that the program sets again would not be seen
+        try:
+            yield
+            changed = any(one.is_changed for one in self._watched.values())
+        finally:
+            functions["default_generator"] = before
+            self._default = _Default()
+            for one in self._watched.values():
+                one.generator.set_state(one.before)
+        if changed:
+            refuse_drawn([_SETS])
 
     def before(self, generator: torch.Generator) -> torch.Tensor:
         """The state before the program."""
-        return self._watch(generator).before
+        watched = self._watched.get(identity_of(generator))
+        return generator.get_state() if watched is None else watched.before
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now.
@@ -97,24 +121,63 @@ class TorchGenerators:
         source = source_of(node, self._root)
         if source is None:
             return
-        generator = generator_of(self._example(source) if isinstance(source, Node) else source, {})
-        if isinstance(source, torch.Generator) and identity_of(generator) not in self._watched:
-            raise UnsupportedProgramError(
-                "the program draws random numbers from a generator that it makes, or reaches by no name of its code",
-                why="each call would have to make another one, and would go on with this one instead",
-                hint="make the generator outside, and pass it as an argument",
-            )
-        watched = self._watch(generator)
+        self._default.draws += 1
+        generator = generator_of(str(source.target) if isinstance(source, Node) else source, self._passed)
+        watched = self._watched.get(identity_of(generator))
+        if watched is None:
+            if isinstance(source, torch.Generator) and identity_of(source) != identity_of(torch.default_generator):
+                raise UnsupportedProgramError(
+                    "the program draws random numbers from a generator that it makes, or has by no name of its code",
+                    why="each call would have to make another one, and would go on with this one instead",
+                    hint="make the generator outside, and pass it as an argument",
+                )
+            return
         if watched.is_changed:
             refuse_drawn([_SETS])
         watched.go_on()
 
-    def restore(self) -> list[str]:
-        """Put all back; what the program did, in words."""
-        changed = [one for one in self._watched.values() if one.is_changed]
-        for one in self._watched.values():
-            one.generator.set_state(one.before)
-        return [_SETS for _ in changed]
+
+class _Default:
+    """The default generator, as functions of `torch.random` know it while a program is captured."""
+
+    def __init__(self, regions: CheckpointRegions | None = None) -> None:
+        self._regions, self._thread = regions, threading.get_ident()
+        self.draws = 0  # of the program so far, from any generator
+        self._drawn_then = -1  # by when the state was read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.default_generator, name)
+
+    def get_state(self) -> torch.Tensor:
+        """The state: the same however much the program has drawn."""
+        if self._is_captured:
+            self._drawn_then = self.draws
+        return torch.default_generator.get_state()
+
+    def set_state(self, state: torch.Tensor) -> torch.Generator:
+        """Refused, but where it sets what there is."""
+        if not self._is_captured:
+            return torch.default_generator.set_state(state)
+        again = self._regions is not None and self._regions.runs_again
+        if not again and self._drawn_then != self.draws:
+            refuse_drawn([_SETS])
+        return torch.default_generator
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        """Refused."""
+        if self._is_captured:
+            refuse_drawn([_SEEDS])
+        return torch.default_generator.manual_seed(seed)
+
+    def seed(self) -> int:
+        """Refused."""
+        if self._is_captured:
+            refuse_drawn([_SEEDS])
+        return torch.default_generator.seed()
+
+    @property
+    def _is_captured(self) -> bool:
+        return threading.get_ident() == self._thread
 
 
 @dataclass(frozen=True, eq=False)

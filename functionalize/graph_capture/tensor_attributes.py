@@ -36,6 +36,7 @@ class TensorAttributes:
         self._of = {id(entry.fake): entry for entry in self._inputs if isinstance(entry.value, torch.Tensor)}
         self._own = {id(entry): set(vars(entry.fake)) for entry in self._inputs}
         self._asked = set[tuple[int, str]]()
+        self.unused = set[int]()  # inputs, by the identities of their fakes, that the program has not used so far
 
     @contextlib.contextmanager
     def answered(self) -> Iterator[None]:
@@ -76,6 +77,7 @@ class TensorAttributes:
         value = ABSENT if entry is None else vars(entry.value).get(name, ABSENT)
         if entry is not None and not (name in _OF_TORCH or name.startswith("__")):
             self._asked.add((id(entry), name))
+            self.unused.discard(id(fake))
         if value is ABSENT:
             raise AttributeError(f"'Tensor' object has no attribute '{name}'")
         if not (isinstance(value, torch.Tensor) or _is_unchanging(value)):

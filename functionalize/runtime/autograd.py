@@ -197,6 +197,8 @@ class CapturedFunction(torch.autograd.Function):
             gradients = ctx.derivation.differentiable([found[n] for n in call.differentiated], laid_out)
             for number, gradient in zip(call.differentiated, gradients, strict=True):
                 found[number] = gradient
+        for number in call.unreached(tangents):  # none, where eager has none: optimizers tell it from zeros
+            found[number] = None
         if not keeps_graph():
             ctx.derivation = None
         return None, *found

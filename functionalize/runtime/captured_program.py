@@ -20,7 +20,7 @@ import torch
 from torch.export.graph_signature import ExportGraphSignature, OutputKind
 from torch.fx import GraphModule
 
-from functionalize._torch import in_functorch_transform
+from functionalize._torch import in_forward_ad, in_functorch_transform
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
 from functionalize.call_stack import raised_by_program
@@ -44,7 +44,7 @@ from functionalize.runtime.specialization import CAPTURES, CAPTURING, Capture, R
 from functionalize.runtime.variants import Variant, agreeing, too_many, undecided
 
 _IN_TRANSFORM = (
-    "a captured program is called inside of torch.func.grad, vmap, jvp or the like\n"
+    "a captured program is called inside of torch.func.grad, vmap, jvp, dual_level or the like\n"
     "    why  the program runs on plain tensors: the transform would take its results for constants\n"
     "    try  capture a function that applies the transform, or transform the original"
 )
@@ -183,7 +183,7 @@ class CapturedProgram(Exports):
             return plain
         if CAPTURES.running:  # it is a part of what is captured
             return self.original(*args, **kwargs)
-        if in_functorch_transform() is not None:
+        if in_functorch_transform() is not None or in_forward_ad():
             raise RuntimeError(_IN_TRANSFORM)
         if self._on_guard_failure == "recapture" and not self._convention.takes(args, kwargs):
             return self._called_so(args, kwargs)(*args, **kwargs)

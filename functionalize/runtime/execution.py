@@ -185,7 +185,7 @@ def _sizes_explained() -> Iterator[None]:
         yield
     except Diverged:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         raise _sized_otherwise("the data give sizes that an operator of the graph does not take") from error
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import share_storages, storage_address
-from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes
+from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes, in_forward_ad
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.containers import CodeOf, cell_content
@@ -32,6 +32,7 @@ from functionalize.runtime.tensor_properties import is_answer
 _OFF: dict[str, Callable[[], Any]] = {
     "function_modes": function_modes,
     "inference_mode": torch.is_inference_mode_enabled,
+    "forward_ad": in_forward_ad,
 }
 _EMPTY_IS_FALSE = (dict, OrderedDict, list)  # asked so, they take a third of the time that their length takes
 Passes = Callable[[CallArguments], list[Any] | None]  # the program's inputs for a call; None: ask the guards

@@ -33,6 +33,7 @@ class Sources(NamedTuple):
     every: tuple[int, ...]
     contents: tuple[int, ...]  # without those whose values do not matter
     flowing: tuple[int, ...]  # of these, those that gradients could flow to: not through masks and integers alone
+    tangents: tuple[int, ...]  # for each a bit for each tangent from which autograd gets there
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +128,12 @@ class ForwardCall:
         bits = sum(1 << number for number, one in enumerate(required) if one)
         positions = [self.joint.gradients[number] for number in self.differentiated]
         return [bool(self.joint.sources.flowing[position] & bits) for position in positions]  # type: ignore[index]
+
+    def unreached(self, tangents: Sequence[Any]) -> list[int]:
+        """The inputs that get no gradient where some ``tangents``, of all results, are None."""
+        given = sum(1 << n for n, result in enumerate(self.joint.tangents) if tangents[result] is not None)
+        positions = ((number, self.joint.gradients[number]) for number in self.differentiated)
+        return [number for number, position in positions if not self.joint.sources.tangents[position] & given]  # type: ignore[index]
 
 
 def tangent_name(order: int, number: int) -> str:
