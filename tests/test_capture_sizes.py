@@ -240,3 +240,18 @@ def test_a_size_that_became_known_is_a_number() -> None:
     torch.testing.assert_close(program(x), run(x))
     with pytest.raises(DataDependentError, match="the data give sizes"):
         program(x.abs())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_losses_of_sequences_whose_lengths_are_tensors(reduction: str) -> None:
+    def run(x: Tensor, lengths: Tensor) -> Tensor:
+        labels, steps = torch.tensor([[1, 2, 3], [1, 1, 3]]), torch.tensor([5, 4])
+        return F.ctc_loss(x.log_softmax(2), labels, steps, lengths, reduction=reduction)
+
+    x = torch.randn(5, 2, 4, requires_grad=True)
+    program = capture(run, (x, torch.tensor([2, 1])))
+    for lengths in (torch.tensor([2, 1]), torch.tensor([3, 1]), torch.tensor([1, 2])):
+        want, got = run(x, lengths), program(x, lengths)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
+    assert len(program.variants) == 1

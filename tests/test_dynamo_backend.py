@@ -382,6 +382,22 @@ def test_key_value_cache() -> None:
     check(decode, torch.zeros(2, 8, 4), torch.tensor([3]), torch.randn(2, 1, 4), graphs=1)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_tensors_that_a_function_makes_of_numbers(requires_grad: bool) -> None:
+    def func(x: torch.Tensor) -> torch.Tensor:
+        return x[torch.tensor([0, 2])] * torch.tensor([2.0, 3.0])
+
+    check(func, torch.randn(3).requires_grad_(requires_grad), graphs=2 if requires_grad else 1)
+
+
+def test_a_backward_whose_sizes_the_data_tell() -> None:
+    def func(x: torch.Tensor, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return torch.index_fill(x, 0, index, value)
+
+    inputs = torch.randn(3, 3, requires_grad=True), torch.tensor([0, 2, 2]), torch.tensor(2.0, requires_grad=True)
+    check(func, *inputs, graphs=2)
+
+
 class Block(nn.Module):
     """A ResNet block with in-place ReLUs, and statistics that it updates."""
 

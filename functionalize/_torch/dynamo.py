@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,6 +56,21 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, FakeTensor) and isinstance(alias, FakeTensor) and tensor.item_memo is not None:
         alias.item_memo = tensor.item_memo
     return alias
+
+
+@contextlib.contextmanager
+def sizes_by_data(mode: FakeTensorMode) -> Iterator[None]:
+    """Where the data may tell sizes: Dynamo breaks its graphs there, but backwards of what is in them may do so."""
+    environment = mode.shape_env
+    if environment is None:
+        yield
+        return
+    before = environment.settings
+    environment.settings = replace(before, allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    try:
+        yield
+    finally:
+        environment.settings = before
 
 
 def number_of_guards(mode: FakeTensorMode) -> int:

@@ -25,6 +25,7 @@ from functionalize._torch.dynamo import (
     note_origin,
     number_of_guards,
     run_apart,
+    sizes_by_data,
     to_fakes,
 )
 from functionalize._torch.tensors import autograd_base
@@ -142,7 +143,9 @@ class _Compiled:
     computed: Callable[[Sequence[Any]], Computed]
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        values = self.views.extended(inputs)
+        given = self.views.extended(inputs)
+        known = self.metadata.inputs  # tensors that the graph makes of numbers are among these
+        values = [given[one.argument] if one.argument is not None else one.constant for one in known]
         results = finish(self.metadata, values, [], self.computed(values))
         set_modes(self.modes_left)
         return results
@@ -191,7 +194,7 @@ class _Backend:
         metadata, joint = found.metadata, found.joint
         if isinstance(joint, Exception):
             raise joint
-        known = dict(zip((entry.name for entry in metadata.inputs), fakes, strict=False))
+        known = {entry.name: fakes[entry.argument] for entry in metadata.inputs if entry.argument is not None}
         handed = partial(self._handed, mode, known)
         compiled = partial(_Compiled, metadata, views, modes_left)
         if joint is not None:
@@ -254,7 +257,7 @@ class _Backend:
             results = torch.func.functional_call(run, held, given) if held else run(*given)
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
-        with torch.fx.traceback.preserve_node_meta(), session.active(), session.recorder:
+        with torch.fx.traceback.preserve_node_meta(), sizes_by_data(mode), session.active(), session.recorder:
             found = session.record(
                 program, inputs, lambda objects, returned: LeftInObjects(), Scopes(run_call.__code__).here
             )

@@ -90,6 +90,21 @@ def _angle(tensor: Any) -> torch.Tensor:
     return torch.atan(tensor)
 
 
+def _ctc_loss(log_probs: Any, targets: Any, *lengths_and_options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """After ``aten/src/ATen/native/LossCTC.cpp``; of lengths that are tensors the data tell which is the longest."""
+    from functionalize._torch.symbols import assume  # here: loads sympy
+
+    steps, rows, _ = log_probs.size()
+    states = log_probs.fake_mode.shape_env.create_unbacked_symint()  # each label, and what is before, between and after
+    assume(states >= 1)
+    return log_probs.new_empty([rows]), log_probs.new_empty([rows, steps, states])
+
+
+def _ctc_loss_backward(gradient: Any, log_probs: Any, *others: Any) -> torch.Tensor:
+    """After the same file."""
+    return log_probs.new_empty(log_probs.size())
+
+
 METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented where torch's own is right
     **SPARSE_METAS,
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
@@ -98,6 +113,8 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor), torch.atan2),
     **dict.fromkeys((aten.logaddexp.default, aten.logaddexp2.default), torch.add),
     **dict.fromkeys((aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default), torch.eq),
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
 }
