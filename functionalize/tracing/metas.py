@@ -102,7 +102,8 @@ def _ctc_loss(log_probs: Any, targets: Any, *lengths_and_options: Any) -> tuple[
 
 def _ctc_loss_backward(gradient: Any, log_probs: Any, *others: Any) -> torch.Tensor:
     """After the same file."""
-    return log_probs.new_empty(log_probs.size())
+    made: torch.Tensor = log_probs.new_empty(log_probs.size())
+    return made
 
 
 METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented where torch's own is right
