@@ -129,6 +129,61 @@ def test_names_that_the_graph_has_as_well(tmp_path: Path) -> None:
     assert nothing(x) is x
 
 
+def near_nothing(x: Tensor) -> Any:
+    """Numbers that an optimizer of graphs takes for 0, or for 1, if it does not look closely."""
+    return (x * 0 + 1e-8) * 1e8, (x - 1e-9) * 1e8, (x * (1 - 1e-6) - x) * 1e7, x / (1 + 1e-6), x * 0.1, 0.1 - x
+
+
+def wide_numbers(x: Tensor) -> Any:
+    """Numbers that ONNX's operators, and torch's exporter, have with 32 bits."""
+    functional, rows = torch.nn.functional, torch.arange(0, 0.3, 0.1, dtype=torch.float64)
+    return (
+        *(torch.full_like(x, 0.1), 0.3**x, x.clamp(-0.1, 0.1), functional.leaky_relu(x, 0.1), functional.elu(x, 0.1)),
+        *(torch.addcmul(x, x, x, value=0.1), torch.addmm(x, x, x, beta=0.1, alpha=0.3), functional.hardswish(x)),
+        *(functional.layer_norm(x, (3,)), functional.gelu(x, approximate="tanh"), x + rows, x % 0.3),
+        functional.batch_norm(x, x[0] * 0.1, x[1].exp()),
+    )
+
+
+@pytest.mark.slow(seconds=4)
+@pytest.mark.parametrize(
+    ("program", "dtype"),
+    [(near_nothing, torch.float32), (near_nothing, torch.float64), (wide_numbers, torch.float64)],
+)
+def test_numbers_are_what_they_are(program: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.linspace(0.21, 3.05, 9, dtype=dtype).view(3, 3)
+    run = onnx.load(capture(program, (x,)).to_onnx(tmp_path / "numbers.onnx"))
+    limit: Any = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-6, "atol": 1e-7}
+    torch.testing.assert_close(run(x), program(x), **limit)
+
+
+@pytest.mark.slow(seconds=4)
+def test_steps_where_gradients_are_zero(tmp_path: Path) -> None:
+    def made() -> Any:
+        weight = torch.nn.Parameter(torch.ones(3))
+        update = torch.optim.AdamW([weight], lr=1e-3)
+
+        def step(x: Tensor) -> Any:
+            update.zero_grad()
+            (weight * x).sum().backward()
+            update.step()
+            return weight.detach().clone()
+
+        return step
+
+    assert_three_calls(made(), lambda: (torch.tensor([1.0, 0, 0]),), made(), tmp_path / "step.onnx")
+
+
+@pytest.mark.slow(seconds=6)
+def test_recurrent_layers_for_other_batches(tmp_path: Path) -> None:
+    layer = torch.nn.LSTM(3, 4, 2, bidirectional=True)
+    program = capture(layer, (torch.randn(5, 2, 3),), dynamic_shapes=({1: Dim("batch")},))
+    run = onnx.load(program.to_onnx(tmp_path / "lstm.onnx"))
+    for batch in (2, 3):
+        x = torch.randn(5, batch, 3)
+        torch.testing.assert_close(run(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow(seconds=3)
 def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     program, inputs = made("batch-norm")

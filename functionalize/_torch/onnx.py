@@ -16,6 +16,8 @@ import torch
 from torch._decomp import decomposition_table  # also what torch.export leaves as it is
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.onnx._internal import _lazy_import  # onnxscript as the exporter has it: its rules compare constants
+from torch.onnx._internal.exporter import _building  # which dtype a number of Python's gets
 from torch.onnx._internal.exporter._decomp import (  # what the exporter takes apart before it translates
     create_onnx_friendly_decomposition_table,
     get_onnx_implemented_overloads,
@@ -40,6 +42,7 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+_exporters: Any = _lazy_import
 _from_torchlib: Any = ONNXRegistry.from_torchlib
 
 
@@ -66,9 +69,73 @@ def _registries_kept() -> Iterator[None]:
         ONNXRegistry.from_torchlib = _from_torchlib  # type: ignore[method-assign]
 
 
+@functools.cache
+def _compared_constants() -> list[Any]:
+    """The constants that rules of the optimizer look for: `x + 0` is `x`."""
+    patterns = [rule._target_pattern for rule in _exporters.onnxscript.rewriter._DEFAULT_REWRITE_RULES]
+    values = [value for pattern in patterns for node in pattern for value in node.inputs]
+    return [value for value in values if hasattr(value, "_abs_tol")]
+
+
+@contextlib.contextmanager
+def _exact_rules() -> Iterator[None]:
+    """While the optimizer takes no number for another one that is near: to it, the 1e-8 of an optimizer's step is 0."""
+    constants = _compared_constants()
+    before = [(one._rel_tol, one._abs_tol) for one in constants]
+    for one in constants:
+        one._rel_tol = one._abs_tol = 0.0
+    try:
+        yield
+    finally:
+        for one, limits in zip(constants, before, strict=True):
+            one._rel_tol, one._abs_tol = limits
+
+
+_dtype_of_input: Any = _building._determine_input_dtype
+
+
+@contextlib.contextmanager
+def _wide_numbers() -> Iterator[None]:
+    """While numbers of Python's that are cast to the dtype of a tensor are 64 bits wide before, and not 32."""
+
+    def wide(param: Any, arg: Any, type_binding: Any) -> Any:
+        found = _dtype_of_input(param, arg, type_binding)
+        free = param.type_constraint not in type_binding and found.name == "FLOAT"
+        allowed = {getattr(one.dtype, "name", "") for one in param.type_constraint.allowed_types}
+        return type(found).DOUBLE if free and isinstance(arg, float) and "DOUBLE" in allowed else found
+
+    _building._determine_input_dtype = wide
+    try:
+        yield
+    finally:
+        _building._determine_input_dtype = _dtype_of_input
+
+
+def _is_wide(program: ExportedProgram) -> bool:
+    """Whether a program computes with 64 bits."""
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    return any(isinstance(value, torch.Tensor) and value.dtype == torch.float64 for value in values)
+
+
 def by_torch(ops: Iterable[Any]) -> dict[Any, Any]:
     """How torch takes some operators apart."""
     return {op: decomposition_table[op] for op in ops}
+
+
+def by_torch_if_wide(ops: Iterable[Any]) -> dict[Any, Any]:
+    """The same, for calls with tensors of 64 bits, or numbers that only the data tell, alone."""
+
+    def of(function: Any) -> Any:
+        def taken_apart(*args: Any, **kwargs: Any) -> Any:
+            wide = any(
+                isinstance(one, torch.SymFloat) or (isinstance(one, torch.Tensor) and one.dtype == torch.float64)
+                for one in (*args, *kwargs.values())
+            )
+            return function(*args, **kwargs) if wide else NotImplemented
+
+        return taken_apart
+
+    return {op: of(function) for op, function in by_torch(ops).items()}
 
 
 def decompositions() -> dict[Any, Any]:
@@ -91,5 +158,6 @@ def untranslated(program: ExportedProgram, known: Collection[Any]) -> Iterator[t
 def translate(program: ExportedProgram, translations: Mapping[Any, Callable[..., Any]], **options: Any) -> Any:
     """The program as the exporter writes it; ``translations``: of operators that it does not know."""
     options["custom_translation_table"] = dict(translations)
-    with _registries_kept():
+    numbers = _wide_numbers() if _is_wide(program) else contextlib.nullcontext()
+    with _registries_kept(), _exact_rules(), numbers:
         return torch.onnx.export(program, dynamo=True, verbose=False, **options)

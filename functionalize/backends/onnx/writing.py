@@ -23,13 +23,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from functionalize._torch import pytree
-from functionalize._torch.onnx import by_torch, decompositions, quiet, translate, untranslated
+from functionalize._torch.onnx import by_torch, by_torch_if_wide, decompositions, quiet, translate, untranslated
 from functionalize.backends.export.views import with_views
 from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import ELEMENTS, KEY
 from functionalize.backends.onnx.naming import provisional, rename
 from functionalize.backends.onnx.prepare import Prepared
-from functionalize.backends.onnx.rewrites import BY_TORCH, FIRST_ALONE, REWRITES, TRANSLATIONS
+from functionalize.backends.onnx.rewrites import BY_TORCH, BY_TORCH_IF_WIDE, FIRST_ALONE, REWRITES, TRANSLATIONS
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.captured_program import CapturedProgram
@@ -45,7 +45,8 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
-        simple = _decomposed(prepared.program, by_torch(BY_TORCH) | REWRITES)
+        simple = _decomposed(prepared.program, by_torch(BY_TORCH) | by_torch_if_wide(BY_TORCH_IF_WIDE) | REWRITES)
+        _refuse_other_sizes(prepared.program, simple)
         _refuse_untranslated(_decomposed(simple, decompositions()), [*_unknown_types(prepared.program)])
         made = _translated(simple, prepared)
     if external_data is None:
@@ -79,6 +80,27 @@ def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProg
         raise UnsupportedExportError(_TO, [cause]) from error
 
 
+def _refuse_other_sizes(program: ExportedProgram, rewritten: ExportedProgram) -> None:
+    """Hold what was taken apart to what it was made of: a row that is wrong must not go unnoticed."""
+    for one, other in zip(*(_results(some) for some in (program, rewritten)), strict=True):
+        looks = [node.meta["val"] for node in (one, other)]
+        if not isinstance(looks[0], torch.Tensor):
+            continue
+        sizes = zip(*(look.size() for look in looks), strict=False)
+        if looks[0].dim() != looks[1].dim() or any(a != b for a, b in sizes if type(a) is int and type(b) is int):
+            cause = UnsupportedExportError.cause(
+                f"`{one.name}` has the size {tuple(looks[0].size())}, and {tuple(looks[1].size())} when taken apart",
+                why="a rewrite of the ONNX route is wrong",
+                hint="please report it, with the program; compute it otherwise meanwhile",
+                at=_line(one.meta.get("stack_trace") or ""),
+            )
+            raise UnsupportedExportError(_TO, [cause])
+
+
+def _results(program: ExportedProgram) -> Any:
+    return program.graph.output_node().args[0]
+
+
 _TYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool}
     | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
@@ -87,9 +109,8 @@ _TYPES = frozenset(
 
 def _unknown_types(program: ExportedProgram) -> Iterator[str]:
     """Causes: inputs and outputs of types that no runner takes."""
-    given: Any = program.graph.output_node().args[0]
     values = [("takes", node) for node in program.graph.find_nodes(op="placeholder")]
-    for verb, node in [*values, *(("gives", result) for result in given)]:
+    for verb, node in [*values, *(("gives", result) for result in _results(program))]:
         look = node.meta.get("val") if isinstance(node, Node) else None
         if isinstance(look, torch.Tensor) and look.dtype not in _TYPES:
             yield UnsupportedExportError.cause(
@@ -148,8 +169,7 @@ def _as_declared(model: Any, program: ExportedProgram) -> None:
     """Give outputs the dtypes of the program's: torch's exporter leaves some of 16 bits with 32."""
     import onnx_ir
 
-    results = program.graph.output_node().args[0]
-    for index, (value, node) in enumerate(zip(list(model.graph.outputs), results, strict=True)):
+    for index, (value, node) in enumerate(zip(list(model.graph.outputs), _results(program), strict=True)):
         look = node.meta["val"]
         wanted = onnx_ir.DataType(ELEMENTS[look.dtype]) if isinstance(look, torch.Tensor) else value.dtype
         if value.dtype == wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,6 +31,30 @@ def is_any_true(values: Any) -> Any:
 @rewrite(aten.uniform.default)
 def uniform(like: Any, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
     return NotImplemented if generator else aten.rand.default(like.size(), dtype=like.dtype) * (high - low) + low
+
+
+@rewrite(aten.arange.start_step)
+def arange(start: Any, end: Any, step: Any = 1, **options: Any) -> Any:
+    """Of floats: by whole numbers, of which there are as many as torch counts, and with 64 bits, as eager's kernel."""
+    if all(isinstance(one, int) for one in (start, end, step)) or not all(
+        isinstance(one, (int, float)) for one in (start, end, step)
+    ):
+        return NotImplemented
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    count = max(math.ceil((end - start) / step), 0)
+    return (aten.arange.default(count, dtype=torch.int64).double() * step + start).to(dtype)
+
+
+@rewrite(aten._native_batch_norm_legit_no_training.default)
+def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
+    """With float64, of which ONNX's operator rounds `eps` to 32 bits."""
+    if x.dtype != torch.float64:
+        return NotImplemented
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    found = (x - mean.reshape(shape)) * aten.rsqrt.default(variance.reshape(shape) + eps)
+    found = found if weight is None else found * weight.reshape(shape)
+    found = found if bias is None else found + bias.reshape(shape)
+    return found, x.new_zeros(0), x.new_zeros(0)
 
 
 @rewrite(aten.bucketize.Tensor)

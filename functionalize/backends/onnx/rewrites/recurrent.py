@@ -17,9 +17,10 @@ _LSTM = 2  # among the kinds of layers
 @rewrite(aten.mkldnn_rnn_layer.default)
 def recurrent_layer(*args: Any) -> Any:
     """One direction of one layer of an LSTM, step by step."""
-    inputs, *weights, hidden, cell, reverse, _, mode, _, _, has_biases, _, _, _ = args
+    inputs, *weights, first, first_cell, reverse, _, mode, _, _, has_biases, _, _, _ = args
     if mode != _LSTM:
         return NotImplemented
+    hidden, cell = (one.reshape(one.size()[-2:]) for one in (first, first_cell))  # some have a dimension of layers
     of_input, of_hidden = weights[:2]
     bias = weights[2] + weights[3] if has_biases else None
     before = inputs @ of_input.t()
@@ -32,4 +33,5 @@ def recurrent_layer(*args: Any) -> Any:
         hidden = leaves.sigmoid() * cell.tanh()
         outputs.append(hidden)
     outputs = outputs[::-1] if reverse else outputs
-    return torch.stack(outputs), hidden, cell, inputs.new_zeros([0], dtype=torch.uint8)
+    last = hidden.reshape(first.size()), cell.reshape(first_cell.size())
+    return torch.stack(outputs), *last, inputs.new_zeros([0], dtype=torch.uint8)

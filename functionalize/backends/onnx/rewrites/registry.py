@@ -23,6 +23,23 @@ BY_TORCH = (
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
 )
+# What torch takes apart where it computes with float64, or takes a number that the data tell: to ONNX's operators
+# numbers are attributes of 32 bits, and some have no kernels for 64 bits.
+BY_TORCH_IF_WIDE = (
+    aten.addcdiv.default,
+    aten.addcmul.default,
+    aten.addmm.default,
+    aten.celu.default,
+    aten.elu.default,
+    aten.gelu.default,
+    aten.hardsigmoid.default,
+    aten.hardswish.default,
+    aten.hardtanh.default,
+    aten.leaky_relu.default,
+    aten.mish.default,
+    aten.native_layer_norm.default,
+    aten.softplus.default,
+)
 # Operators of which the exporter gives the first result alone.
 FIRST_ALONE = frozenset(
     {
