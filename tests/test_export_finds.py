@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,29 @@ def norms_and_bits() -> tuple[Any, Inputs]:
     return run, lambda: (torch.randn(5, 4), torch.randint(0, 7, (3,)))
 
 
+def stepped(**options: Any) -> tuple[Any, Inputs]:
+    layer = nn.Linear(3, 2)
+    update = torch.optim.AdamW(layer.parameters(), **options)
+
+    def step(x: Tensor) -> Any:
+        update.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        update.step()
+        return loss
+
+    return step, lambda: (torch.randn(4, 3),)
+
+
+def functions_of_numbers() -> tuple[Any, Inputs]:
+    def run(x: Tensor, number: Tensor) -> Any:
+        n = number.item()
+        chosen = x * min(n, 0.5, n * 2) + max(n, 0.25)
+        return chosen, x * math.expm1(n) * math.degrees(n) + math.fmod(n, 0.1), nn.functional.leaky_relu(x, n * 2 + 1)
+
+    return run, lambda: (torch.randn(3), torch.rand((), dtype=torch.float64))
+
+
 def in_part_shared() -> tuple[Any, Inputs]:
     """Neither input has all the memory that the two share."""
 
@@ -132,6 +156,9 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
     "last-argument": lambda: (LastArgument(), lambda: (torch.randn(3),)),
     "norms-and-bits": norms_and_bits,
     "named-results": lambda: (lambda x: x.sort(-1), lambda: (torch.randn(2, 3),)),
+    "stepped-in-lists": lambda: stepped(lr=0.1, foreach=True),  # whose operators take numbers that the step tells
+    "rate-in-a-tensor": lambda: stepped(lr=torch.tensor(0.1)),  # combined with such numbers
+    "functions-of-numbers": functions_of_numbers,
     "none": lambda: (lambda x, y=None: (None, {"y": y, "x": x + 1}), lambda: (torch.randn(3), None)),
 }
 
@@ -265,6 +292,12 @@ def test_arguments_that_are_state_count_for_both(route: str, tmp_path: Path) -> 
     loaded = ROUTES[route](capture(run, (layer.weight, layer.bias, x)), tmp_path)
     others = torch.randn(2, 3), torch.randn(2), torch.randn(4, 3)
     torch.testing.assert_close(loaded(*others), run(*others))
+
+
+def test_functions_of_numbers_that_no_graph_has_are_refused() -> None:
+    program = capture(lambda x, n: x * math.gamma(n.item()), (torch.ones(2), torch.tensor(0.5)))
+    with pytest.raises(UnsupportedExportError, match=r"(?s)gamma of a number that the data tell.*math.gamma\(n.item"):
+        program.to_exported_program()
 
 
 def test_decisions_by_complex_numbers_are_refused() -> None:

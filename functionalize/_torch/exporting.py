@@ -18,6 +18,7 @@ from torch._dynamo.source import (  # guards of an exported program are code tha
     TensorProperty,
     TensorPropertySource,
 )
+from torch._export.verifier import Verifier  # which functions on numbers an exported program may have
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.experimental.sym_node import SymNode
@@ -103,6 +104,14 @@ class ExportFakes:
         with self.mode:
             return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
+    def read_off(self, look: Any) -> tuple[Any, Mapping[Any, Any]]:
+        """A number that a node reads off a tensor, which looked like this; and what the node binds."""
+        if not isinstance(look, torch.SymFloat) or look.node.expr.is_symbol:
+            return self.value(look), {}
+        with self.environment.ignore_fresh_unbacked_symbols():
+            made = self.environment.create_unbacked_symfloat()
+        return made, {made.node.expr: ()}
+
     def settled_bindings(self, node: Node) -> Mapping[Any, Any]:
         """The symbols that a node introduces, and where in its value they are.
 
@@ -144,6 +153,11 @@ def symbols_of(value: Any) -> Iterator[Any]:
         for number in numbers:
             if isinstance(number, SYMBOLS):
                 yield from number.node.expr.free_symbols
+
+
+def on_numbers(function: Any) -> bool:
+    """Whether an exported program may have a function of Python's on numbers."""
+    return function in Verifier().allowed_builtin_ops() or function.__module__.startswith("torch")
 
 
 def copying(op: Any) -> Any:

@@ -10,7 +10,7 @@ and without decomposition stays, for its refusal (:func:`without_row`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ KEPT = ("stack_trace", "nn_module_stack")  # of a node's meta: those that stand 
 
 
 def decomposed(
-    graph: Graph, root: torch.nn.Module, rows: Mapping[Any, Any], within: frozenset[Any] = frozenset()
+    graph: Graph, root: torch.nn.Module, rows: Container[Any], within: frozenset[Any] = frozenset()
 ) -> tuple[Graph, torch.nn.Module]:
     """A graph whose operators have rows where torch's decompositions lead to such.
 
@@ -57,7 +57,20 @@ def decomposed(
     return made, attributes
 
 
-def stays(target: Any, rows: Mapping[Any, Any]) -> bool:
+def without_lists(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:
+    """The same, where operators of optimizers alone are spelt out, as those on lists of tensors: engines lack them."""
+    ops = {node.target for node in graph.nodes if node.op == "call_function"}
+    return decomposed(graph, root, _AllBut(op for op in ops if optimizer_steps.decomposition(op)))
+
+
+class _AllBut(frozenset[Any]):
+    """All operators but some."""
+
+    def __contains__(self, op: object) -> bool:
+        return not super().__contains__(op)
+
+
+def stays(target: Any, rows: Container[Any]) -> bool:
     """Whether a node is computed as it is: by its row, or as a function of Python on numbers."""
     return target in rows or not isinstance(target, OpOverload)
 
@@ -74,7 +87,7 @@ def is_operator(target: Any) -> bool:
     return isinstance(target, (OpOverload, HigherOrderOperator))
 
 
-def _spelt_out(node: Node, rows: Mapping[Any, Any], within: frozenset[Any]) -> GraphModule | None:
+def _spelt_out(node: Node, rows: Container[Any], within: frozenset[Any]) -> GraphModule | None:
     """What a call runs, as a graph of its arguments that are nodes."""
     function = (
         PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)

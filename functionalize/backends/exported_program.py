@@ -151,7 +151,7 @@ def _assembled(graph: ExportGraph) -> ExportedProgram:
     results += [OutputSpec(OutputKind.USER_OUTPUT, _output(value), None) for value in graph.outputs]
     state, constants = _values(graph)
     return ExportedProgram(
-        root=graph.found.program.recorded.root,
+        root=graph.root,
         graph=graph.emitter.graph,
         graph_signature=ExportGraphSignature(inputs, results),
         state_dict=state,

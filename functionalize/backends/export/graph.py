@@ -15,7 +15,8 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import SYMBOLS, pytree
-from functionalize._torch.exporting import ExportFakes, viewing
+from functionalize._torch.exporting import ExportFakes, on_numbers, viewing
+from functionalize.backends.decompose import is_operator, without_lists
 from functionalize.backends.export.effects import GraphValue, StandIns
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
@@ -23,9 +24,10 @@ from functionalize.backends.export.numbers import Numbers
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.shared_memory import with_shared_memory
+from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.decisions import same_answer
-from functionalize.runtime.metadata import AliasKind, InputMutation
+from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
 from functionalize.runtime.state_walk import StateWalk
 from functionalize.tracing.metas import METAS
 
@@ -42,10 +44,10 @@ class ExportGraph:
 
     def __init__(self, found: Exportable, *, copies: bool, by_value: bool = False) -> None:
         """``copies``: whether views are to be copied; ``by_value``: whether inputs come without their memory."""
-        self.found, self._metadata, recorded = found, found.program.metadata, found.program.recorded
-        self._graph = recorded.graph
+        self.found, recorded = found, found.program.recorded
+        self._graph, self.root = without_lists(recorded.graph, recorded.root)
         if by_value:
-            self._graph = with_shared_memory(recorded.graph, self._metadata, found.program.capture.guards.aliasing)
+            self._graph = with_shared_memory(self._graph, self._metadata, found.program.capture.guards.aliasing)
         self.arguments = Arguments(found.call)
         self.causes = [*self.arguments.causes, *found.effects.causes]
         self.inputs = ExportInputs(found, self.arguments)
@@ -65,6 +67,10 @@ class ExportGraph:
             self._write()
             self._decide()
             self._return()
+
+    @property
+    def _metadata(self) -> ProgramMetadata:
+        return self.found.program.metadata
 
     def _copied(self) -> list[Any]:
         """The program's nodes, after all inputs; its results."""
@@ -109,6 +115,7 @@ class ExportGraph:
                 why, hint = _SIZES_STAY
                 self._refuse(f"the program {what} {inputs[mutation.input].label}", why, hint)
         self._check_state_among_arguments()
+        self._check_functions()
         for number, gradient in self._metadata.gradients.items():
             if inputs[number].argument is not None and gradient is not None:
                 self._refuse(
@@ -128,6 +135,17 @@ class ExportGraph:
                 "an exported program changes no modes of torch",
                 "put it back before the program ends",
             )
+
+    def _check_functions(self) -> None:
+        for node in self.emitter.graph.nodes:
+            if node.op == "call_function" and not is_operator(node.target) and not on_numbers(node.target):
+                traces = (one.meta.get("stack_trace") for one in (node, *node.users))  # numbers have none
+                self._refuse(
+                    f"the program computes {node.target.__name__} of a number that the data tell",
+                    "torch's graphs have no such function of numbers",
+                    "compute it on the tensor, without .item()",
+                    line_of_trace(next(filter(None, traces), None)),
+                )
 
     def _check_state_among_arguments(self) -> None:
         inputs = self._metadata.inputs

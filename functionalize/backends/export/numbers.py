@@ -19,6 +19,7 @@ from torch.fx import Node
 
 from functionalize._torch import pytree
 from functionalize.backends.export.emitter import Emitter
+from functionalize.graph_capture.symbolic_math import rest
 
 aten = torch.ops.aten
 _ITEM = aten._local_scalar_dense.default
@@ -47,10 +48,22 @@ _PYTHON: dict[Any, Any] = {
     torch.sym_float: aten.clone.default,
     math.floor: aten.floor.default,
     math.ceil: aten.ceil.default,
+    math.fabs: aten.abs.default,
+    math.atan2: aten.atan2.default,
+    math.copysign: aten.copysign.Tensor,
+    math.fmod: aten.fmod.Tensor,
+    math.hypot: aten.hypot.default,
+    math.pow: aten.pow.Tensor_Tensor,
+    math.degrees: aten.rad2deg.default,
+    math.radians: aten.deg2rad.default,
 } | {
-    getattr(torch, f"_sym_{name}"): getattr(aten, name).default
-    for name in ("sqrt", "cos", "sin", "tan", "cosh", "sinh", "tanh", "acos", "asin", "atan", "log2")
-    if hasattr(torch, f"_sym_{name}")
+    function: getattr(aten, name).default
+    for name in (
+        *("sqrt", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "erf", "erfc", "lgamma"),
+        *("cos", "sin", "tan", "cosh", "sinh", "tanh", "acos", "asin", "atan", "acosh", "asinh", "atanh"),
+    )
+    for function in (getattr(torch, f"_sym_{name}", None), getattr(math, name, None))
+    if function is not None
 }
 # Operators that take a number where another overload takes a tensor.
 _OVERLOADS: dict[Any, Any] = {
@@ -127,6 +140,39 @@ def _allclose(emitter: Emitter, *args: Any, **options: Any) -> Node:
     return emitter.call(aten.all.default, emitter.call(aten.isclose.default, *args, **options))
 
 
+def _choosing(compare: Any) -> Rule:
+    """As Python does: the first one, unless another is larger, or smaller."""
+
+    def rule(emitter: Emitter, *numbers: Any) -> Node:
+        found, *others = numbers
+        for other in others:
+            found = emitter.call(aten.where.self, emitter.call(compare, other, found), other, found)
+        return found  # type: ignore[no-any-return]
+
+    return rule
+
+
+def _chosen(emitter: Emitter, condition: Any, one: Any, other: Any) -> Node:
+    return emitter.call(aten.where.self, condition, one, other)
+
+
+def _rest(emitter: Emitter, number: Any) -> Node:
+    return emitter.call(aten.remainder.Scalar, number, 1)
+
+
+def _cube_root(emitter: Emitter, number: Any) -> Node:
+    root = emitter.call(aten.pow.Tensor_Scalar, emitter.call(aten.abs.default, number), 1 / 3)
+    return emitter.call(aten.copysign.Tensor, root, number)
+
+
+# What Python computes with numbers, by several operators.
+_SPELT_OUT: dict[Any, Rule] = {
+    min: _choosing(aten.lt.Tensor),
+    max: _choosing(aten.gt.Tensor),
+    torch.sym_ite: _chosen,
+    rest: _rest,
+    getattr(math, "cbrt", None): _cube_root,
+}
 # Operators that answer by a flag of Python's.
 _QUESTIONS: dict[Any, Rule] = {aten.equal.default: _equal, aten.allclose.default: _allclose}
 
@@ -159,9 +205,9 @@ class Numbers:
             alone = args[0] if not args[0].meta["val"].dim() else emitter.call(aten.view.default, args[0], [])
             return self._number(emitter.call(aten._to_copy.default, alone, dtype=torch.float64))
         if node.target in _PYTHON:
-            if isinstance(args[0], (bool, int, float)) or any(isinstance(arg, (int, float)) for arg in args):
-                args = [self._tensor(arg) for arg in args]
-            return self._number(emitter.call(_PYTHON[node.target], *args))
+            return self._number(emitter.call(_PYTHON[node.target], *map(self._tensor, args)))
+        if node.target in _SPELT_OUT:
+            return self._number(_SPELT_OUT[node.target](emitter, *map(self._tensor, args)))
         if node.target in _QUESTIONS:
             return self._number(_QUESTIONS[node.target](emitter, *args, **kwargs))
         wanted = node.meta.get("val")
@@ -191,7 +237,8 @@ class Numbers:
         for arg, value in mine.items():
             if value in self.tensors:
                 item = self._emitter.graph.call_function(_ITEM, (value,))
-                item.meta = {"val": self._emitter.fakes.value(arg.meta["val"]), "nn_module_stack": {}}
+                look, bound = self._emitter.fakes.read_off(arg.meta["val"])
+                item.meta = {"val": look, "unbacked_bindings": bound, "stack_trace": "", "nn_module_stack": {}}
                 mine[arg] = item
         return self._emitter.copy(node, mine)
 

@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax.extend.core import primitives
 
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import category
+from functionalize.graph_capture.symbolic_math import rest
 
 aten = torch.ops.aten
 Array = Any
@@ -23,7 +25,13 @@ _KINDS = (bool, int, float, complex)
 
 @lowering(aten._local_scalar_dense, aten.item)
 def number(x: Array) -> Any:
-    return jax.lax.convert_element_type(x.reshape(()), _KINDS[category(x.dtype)])
+    return _weak(x.reshape(()), _KINDS[category(x.dtype)])
+
+
+def _weak(x: Array, kind: type) -> Array:
+    """A number of Python's: only the primitive makes an array's type a weak one."""
+    dtype = jax.dtypes.canonicalize_dtype(kind)
+    return primitives.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=kind is not bool, sharding=None)
 
 
 @lowering(aten.sym_size.int)
@@ -42,12 +50,12 @@ def _traced(x: Any) -> bool:
 
 @lowering(torch.sym_float)
 def sym_float(x: Any) -> Any:
-    return jax.lax.convert_element_type(x, float) if _traced(x) else float(x)
+    return _weak(x, float) if _traced(x) else float(x)
 
 
 @lowering(torch.sym_int, math.trunc)
 def sym_int(x: Any) -> Any:
-    return jax.lax.convert_element_type(jnp.trunc(x), int) if _traced(x) else int(x)
+    return _weak(jnp.trunc(x), int) if _traced(x) else int(x)
 
 
 @lowering(torch.sym_not)
@@ -70,35 +78,40 @@ def sym_ite(condition: Any, x: Any, y: Any) -> Any:
     return jnp.where(condition, x, y) if _traced(condition) else (x if condition else y)
 
 
-def _of_math(name: str, function: Any) -> None:
+@lowering(min, max, takes_call=True)
+def choose(call: Any, *numbers: Any) -> Any:
+    """As Python does: the first one, unless another is smaller, or larger."""
+    smaller = call.node.target is min
+    found, *others = numbers
+    for other in others:
+        found = sym_ite(other < found if smaller else other > found, other, found)
+    return found
+
+
+@lowering(rest)
+def rest_of(x: Any) -> Any:
+    return x % 1
+
+
+def _of_math(name: str, mine: Any) -> None:
     """A function of the module `math`, and of torch, which names the same for symbols with a prefix."""
-    mine = getattr(jnp, {"acos": "arccos", "asin": "arcsin", "atan": "arctan"}.get(name, name))
+    function, symbolic = getattr(math, name, None), getattr(torch, f"_sym_{name}", None)
 
     def either(*values: Any) -> Any:
-        return mine(*values) if any(map(_traced, values)) else function(*values)
+        return mine(*values) if any(map(_traced, values)) else function(*values)  # type: ignore[misc]
 
-    symbolic = getattr(torch, f"_sym_{name}", None)
-    lowering(function, *([] if symbolic is None else [symbolic]))(either)
+    lowering(*(one for one in (function, symbolic) if one is not None))(either)
 
 
-for _name in [
-    "sqrt",
-    "exp",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asin",
-    "acos",
-    "atan",
-    "floor",
-    "ceil",
-    "pow",
-]:
-    _of_math(_name, getattr(math, _name))
+_OTHERWISE = {"acos": "arccos", "asin": "arcsin", "atan": "arctan", "atan2": "arctan2", "pow": "power"}
+_OTHERWISE |= {"acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh"}
+for _name in (
+    *("sqrt", "cbrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "hypot"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "degrees", "radians"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("floor", "ceil", "fabs", "fmod", "copysign"),
+):
+    _of_math(_name, getattr(jnp, _OTHERWISE.get(_name, _name)))
+for _name in ("erf", "erfc", "gamma"):
+    _of_math(_name, getattr(jax.scipy.special, _name))
+_of_math("lgamma", jax.scipy.special.gammaln)
