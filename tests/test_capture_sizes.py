@@ -255,3 +255,18 @@ def test_losses_of_sequences_whose_lengths_are_tensors(reduction: str) -> None:
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
     assert len(program.variants) == 1
+
+
+def test_writes_before_sizes_are_known_to_be_equal() -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        return x.mul_(2) @ y.mul_(3)
+
+    auto = torch.export.Dim.AUTO
+    args = torch.randn(4, 3), torch.randn(3, 5)
+    program = capture(run, args, dynamic_shapes=({0: auto, 1: auto}, {0: auto}))
+    assert [write.target for write in program.mutations] == ["x", "y"]
+    assert len(program.signature.output_specs) == 3
+    mine = torch.randn(6, 2), torch.randn(2, 5)
+    given = [value.clone() for value in mine]
+    torch.testing.assert_close(program(*mine), run(*given))
+    torch.testing.assert_close(list(mine), given)

@@ -300,6 +300,12 @@ def test_functions_of_numbers_that_no_graph_has_are_refused() -> None:
         program.to_exported_program()
 
 
+def test_sizes_that_the_data_tell_are_refused_before_operators_are_spelt_out() -> None:
+    pytest.importorskip("jax")
+    with pytest.raises(UnsupportedProgramError, match=r"arange.* gives a tensor whose size only the data tell"):
+        capture(lambda n: torch.arange(n.item()), (torch.tensor(4),)).to_jax()
+
+
 def test_decisions_by_complex_numbers_are_refused() -> None:
     with pytest.raises(UnsupportedExportError, match="decides by a complex number"):
         capture(lambda z: z.item(), (torch.ones((), dtype=torch.complex64),)).to_exported_program()

@@ -4,7 +4,7 @@ The table: an operator with a row stays; any other is replaced by what ``torch.e
 else torch's further decompositions, else what the operator is composed of; and so on with what these run.
 
 Invariant: the graph computes the same, and has neither mutation nor views that write. Limits: an operator without row
-and without decomposition stays, for its refusal (:func:`without_row`).
+stays, for its refusal (:func:`without_row`), if it has no decomposition or gives sizes that only the data tell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from functionalize._torch import OpOverload, pytree
+from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
 from functionalize.backends import optimizer_steps
 from functionalize.backends.primitives import PRIMITIVES
@@ -87,12 +87,21 @@ def is_operator(target: Any) -> bool:
     return isinstance(target, (OpOverload, HigherOrderOperator))
 
 
+def sized_by_data(node: Node) -> bool:
+    """Whether a node gives a tensor whose size only the data tell."""
+    values = node.meta.get("val")
+    return any(
+        isinstance(value, torch.Tensor) and value.layout is torch.strided and unbacked(value.size())
+        for value in (values if isinstance(values, (list, tuple)) else [values])
+    )
+
+
 def _spelt_out(node: Node, rows: Container[Any], within: frozenset[Any]) -> GraphModule | None:
     """What a call runs, as a graph of its arguments that are nodes."""
     function = (
         PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
     )
-    if function is None or node.target in within:
+    if function is None or node.target in within or sized_by_data(node):
         return None
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Node)]

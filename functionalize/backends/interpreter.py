@@ -15,8 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from functionalize._torch import unbacked
-from functionalize.backends.decompose import decomposed, is_operator, without_row
+from functionalize.backends.decompose import decomposed, is_operator, sized_by_data, without_row
 from functionalize.backends.registry import Lowering, Lowerings
 from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedProgramError
@@ -224,15 +223,6 @@ def refusal(backend: Backend, causes: Sequence[tuple[str, str]]) -> UnsupportedP
         causes,
         "register a lowering for an operator that has none (docs/backends.md); have sizes, and what is decided, depend "
         "on no data (torch.where, torch.cond, masks instead of indices)",
-    )
-
-
-def sized_by_data(node: Node) -> bool:
-    """Whether a node gives a tensor whose size only the data tell."""
-    values = node.meta.get("val")
-    return any(
-        isinstance(value, torch.Tensor) and value.layout is torch.strided and unbacked(value.size())
-        for value in (values if isinstance(values, (list, tuple)) else [values])
     )
 
 

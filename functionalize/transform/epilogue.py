@@ -246,14 +246,20 @@ def _beyond(base: Base, inputs: Sequence[torch.Tensor]) -> bool:
     """Whether elements of a storage that none of its inputs shows were written."""
     if not base.log:
         return False
-    shown = [view for handle in inputs if (view := base.at(Layout.of(handle))) is not None]
+    shown = [Layout.of(handle) for handle in inputs]
     each = [_without_repetitions(Layout.of(handle)) for handle in inputs if handle.layout is torch.strided]
 
     def is_shown(written: View) -> bool:
-        below = any(view in written.lineage() for view in shown)
+        below = any(_alike(view.layout, layout) for view in written.lineage() for layout in shown)
         return below or any(box_of(layout, written.layout) is not None for layout in each)
 
     return not all(map(is_shown, base.log.views()))
+
+
+def _alike(one: Layout, other: Layout) -> bool:
+    """Whether two layouts are one, by what is known of their symbols now: some have learnt to be others since."""
+    places = [(*layout.size, *layout.stride, layout.offset) for layout in (one, other)]
+    return len(one.size) == len(other.size) and same(*places) and one.dtype == other.dtype
 
 
 def _without_repetitions(layout: Layout) -> Layout:
