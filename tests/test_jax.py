@@ -23,7 +23,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 from functionalize.backends.array_program import RANDOM_KEY, Written  # noqa: E402
-from functionalize.backends.jax import from_torch, load, lowering  # noqa: E402
+from functionalize.backends.jax import from_torch, load, lowering, to_torch  # noqa: E402
 
 Case = tuple[Callable[..., Any], list[Tensor]]
 
@@ -383,6 +383,65 @@ def test_sizes_may_differ_where_the_program_lets_them() -> None:
         assert step({}, jnp.ones((count, 2)))[1][-1] == 2
     with pytest.raises(InputMismatchError):
         step({}, jnp.ones((4, 3)))
+
+
+@pytest.mark.slow(seconds=3)
+def test_files_of_sizes_that_differ(tmp_path: Path) -> None:
+    """Statistics over a size, a cache up to it, a count of it: three calls of other sizes each beside eager."""
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        norm, cache, count = torch.nn.BatchNorm1d(2), torch.zeros(9, 2), torch.zeros((), dtype=torch.int64)
+
+        def run(x: Tensor, y: Tensor) -> Tensor:
+            count.add_(x.size(0))
+            with torch.no_grad():
+                cache[: x.size(0)] = norm(x)
+                return x.mul_(2) @ y + cache.sum() * count
+
+        return run
+
+    size, args = torch.export.Dim("size", min=2, max=9), (torch.randn(4, 2), torch.randn(2, 3))
+    path = capture(made(), args, dynamic_shapes=({0: size}, None)).to_stablehlo(tmp_path / "sizes.stablehlo")
+    loaded, eager = load(path), made()
+    for rows in (2, 7, 9):
+        x, y = torch.randn(rows, 2), torch.randn(2, 3)
+        found, written = loaded(from_torch(x), from_torch(y))
+        torch.testing.assert_close(to_torch(found), eager(x, y), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(to_torch(written["x"]), x)
+    for rows in (1, 10):
+        with pytest.raises(InputMismatchError, match="size"):
+            loaded(jnp.ones((rows, 2)), jnp.ones((2, 3)))
+    with pytest.raises(InputMismatchError, match="the argument 0"):
+        loaded(jnp.ones((4, 3)), jnp.ones((2, 3)))
+
+
+def test_relations_of_sizes_that_no_file_holds_are_refused(tmp_path: Path) -> None:
+    auto = torch.export.Dim.AUTO
+    program = capture(lambda x: x.reshape(-1, 4) * 2, (torch.ones(4, 2),), dynamic_shapes=({0: auto},))
+    with pytest.raises(UnsupportedProgramError, match="bounds of sizes, and no other conditions"):
+        program.to_stablehlo(tmp_path / "program.stablehlo")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow(seconds=2)
+def test_steps_of_sizes_that_differ() -> None:
+    """What the first call makes is there before: other sizes may differ as well."""
+    layer = torch.nn.Linear(3, 2)
+    update = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: Tensor) -> Any:
+        update.zero_grad()
+        loss = layer(x).square().sum()
+        loss.backward()
+        update.step()
+        return loss
+
+    program = capture(step, (torch.ones(4, 3),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},)).to_jax()
+    call, state = program.jit(), program.initial_state
+    for rows in (4, 6, 2):
+        state, loss = call(state, jnp.ones((rows, 3)))
+        np.testing.assert_allclose(loss, step(torch.ones(rows, 3)).detach(), rtol=1e-5)
 
 
 @pytest.mark.slow

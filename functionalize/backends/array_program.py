@@ -115,10 +115,11 @@ class ArrayProgram:
         return {**state, **new}, outputs
 
     @property
-    def has_symbols(self) -> bool:
-        """Whether sizes of arguments may differ from call to call."""
-        values = [node.meta["val"] for node in self.interpreter.placeholders]
-        return any(not isinstance(size, int) for value in values for size in getattr(value, "shape", ()))
+    def looks(self) -> dict[str, torch.Tensor]:
+        """What the tensors among the arguments look like, by the names of the graph's inputs."""
+        pairs = zip(self.metadata.taken, self.interpreter.placeholders, strict=True)
+        given = [node for number, node in pairs if self.metadata.inputs[number].argument is not None]
+        return {node.name: look for node in given if isinstance(look := node.meta["val"], torch.Tensor)}
 
     @functools.cached_property
     def draws(self) -> bool:
@@ -212,7 +213,8 @@ class ArrayProgram:
             if number in inputs:
                 check_array(self.metadata.inputs[number], node.meta["val"], inputs[number].shape)
         sizes = self._capture.guards.sizes
-        if sizes is not None:
+        known = all(type(size) is int for array in inputs.values() for size in array.shape)
+        if sizes is not None and known:  # else they are symbols of the backend's, which holds calls to their bounds
             shown = (torch.empty(array.shape, device="meta") for array in inputs.values())
             found = dict(zip(inputs, shown, strict=True))
             sizes.check([found.get(number) for number in range(len(self.metadata.inputs))])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from functionalize.aliasing.geometry import Layout
+from functionalize.backends.export.example_call import concrete
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.containers import assign, copy_of
 from functionalize.runtime.metadata import AliasKind
@@ -85,7 +86,7 @@ def _of_arguments(first: Specialization) -> list[torch.Tensor]:
 
 
 def _like(fake: torch.Tensor) -> torch.Tensor:
-    size, stride = [int(n) for n in fake.size()], [int(n) for n in fake.stride()]
+    size, stride = list(map(concrete, fake.size())), list(map(concrete, fake.stride()))  # which asks nothing of symbols
     return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device).zero_()
 
 

@@ -184,6 +184,7 @@ class Interpreter:
         first = (Call(node, self),) if row.takes_call else ()
         try:
             result = row.rule(*first, *args, **kwargs)
+            self._check(node, node.meta.get("val"), result)
         except UnsupportedProgramError:
             raise
         except Exception as error:
@@ -193,7 +194,6 @@ class Interpreter:
                 hint="a row of your own for it, with @lowering; or other operators in the program",
                 at=_line(node),
             ) from error
-        self._check(node, node.meta.get("val"), result)
         return result
 
     def _check(self, node: Node, expected: Any, result: Any) -> None:

@@ -22,6 +22,7 @@ from functionalize.backends.exported_program import from_exported_program, to_ex
 from functionalize.backends.interpreter import Backend
 from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
+from functionalize.backends.jax.symbolic_sizes import SymbolicSizes
 from functionalize.backends.jax.values import dtype_of, from_torch, is_array
 from functionalize.backends.registry import Lowerings
 from functionalize.errors import InputMismatchError, UnsupportedExportError, UnsupportedProgramError
@@ -139,17 +140,12 @@ class JaxProgram:
         """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct``, built as a call's are.
 
         Raises:
-            UnsupportedProgramError: a size may differ from call to call.
+            UnsupportedProgramError: sizes that differ are related in a way that no file can hold.
         """
-        if self._program.has_symbols:
-            raise UnsupportedProgramError(
-                "the program takes sizes that differ from call to call",
-                why="a StableHLO file has fixed sizes",
-                hint="capture without dynamic_shapes, once for each size; or call `to_jax()`, which takes them all",
-                at="the arguments",
-            )
         state = {name: _struct(*look) for name, look in self._shapes.items()}
-        args, kwargs = self._program.example(_shape_of)
+        sizes = SymbolicSizes(self._program.looks)
+        with jax.enable_x64(True):
+            args, kwargs = self._program.example(lambda look: _struct(sizes.of(look), dtype_of(look.dtype)))
         plain = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if not (leaf is None or isinstance(leaf, _struct))]
         if plain:
             raise UnsupportedProgramError(
@@ -215,11 +211,6 @@ class JaxProgram:
 
 
 _struct: Any = jax.ShapeDtypeStruct
-
-
-def _shape_of(fake: torch.Tensor) -> Any:
-    with jax.enable_x64(True):
-        return _struct(tuple(fake.size()), dtype_of(fake.dtype))
 
 
 _WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})

@@ -1,7 +1,7 @@
 """Programs as StableHLO, which ``jax.export`` loads without torch and without this package; and such files run.
 
 Invariant: what is written is a function of the state and the arguments: nothing that the program writes is dropped.
-Limits: a file runs with the sizes that it was written for, and on the platforms that it was written for.
+Limits: a file runs on the platforms that it was written for; of state the sizes are fixed.
 """
 
 from __future__ import annotations
@@ -153,7 +153,11 @@ class StableHloProgram:
         """
         self._check(args, kwargs)
         with jax.enable_x64(True):
-            self.state, outputs = self._call(self.state, *args, **kwargs)
+            try:
+                self.state, outputs = self._call(self.state, *args, **kwargs)
+            except ValueError as error:  # of sizes that differ: what it says of the call, without the rest
+                said = str(error).partition("\n")[0]
+                raise InputMismatchError(said, hint="pass sizes that the program was captured for") from error
         return outputs
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -167,8 +171,7 @@ class StableHloProgram:
                 hint="pass arguments like those of the capture",
             )
         for (path, aval), (_, value) in zip(wanted, found, strict=True):
-            looks = [(tuple(one.shape), one.dtype) if hasattr(one, "dtype") else type(one) for one in (aval, value)]
-            if looks[0] != looks[1]:
+            if not _fits(aval, value):
                 raise InputMismatchError(
                     f"the argument {_place(path)} is {_look(value)}, and was {_look(aval)} at the capture",
                     hint="pass an array of that shape and dtype, or write the program again for this one",
@@ -179,6 +182,10 @@ class StableHloProgram:
         generator = torch.Generator().manual_seed(seed)
 
         def made(aval: Any) -> Any:
+            if not all(type(size) is int for size in aval.shape):
+                raise InputMismatchError(
+                    f"the program takes sizes that differ: {_look(aval)}", hint="say which to pass"
+                )
             value = torch.zeros(aval.shape, dtype=torch_dtype_of(aval))
             if value.is_floating_point():
                 value.copy_(torch.randn(value.size(), generator=generator))
@@ -187,6 +194,15 @@ class StableHloProgram:
         (_, *args), kwargs = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)
         found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.map(made, (tuple(args), kwargs))
         return found
+
+
+def _fits(aval: Any, value: Any) -> bool:
+    """Whether an argument has the dtype and the sizes of the capture; JAX tells what symbols may stand for."""
+    if not (hasattr(aval, "dtype") and hasattr(value, "dtype")):
+        return type(aval) is type(value)
+    sizes = zip(aval.shape, value.shape, strict=False)
+    fixed = all(type(size) is not int or size == actual for size, actual in sizes)
+    return bool(aval.dtype == value.dtype and len(aval.shape) == len(value.shape) and fixed)
 
 
 def _place(path: Any) -> str:

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import export
+from jax.extend.core import primitives
 
 from functionalize.errors import UnsupportedProgramError
 
@@ -113,6 +115,17 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex)) or getattr(value, "weak_type", False)
 
 
+def weak(x: Any, kind: type) -> Any:
+    """An array without dimensions as a number of Python's: only the primitive makes an array's type a weak one."""
+    dtype = jax.dtypes.canonicalize_dtype(kind)
+    return primitives.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=kind is not bool, sharding=None)
+
+
+def known(value: Any) -> Any:
+    """An operand; a size that a file leaves open as a number."""
+    return weak(jnp.asarray(value), int) if export.is_symbolic_dim(value) else value
+
+
 def result_type(*values: Any) -> Any:
     """The dtype that torch computes in: tensors count before tensors without dimensions, and these before numbers."""
     ranks: list[Any] = [None, None, None]
@@ -146,12 +159,14 @@ def _raised(found: Any, dtype: Any) -> Any:
 
 def promoted(*values: Any) -> tuple[Any, ...]:
     """Operands as arrays of one dtype."""
+    values = tuple(map(known, values))
     dtype = result_type(*values)
     return tuple(cast(value, dtype) for value in values)
 
 
 def cast(value: Any, dtype: Any) -> Any:
     """An array of a dtype, of an array or a number. Floats become integers as in torch: cut off."""
+    value = known(value)
     if isinstance(value, (bool, int, float, complex)):
         if category(dtype) == 1 and isinstance(value, int):
             return jnp.asarray(np.array(value).astype(dtype))

@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from jax.extend.core import primitives
 
 from functionalize.backends.jax.lowerings.registry import lowering
-from functionalize.backends.jax.values import category
+from functionalize.backends.jax.values import category, known, weak
 from functionalize.graph_capture.symbolic_math import rest
 
 aten = torch.ops.aten
@@ -25,13 +24,7 @@ _KINDS = (bool, int, float, complex)
 
 @lowering(aten._local_scalar_dense, aten.item)
 def number(x: Array) -> Any:
-    return _weak(x.reshape(()), _KINDS[category(x.dtype)])
-
-
-def _weak(x: Array, kind: type) -> Array:
-    """A number of Python's: only the primitive makes an array's type a weak one."""
-    dtype = jax.dtypes.canonicalize_dtype(kind)
-    return primitives.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=kind is not bool, sharding=None)
+    return weak(x.reshape(()), _KINDS[category(x.dtype)])
 
 
 @lowering(aten.sym_size.int)
@@ -50,12 +43,13 @@ def _traced(x: Any) -> bool:
 
 @lowering(torch.sym_float)
 def sym_float(x: Any) -> Any:
-    return _weak(x, float) if _traced(x) else float(x)
+    x = known(x)
+    return weak(x, float) if _traced(x) else float(x)
 
 
 @lowering(torch.sym_int, math.trunc)
 def sym_int(x: Any) -> Any:
-    return _weak(jnp.trunc(x), int) if _traced(x) else int(x)
+    return weak(jnp.trunc(x), int) if _traced(x) else int(x)
 
 
 @lowering(torch.sym_not)

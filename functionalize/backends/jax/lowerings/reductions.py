@@ -15,7 +15,7 @@ import torch
 from functionalize.backends.interpreter import Call
 from functionalize.backends.jax.lowerings.elementwise import converted, logaddexp, rounded
 from functionalize.backends.jax.lowerings.registry import lowering
-from functionalize.backends.jax.values import category
+from functionalize.backends.jax.values import cast, category
 
 aten = torch.ops.aten
 Array = Any
@@ -140,8 +140,8 @@ def var(x: Array, dim: Any = None, *, correction: Any = None, keepdim: bool = Fa
     wide = x.astype(_wide(x.dtype))
     deviation = wide - jnp.mean(wide, over, keepdims=True)
     squares = jnp.real(deviation * jnp.conj(deviation)) if category(x.dtype) == 3 else deviation * deviation
-    freedom = max(count - (1 if correction is None else correction), 0)
-    found = jnp.sum(squares, over, keepdims=keepdim) / jnp.asarray(freedom, squares.dtype)
+    freedom = jnp.maximum(cast(count, squares.dtype) - (1 if correction is None else correction), 0)
+    found = jnp.sum(squares, over, keepdims=keepdim) / freedom
     return found.astype(x.dtype) if category(x.dtype) == 2 else found
 
 

@@ -6,6 +6,7 @@ Invariant: nothing is computed; the elements are those of the arguments.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,9 +93,14 @@ def select(x: Array, dim: int, index: Any) -> Array:
 
 
 def bounds(size: int, start: Any, end: Any) -> tuple[int, int]:
-    """Where a slice begins and ends, of so many elements."""
-    begin, stop, _ = slice(start, end).indices(size)
+    """Where a slice begins and ends, of so many elements; numbers may be symbols of ``jax.export``'s."""
+    begin = 0 if start is None else _inside(start, size)
+    stop = size if end is None or (type(end) is int and end >= sys.maxsize) else _inside(end, size)
     return begin, max(begin, stop)
+
+
+def _inside(place: Any, size: Any) -> Any:
+    return min(max(place + size if place < 0 else place, 0), size)
 
 
 @lowering(aten.slice.Tensor)
@@ -151,11 +157,13 @@ def select_scatter(x: Array, src: Array, dim: int, index: Any) -> Array:
 def slice_scatter(x: Array, src: Array, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Array:
     dim = dim % x.ndim
     begin, stop = bounds(x.shape[dim], start, end)
-    where = tuple(slice(begin, stop, step) if d == dim else slice(None) for d in range(x.ndim))
     part = list(x.shape)
-    part[dim] = len(range(begin, stop, step))
+    part[dim] = max(stop - begin, 0) if step == 1 else len(range(begin, stop, step))
     src = jnp.broadcast_to(cast(src, x.dtype), part)
-    return jax.lax.dynamic_update_slice_in_dim(x, src, begin, dim) if step == 1 else x.at[where].set(src)
+    if step == 1:
+        return jax.lax.dynamic_update_slice_in_dim(x, src, begin, dim)
+    where = tuple(slice(begin, stop, step) if d == dim else slice(None) for d in range(x.ndim))
+    return x.at[where].set(src)
 
 
 @lowering(aten.diagonal_scatter)
