@@ -65,6 +65,19 @@ class Exchanged(nn.Module):
         return old, self.one * 2 + self.other, last
 
 
+class Derived(nn.Module):
+    """Replaces a tensor that shares memory with a parameter, which stays, as torch's old spectral norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.current = self.weight.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.current = self.weight.data * 2
+        return x * self.current + self.weight
+
+
 class Short(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -151,6 +164,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
     "in-part-shared": in_part_shared,
     "number-of-one-element": lambda: (lambda x: torch.tensor(x[:1].item()) * 2, lambda: (torch.randn(3),)),
     "sixteen-bits": lambda: (Short(), lambda: (torch.randn(4, 3).half(),)),
+    "derived": lambda: (Derived(), lambda: (torch.randn(3),)),
     "exchanged": lambda: (Exchanged(), lambda: (torch.randn(3),)),
     "old-gradient": old_gradient,
     "last-argument": lambda: (LastArgument(), lambda: (torch.randn(3),)),

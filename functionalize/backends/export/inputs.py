@@ -100,6 +100,10 @@ class ExportInputs:
         """
         state = [one for one in self.all if one.target is not None]
         changing = [one for one in state if one.name in written and one.number not in self._found.made]
+        replaced = {one.input for one in self._found.effects.rebindings} - {m.input for m in self._metadata.mutations}
+        for one in changing:
+            if one.number in replaced:  # by another tensor: what shares memory with the old one keeps it
+                one.value = one.value.detach().clone()
         keys = {_storage(one.value) for one in changing}
         moved = [one for one in state if _storage(one.value) in keys]  # with those that share memory with one
         for one, value in zip(moved, copied(one.value for one in moved), strict=True):
