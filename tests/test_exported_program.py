@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.export import Dim
 
 from functionalize import UnsupportedExportError, capture, from_exported_program
@@ -213,3 +217,33 @@ def test_from_an_exported_program() -> None:
         mine = x.clone()
         torch.testing.assert_close(program(mine, more={"z": z}), twin(x, more={"z": z}))
         torch.testing.assert_close(mine, x)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles with g++")
+@pytest.mark.filterwarnings("ignore")  # of the compiler's, about its own tools
+def test_aotinductor_threads_the_state(tmp_path: Path) -> None:
+    """Compiled, loaded and called three times: statistics, a cache with a moving position, and a written argument."""
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        norm, cache = torch.nn.BatchNorm1d(2), torch.zeros(4, 2)
+
+        def run(x: Tensor, position: Tensor) -> Tensor:
+            cache[position] = x[0]
+            result: Tensor = norm(x) + cache.sum()
+            x.mul_(2)
+            return result
+
+        return run
+
+    inductor: Any = importlib.import_module("torch._inductor")
+    with torch.no_grad():
+        exported = capture(made(), (torch.randn(3, 2), torch.tensor(1))).to_exported_program()
+        file = inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
+        loaded, eager = inductor.aoti_load_package(file), made()
+        for position in map(torch.tensor, range(3)):
+            mine = torch.randn(3, 2)
+            given = mine.clone()
+            torch.testing.assert_close(loaded(mine, position), eager(given, position), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(mine, given)
