@@ -108,11 +108,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "asks whether `x` is a view"),
     "a state that is set again": (lambda: drawn_twice, lambda: X, "sets the state of a generator of torch's"),
     "a seed as before": (lambda: seeded(torch.Generator()), lambda: X, "sets the state of a generator of torch's"),
-    "a generator made inside": (
-        lambda: lambda x: x + torch.rand(3, generator=torch.Generator().manual_seed(1)),
-        lambda: X,
-        "draws random numbers from a generator that it makes",
-    ),
     "an attribute given": (lambda: lambda x: setattr(x, "scale", 2), lambda: X, "gives the attribute `scale` to `x`"),
     "an object as attribute": (
         lambda: lambda x: x * x.scales[0],

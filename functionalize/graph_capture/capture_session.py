@@ -150,6 +150,7 @@ class CaptureSession(RecordingSession):
             drawn = sources.restore()
             take_back(self._constants.values(), self._lifted())
         refuse_drawn(drawn)
+        self._generators.check_given(self._lifted())
         return found
 
     @property
@@ -204,13 +205,16 @@ class CaptureSession(RecordingSession):
         return found
 
     def _left(self, effects: SideEffectRecorder, objects: ObjectGraph, returned: list[Any]) -> LeftInObjects:
-        return LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
+        left = LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
+        self._generators.make_anew(self.recorder.tracer.graph)
+        return left
 
     def _follow(self, context: Any) -> None:
         self._provenance.follow(context)
         self._attributes.unused = context.notes.unused
         context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
         self._asked, context.notes.constants = context.notes.asked, self._constants
+        context.notes.generators = self._generators.given
 
     def _program(self) -> Any:
         if self._numbers.places:

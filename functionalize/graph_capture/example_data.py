@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.tracing import nodes_in_use
-from functionalize.runtime.random_state import RandomState, generator_of, source_of
+from functionalize.runtime.random_state import RandomState, anew, generator_of, source_of
 
 _FEW = 64  # so many values are kept without asking whether they are used
 
@@ -100,7 +100,8 @@ class ExampleData:
         """Draw from copies of the generators, which go on where they were."""
         if any(map(self._drawn_again, nodes)):
             raise NoDataError("a checkpointed region draws its random numbers again")
-        sources = (self._sources[node] for node in nodes)
+        drawn = (self._sources[node] for node in nodes)
+        sources = (source for source in drawn if not (isinstance(source, Node) and source.target is anew))
         found = [generator_of(self._example(s) if isinstance(s, Node) else s, {}) for s in sources]
         generators = {identity_of(generator): generator for generator in found}
         states = ((one, self._states.get(key, self._state_of(one))) for key, one in generators.items())

@@ -91,6 +91,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             self._context.refuse_subclasses(types)
         if self._unused:  # one inside of a list has a node that uses it
             self._unused.difference_update(map(id, (*args, *(kwargs or {}).values())))
+        if kwargs and "generator" in kwargs:
+            self._context.notes.note_generator(kwargs["generator"])
         symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
         if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():
