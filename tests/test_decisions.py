@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import math
 import numbers
 import threading
@@ -781,3 +782,15 @@ def test_bodies_of_conditions_look_at_classes() -> None:
     for x in (torch.ones(3), -torch.ones(3)):
         torch.testing.assert_close(program(x), run(x))
     assert "type" not in globals()
+
+
+def test_floats_that_products_give_are_those_of_a_call() -> None:
+    embedding, linear = nn.Embedding(4, 8), nn.Linear(8, 7)
+
+    @torch.no_grad()
+    def run(x: Tensor) -> list[float]:
+        return [float(score) for score in linear(embedding(x).mean(0)).log_softmax(-1).topk(2).values]
+
+    for first, second in itertools.combinations(range(4), 2):  # rounded otherwise where the weight is a copy
+        x = torch.tensor([first, second])
+        assert capture(run, (x,))(x) == run(x)
