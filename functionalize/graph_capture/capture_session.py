@@ -35,7 +35,7 @@ from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, TorchGenerators, refuse_drawn
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.schedules import ScheduleSteps
-from functionalize.graph_capture.symbol_text import text_of_symbols
+from functionalize.graph_capture.symbol_values import have_plain_keys, values_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
@@ -67,7 +67,7 @@ class CaptureSession(RecordingSession):
         by_data: ByData = (False, None, None),
     ) -> None:
         self._func, self._inputs = func, inputs
-        self._modes = modes_now()
+        self._modes, self._looked_up = modes_now(), list[Any]()
         self._asked: set[str] = set()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
@@ -179,12 +179,12 @@ class CaptureSession(RecordingSession):
             if inputs.hooked:
                 lend(inputs.inputs)
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
-            symbols = math_of_symbols(self.recorder.tracer), text_of_symbols(mode.shape_env)
+            symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
             asking = [variables.values() for variables in inputs.follower.asking.values()]
             classes = classes_of_stand_ins(mode.shape_env, *asking, at_once=bool(self._dims))
             self._attributes = TensorAttributes(inputs.inputs)
             around = self._attributes.answered(), HooksTakenBack(inputs.state)
-            with self.active(), symbols[0], symbols[1], classes, around[0], around[1]:
+            with self.active(), symbols[0], symbols[1] as self._looked_up, classes, around[0], around[1]:
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:
@@ -220,8 +220,12 @@ class CaptureSession(RecordingSession):
         if self._numbers.places:
             self._numbers.place()
             self._inputs.state.begin()
-        with self._steps.noted():
-            return self._func(*self._inputs.args, **self._inputs.kwargs)
+        try:
+            with self._steps.noted():
+                return self._func(*self._inputs.args, **self._inputs.kwargs)
+        finally:
+            if self._looked_up:
+                have_plain_keys(container for state in self.states for container, _ in state.containers.values())
 
     def _check_stand_ins(self, found: Recorded) -> None:
         """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""
