@@ -36,7 +36,8 @@ from functionalize._torch import (
 from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.deep_copies import deep_copy
-from functionalize.transform.handlers.numbers import SPELT_OUT
+from functionalize.transform.handlers.numbers import SPELT_OUT as OF_NUMBERS
+from functionalize.transform.handlers.recurrent_layers import LAYERS
 from functionalize.transform.handlers.sparse import ELEMENTS
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
@@ -62,6 +63,7 @@ _DETACHES = frozenset(
 )
 _NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION}
 _DEEP_COPY: Any = torch.Tensor.__deepcopy__
+SPELT_OUT = OF_NUMBERS | LAYERS
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
 _UNDISPATCHED = {_DEEP_COPY, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED
 
