@@ -743,6 +743,7 @@ def test_a_dynamic_size_is_a_whole_number() -> None:
 
 
 ON_NUMBERS = {
+    "options": lambda n, m: nn.functional.dropout(torch.ones(3), 0.5, n > 100).tolist(),
     "keys": lambda n, m: ({m: n, (m, 1): 2, True: 3}[m], {m, m + 1}, m in {1: 0}, n in {6.0}, Counter([m, m])),
     "truths": lambda n, m: ((n > 0) == True, sum([n > 0, m > 2]), {True: 1, False: 2}[n > 0]),  # noqa: E712
     "divmod": lambda n, m: (divmod(n, 2.5), divmod(-n, 2), divmod(7, m)),

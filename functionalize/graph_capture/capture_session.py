@@ -24,6 +24,7 @@ from functionalize._torch.fakes import (
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
+from functionalize.graph_capture.default_dtypes import DefaultDtypes
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
@@ -78,7 +79,8 @@ class CaptureSession(RecordingSession):
         remove_views = remove == "mutations_and_views"
         self._held = [slot.get() for slot in (*inputs.state.constants, *inputs.arguments.constants)]
         self._generators = generators = TorchGenerators(self._held, inputs.inputs)
-        note = self._provenance.note
+        self._dtypes, note = DefaultDtypes(), self._provenance.note
+        self._provenance.observe(self._dtypes.note)
         super().__init__(fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=order)
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
@@ -207,6 +209,7 @@ class CaptureSession(RecordingSession):
     def _left(self, effects: SideEffectRecorder, objects: ObjectGraph, returned: list[Any]) -> LeftInObjects:
         left = LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
         self._generators.make_anew(self.recorder.tracer.graph)
+        self._dtypes.spell_out()
         return left
 
     def _follow(self, context: Any) -> None:

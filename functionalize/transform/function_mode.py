@@ -95,6 +95,14 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             self._unused.difference_update(map(id, (*args, *(kwargs or {}).values())))
         if kwargs and "generator" in kwargs:
             self._context.notes.note_generator(kwargs["generator"])
+        try:
+            return self._called(func, args, kwargs)
+        except TypeError:
+            if not any(isinstance(one, torch.SymBool) for one in (*args, *(kwargs or {}).values())):
+                raise
+        return self._called(func, _known(args), _known(kwargs or {}))
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
         if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():
@@ -161,6 +169,13 @@ def _has_number(args: Any, kwargs: Any) -> bool:
         if type(argument) in (list, tuple)
         for one in argument
     )
+
+
+def _known(arguments: Any) -> Any:
+    """Arguments with the values of truths that only the data tell, of which most functions take none."""
+    if isinstance(arguments, dict):
+        return {name: bool(one) if isinstance(one, torch.SymBool) else one for name, one in arguments.items()}
+    return tuple(bool(one) if isinstance(one, torch.SymBool) else one for one in arguments)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
