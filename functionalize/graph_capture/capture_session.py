@@ -68,7 +68,7 @@ class CaptureSession(RecordingSession):
         by_data: ByData = (False, None, None),
     ) -> None:
         self._func, self._inputs = func, inputs
-        self._modes, self._looked_up = modes_now(), list[Any]()
+        self._modes = modes_now()
         self._asked: set[str] = set()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
@@ -77,7 +77,6 @@ class CaptureSession(RecordingSession):
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
-        self._held = [slot.get() for slot in (*inputs.state.constants, *inputs.arguments.constants)]
         self._generators = generators = TorchGenerators(self._held, inputs.inputs)
         self._dtypes, note = DefaultDtypes(), self._provenance.note
         self._provenance.observe(self._dtypes.note)
@@ -106,6 +105,11 @@ class CaptureSession(RecordingSession):
             return self._fakes.get(id(value))
         with below_dispatch():
             return self.factory.like_real(value.of)
+
+    @property
+    def _held(self) -> list[Any]:
+        """The values in state and arguments that are neither tensors nor consist of others."""
+        return [slot.get() for slot in (*self._inputs.state.constants, *self._inputs.arguments.constants)]
 
     @property
     def traced(self) -> Traced:
@@ -186,12 +190,13 @@ class CaptureSession(RecordingSession):
             classes = classes_of_stand_ins(mode.shape_env, *asking, at_once=bool(self._dims))
             self._attributes = TensorAttributes(inputs.inputs)
             around = self._attributes.answered(), HooksTakenBack(inputs.state)
-            with self.active(), symbols[0], symbols[1] as self._looked_up, classes, around[0], around[1]:
+            with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1]:
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:
                     left = functools.partial(self._left, effects)
-                    found = self.record(self._program, inputs.inputs, left, self._provenance.here, self._follow)
+                    run = functools.partial(self._program, looked_up)
+                    found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
         if self._dims:
             check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
@@ -219,7 +224,8 @@ class CaptureSession(RecordingSession):
         self._asked, context.notes.constants = context.notes.asked, self._constants
         context.notes.generators = self._generators.given
 
-    def _program(self) -> Any:
+    def _program(self, looked_up: list[Any]) -> Any:
+        """``looked_up``: gets the numbers that the program looks up in dicts."""
         if self._numbers.places:
             self._numbers.place()
             self._inputs.state.begin()
@@ -227,7 +233,7 @@ class CaptureSession(RecordingSession):
             with self._steps.noted():
                 return self._func(*self._inputs.args, **self._inputs.kwargs)
         finally:
-            if self._looked_up:
+            if looked_up:
                 have_plain_keys(container for state in self.states for container, _ in state.containers.values())
 
     def _check_stand_ins(self, found: Recorded) -> None:

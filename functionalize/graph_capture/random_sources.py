@@ -154,8 +154,8 @@ class TorchGenerators:
         made = dict[int, Node]()
         for node in graph.find_nodes(op="get_attr"):
             generator = getattr(self._root, str(node.target))
-            key = identity_of(generator)
-            if not isinstance(generator, torch.Generator) or key not in self._watched or key in self._own:
+            key = identity_of(generator) if isinstance(generator, torch.Generator) else None
+            if key is None or key not in self._watched or key in self._own:
                 continue
             if key not in made:
                 if self._is_kept(key):
