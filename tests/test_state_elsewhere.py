@@ -330,3 +330,19 @@ def test_attributes_of_lists_and_dicts_are_state() -> None:
     for call in range(1, 4):
         assert torch.equal(captured(X), X + call)
         assert vars(noted) == {"noted": call}
+
+
+def test_lists_that_count_their_items_are_no_logs() -> None:
+    def made() -> tuple[Callable[[Tensor], Tensor], collections.UserList[int]]:
+        counts = collections.UserList([1])
+
+        def program(x: Tensor) -> Tensor:
+            counts.append(len(counts))
+            return x * len(counts)
+
+        return program, counts
+
+    (program, counts), (eager, theirs) = made(), made()
+    captured = capture(program, (X,))
+    for _ in range(3):
+        assert torch.equal(captured(X), eager(X)) and counts == theirs
