@@ -16,7 +16,13 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import InputKind, OutputKind
 
-from functionalize import DataDependentError, InputMismatchError, UnsupportedMutationError, capture
+from functionalize import (
+    DataDependentError,
+    InputMismatchError,
+    UnsupportedMutationError,
+    UnsupportedProgramError,
+    capture,
+)
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import clone_inputs, differences, observe
 from tests.graphs import operators
@@ -561,3 +567,27 @@ def test_optional_arguments_that_were_not_given_before() -> None:
         captured(torch.ones(2), scale=2)
     with pytest.raises(InputMismatchError, match="with factor"):
         capture(program, (torch.ones(2),))(torch.ones(2), 5)
+
+
+def test_default_dtypes_that_a_program_sets_for_a_while() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        torch.set_default_dtype(torch.float64)
+        made = torch.zeros(2), torch.arange(2) / x, torch.linspace(0, 1, 2), torch.tensor(1.5)
+        torch.set_default_dtype(torch.float32)
+        return *made, torch.ones(2)
+
+    x = torch.ones(2)
+    for found, wanted in zip(capture(program, (x,))(x), program(x), strict=True):
+        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
+def test_an_operator_that_cannot_say_its_dtype_is_refused_under_another_default() -> None:
+    def program(x: Tensor) -> Tensor:
+        torch.set_default_dtype(torch.float64)
+        y = x / 2
+        torch.set_default_dtype(torch.float32)
+        return y
+
+    with pytest.raises(UnsupportedProgramError, match="sets another default dtype"):
+        capture(program, (torch.arange(2),))
+    assert torch.get_default_dtype() is torch.float32

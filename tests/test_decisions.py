@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import math
 import numbers
 import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -276,9 +278,10 @@ def test_what_a_way_writes_to_autograd_is_undone() -> None:
     assert program(y, ONES).requires_grad and y.requires_grad
 
 
-def test_numbers_in_sets_are_refused_unless_they_are_decided() -> None:
+def test_numbers_in_sets_are_decided_and_sizes_are_refused() -> None:
     with pytest.raises(UnsupportedProgramError, match=r"try  int\(\) of the number"):
-        capture(lambda x: x + len(set(x.tolist())), (torch.tensor([1, 2]),))
+        capture(lambda x: x + len({x.nonzero().size(0)}), (torch.tensor([1, 2]),))
+    assert follows(lambda x: x + len(set(x.tolist())), torch.tensor([1, 2]), torch.tensor([1, 1])) == 2
     assert follows(lambda x: x + len({int(one) for one in x}), torch.tensor([1, 2]), torch.tensor([1, 1])) == 2
 
 
@@ -740,6 +743,9 @@ def test_a_dynamic_size_is_a_whole_number() -> None:
 
 
 ON_NUMBERS = {
+    "options": lambda n, m: nn.functional.dropout(torch.ones(3), 0.5, n > 100).tolist(),
+    "keys": lambda n, m: ({m: n, (m, 1): 2, True: 3}[m], {m, m + 1}, m in {1: 0}, n in {6.0}, Counter([m, m])),
+    "truths": lambda n, m: ((n > 0) == True, sum([n > 0, m > 2]), {True: 1, False: 2}[n > 0]),  # noqa: E712
     "divmod": lambda n, m: (divmod(n, 2.5), divmod(-n, 2), divmod(7, m)),
     "parts": lambda n, m: (n.real, n.imag, m.real, m.imag, m.numerator, m.denominator),
     "not": lambda n, m: ~m,
@@ -781,3 +787,72 @@ def test_bodies_of_conditions_look_at_classes() -> None:
     for x in (torch.ones(3), -torch.ones(3)):
         torch.testing.assert_close(program(x), run(x))
     assert "type" not in globals()
+
+
+def test_floats_that_products_give_are_those_of_a_call() -> None:
+    embedding, linear = nn.Embedding(4, 8), nn.Linear(8, 7)
+
+    @torch.no_grad()
+    def run(x: Tensor) -> list[float]:
+        return [float(score) for score in linear(embedding(x).mean(0)).log_softmax(-1).topk(2).values]
+
+    for first, second in itertools.combinations(range(4), 2):  # rounded otherwise where the weight is a copy
+        x = torch.tensor([first, second])
+        assert capture(run, (x,))(x) == run(x)
+
+
+def test_texts_of_tensors_without_dimensions() -> None:
+    def run(x: Tensor) -> Any:
+        return f"{x.sum():.3f}", "{:>5d}".format((x > 0).sum()), "%.1e" % x[0]  # noqa: UP031, UP032
+
+    program = capture(run, (torch.ones(2),))
+    for x in (torch.tensor([1.0, 2.0]), torch.tensor([3.0, -2.5]), torch.tensor([1.0, 2.0])):
+        assert program(x) == run(x)
+    assert len(program.variants) == 3
+
+
+class Places:
+    """Dicts of several kinds, keyed by what the data tell."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Any] = Counter()
+        self.last: OrderedDict[Any, Any] = OrderedDict()
+        self.pairs: dict[Any, Any] = {}
+        self.seen: set[Any] = set()
+
+    def note(self, x: Tensor) -> Tensor:
+        for position in x.argsort().tolist():
+            self.counts[position] += 1
+            self.last[position] = x
+            self.last.move_to_end(position)
+        for sign in (x > 0).tolist():
+            self.counts[sign] += 1
+        self.pairs[position, x[0].item()] = len(self.last)
+        self.seen.add(position)
+        return x * self.counts[position]
+
+
+def test_dicts_that_are_keyed_by_what_the_data_tell() -> None:
+    places, theirs, x = Places(), Places(), torch.tensor([3.0, 1.0])
+    program = capture(places.note, (x,), on_guard_failure="recapture", cache_size=20)
+    assert not any(vars(places).values())
+    for batch in (x, x, torch.tensor([1.0, -2.0]), torch.tensor([0.5, 2.0])):
+        assert torch.equal(program(batch), theirs.note(batch))
+        assert list(places.last) == list(theirs.last)
+        assert (places.counts, places.pairs, places.seen) == (theirs.counts, theirs.pairs, theirs.seen)
+        assert all(type(key) in (int, bool) for key in places.counts)
+
+
+def test_dicts_are_as_they_were_where_the_program_raises() -> None:
+    counts: Counter[Any] = Counter({5: 1})
+    module = nn.Linear(2, 2)
+    weight = module.weight
+
+    def run(x: Tensor) -> None:
+        counts[x.argmax().item()] += 1
+        module.weight.data.zero_()
+        raise KeyError("of the program's")
+
+    with pytest.raises(KeyError, match="of the program's"):
+        capture(run, (torch.ones(2),))
+    assert counts == {5: 1} and module.weight is weight and bool(weight.any())

@@ -8,6 +8,7 @@ memory, gradients.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
@@ -679,3 +680,43 @@ def test_a_gradient_that_is_overwritten_has_memory_of_its_own(part: Any) -> None
     result = capture(program, (x, other))(x, other)
     other.add_(1)
     assert torch.equal(result, torch.arange(3.0))
+
+
+def test_parameters_and_buffers_are_such_whether_they_require_gradients_or_not() -> None:
+    module = nn.Linear(2, 2).requires_grad_(False)
+    module.scale = nn.Buffer(torch.ones(1), persistent=False)
+
+    def program(x: Tensor) -> Any:
+        copied = copy.deepcopy(module)
+        copied.weight.add_(isinstance(copied.weight, nn.Parameter))
+        made = nn.Parameter(x * 2), nn.Parameter(x * 3, requires_grad=False), nn.Buffer(x * 4)
+        return copied, made, copied(x), isinstance(module.scale, nn.Buffer)
+
+    captured, x = capture(program, (torch.ones(2),)), torch.arange(2.0)
+    for _ in range(3):
+        found, wanted = captured(x), program(x)
+        torch.testing.assert_close(found[1:], wanted[1:])
+        pairs = [
+            *zip(found[0].parameters(), wanted[0].parameters(), strict=True),
+            *zip(found[1], wanted[1], strict=True),
+        ]
+        for mine, theirs in [*pairs, (found[0].scale, wanted[0].scale)]:
+            assert torch.equal(mine, theirs) and mine.requires_grad == theirs.requires_grad
+            for kind in (nn.Parameter, nn.Buffer):
+                assert isinstance(mine, kind) == isinstance(theirs, kind)
+
+
+def test_modules_that_a_program_moves() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros(2))
+
+    def program(x: Tensor) -> Any:
+        twin = copy.deepcopy(module).double()
+        y = module.to(x.device).float()(x)
+        return y, twin(x.double()).detach(), copy.deepcopy(module).to("meta").weight.shape
+
+    captured, x = capture(program, (torch.ones(2),)), torch.arange(2.0)
+    weight = module.weight
+    torch.testing.assert_close(captured(x), program(x))
+    gradients = [torch.autograd.grad(run(x)[0].sum(), module.weight)[0] for run in (captured, program)]
+    assert torch.equal(*gradients) and module.weight is weight

@@ -285,3 +285,64 @@ def test_what_an_object_keeps_to_itself_is_not_changed() -> None:
 
     with pytest.raises(UnsupportedProgramError, match="changes what `held` holds"):
         capture(program, (X,))
+
+
+class NotesItsBuffer(torch.nn.Module):
+    """Keeps what it has seen in a buffer that is not saved."""
+
+    seen: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "seen"):
+            self.register_buffer("seen", x.detach() * 2, persistent=False)
+        return x - self.seen
+
+
+def test_which_buffers_are_saved_is_state() -> None:
+    module, eager = NotesItsBuffer(), NotesItsBuffer()
+    captured = capture(module, (X,))
+    assert not module._non_persistent_buffers_set and not module.state_dict()
+    for call in range(4):
+        assert torch.equal(captured(X * call), eager(X * call))
+        assert module._non_persistent_buffers_set == eager._non_persistent_buffers_set == {"seen"}
+        assert not module.state_dict()
+        if call == 1:
+            del module.seen, eager.seen
+
+
+class Noting(list[Any]):
+    """A list with attributes, of which it has none at first."""
+
+    def append(self, item: Any) -> None:
+        super().append(item)
+        self.noted = len(self)
+
+
+def test_attributes_of_lists_and_dicts_are_state() -> None:
+    noted = Noting()
+
+    def program(x: Tensor) -> Tensor:
+        noted.append(x * 2)
+        return x + noted.noted
+
+    captured = capture(program, (X,))
+    assert not noted and not vars(noted)
+    for call in range(1, 4):
+        assert torch.equal(captured(X), X + call)
+        assert vars(noted) == {"noted": call}
+
+
+def test_lists_that_count_their_items_are_no_logs() -> None:
+    def made() -> tuple[Callable[[Tensor], Tensor], collections.UserList[int]]:
+        counts = collections.UserList([1])
+
+        def program(x: Tensor) -> Tensor:
+            counts.append(len(counts))
+            return x * len(counts)
+
+        return program, counts
+
+    (program, counts), (eager, theirs) = made(), made()
+    captured = capture(program, (X,))
+    for _ in range(3):
+        assert torch.equal(captured(X), eager(X)) and counts == theirs

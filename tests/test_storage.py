@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from functionalize import UnsupportedMutationError, functionalize
+from functionalize import UnsupportedMutationError, capture, functionalize
 from functionalize.verify import assert_equivalent
 from tests.graphs import MODES, REMOVES, operators, trace
 
@@ -212,6 +212,19 @@ def set_of_an_input_to_nothing(x: Any, w: Any) -> Any:
     return w * 3
 
 
+def data_of_two_inputs_in_one_storage(x: Any, w: Any) -> Any:
+    whole = torch.cat([w.reshape(-1), x.reshape(-1)]) * 2
+    x.data, w.data = whole[4:].view(2, 2), whole[:4].view(2, 2)
+    return x + 1
+
+
+def data_of_two_inputs_that_overlap(x: Any, w: Any) -> Any:
+    whole = torch.cat([w.reshape(-1), x.reshape(-1)]) * 2
+    x.data, w.data = whole[3:6], whole[:4].view(2, 2)
+    w.add_(1)
+    return x * 2
+
+
 PROGRAMS = [value for value in list(globals().values()) if getattr(value, "__module__", None) == __name__]
 
 
@@ -259,3 +272,23 @@ def test_set_to_a_storage() -> None:
         return y, z
 
     assert_equivalent(f, torch.arange(4.0))
+
+
+def test_parameters_of_one_vector() -> None:
+    module, eager = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    eager.load_state_dict(module.state_dict())
+
+    def shrinking(of: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+        def step(x: Tensor) -> Tensor:
+            vector = torch.nn.utils.parameters_to_vector(of.parameters())
+            torch.nn.utils.vector_to_parameters(vector * 0.9, of.parameters())
+            return of(x).detach()  # type: ignore[no-any-return]
+
+        return step
+
+    program, x = capture(shrinking(module), (torch.ones(3),)), torch.ones(3)
+    for _ in range(3):
+        assert torch.equal(program(x), shrinking(eager)(x))
+        for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+        assert module.bias.data_ptr() == module.weight.data_ptr() + 24

@@ -263,8 +263,8 @@ def mark_as(fake: Any, tensor: torch.Tensor) -> None:
     """Tell a fake tensor what torch says, besides its layout, of the tensor that it stands for."""
     if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
-    elif type(tensor) is torch.nn.Buffer:
-        fake._is_buffer, fake.persistent = True, tensor.persistent
+    elif getattr(tensor, "_is_buffer", False):  # of no class of its own
+        fake._is_buffer, fake.persistent = True, tensor.persistent  # type: ignore[attr-defined]
     if tensor.requires_grad:
         fake.requires_grad_(True)
 

@@ -272,6 +272,9 @@ def new_symbols_wait(handle: Any) -> Iterator[None]:
 OF_ELEMENTS: Mapping[str, Any] = {
     name: getattr(torch.Tensor, name) for name in ("_nnz", "_values", "_indices", "values", "indices")
 }
+# Packed sequences and recurrent layers, as torch's modules call them.
+_RECURRENT = ("_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu")
+RECURRENT: Mapping[str, Any] = {name: getattr(torch._VF, name) for name in _RECURRENT}
 # The steps of optimizers in one kernel, which take a learning rate as a number or as a tensor.
 FUSED_STEPS: tuple[Any, ...] = tuple(
     getattr(torch, f"_fused_{name}_")

@@ -55,7 +55,8 @@ def capture(
         remove: ``"mutations_and_views"`` to compute by ``*_copy`` ops what view ops would alias, or ``"mutations"``.
         dynamic_shapes: as in ``torch.export.export``: which sizes may differ from call to call.
         optimizer: of a function, an optimizer whose state it updates. With a module that returns a loss (a scalar, or
-            an output with a ``loss``), the program is a training step: forward, ``backward()`` and ``step()``.
+            an output with a ``loss``), the program is a training step: ``zero_grad()``, forward,
+            ``backward()`` and ``step()``.
         on_guard_failure: ``"raise"``, or ``"recapture"`` to capture one more program for a call that the guards
             refuse (other shapes, strides, modes of torch, Python state; see ``program.guards``).
         cache_size: how many programs are kept at most; the one that was not called for longest goes. Of each of these

@@ -24,6 +24,7 @@ from functionalize._torch.fakes import (
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
+from functionalize.graph_capture.default_dtypes import DefaultDtypes
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
@@ -35,7 +36,7 @@ from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, TorchGenerators, refuse_drawn
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.schedules import ScheduleSteps
-from functionalize.graph_capture.symbol_text import text_of_symbols
+from functionalize.graph_capture.symbol_values import have_plain_keys, values_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
@@ -76,9 +77,9 @@ class CaptureSession(RecordingSession):
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
-        self._held = [slot.get() for slot in (*inputs.state.constants, *inputs.arguments.constants)]
         self._generators = generators = TorchGenerators(self._held, inputs.inputs)
-        note = self._provenance.note
+        self._dtypes, note = DefaultDtypes(), self._provenance.note
+        self._provenance.observe(self._dtypes.note)
         super().__init__(fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=order)
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,6 +105,11 @@ class CaptureSession(RecordingSession):
             return self._fakes.get(id(value))
         with below_dispatch():
             return self.factory.like_real(value.of)
+
+    @property
+    def _held(self) -> list[Any]:
+        """The values in state and arguments that are neither tensors nor consist of others."""
+        return [slot.get() for slot in (*self._inputs.state.constants, *self._inputs.arguments.constants)]
 
     @property
     def traced(self) -> Traced:
@@ -150,6 +156,7 @@ class CaptureSession(RecordingSession):
             drawn = sources.restore()
             take_back(self._constants.values(), self._lifted())
         refuse_drawn(drawn)
+        self._generators.check_given(self._lifted())
         return found
 
     @property
@@ -178,17 +185,18 @@ class CaptureSession(RecordingSession):
             if inputs.hooked:
                 lend(inputs.inputs)
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
-            symbols = math_of_symbols(self.recorder.tracer), text_of_symbols(mode.shape_env)
+            symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
             asking = [variables.values() for variables in inputs.follower.asking.values()]
             classes = classes_of_stand_ins(mode.shape_env, *asking, at_once=bool(self._dims))
             self._attributes = TensorAttributes(inputs.inputs)
             around = self._attributes.answered(), HooksTakenBack(inputs.state)
-            with self.active(), symbols[0], symbols[1], classes, around[0], around[1]:
+            with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1]:
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:
                     left = functools.partial(self._left, effects)
-                    found = self.record(self._program, inputs.inputs, left, self._provenance.here, self._follow)
+                    run = functools.partial(self._program, looked_up)
+                    found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
         if self._dims:
             check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
@@ -204,20 +212,29 @@ class CaptureSession(RecordingSession):
         return found
 
     def _left(self, effects: SideEffectRecorder, objects: ObjectGraph, returned: list[Any]) -> LeftInObjects:
-        return LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
+        left = LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
+        self._generators.make_anew(self.recorder.tracer.graph)
+        self._dtypes.spell_out()
+        return left
 
     def _follow(self, context: Any) -> None:
         self._provenance.follow(context)
         self._attributes.unused = context.notes.unused
         context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
         self._asked, context.notes.constants = context.notes.asked, self._constants
+        context.notes.generators = self._generators.given
 
-    def _program(self) -> Any:
+    def _program(self, looked_up: list[Any]) -> Any:
+        """``looked_up``: gets the numbers that the program looks up in dicts."""
         if self._numbers.places:
             self._numbers.place()
             self._inputs.state.begin()
-        with self._steps.noted():
-            return self._func(*self._inputs.args, **self._inputs.kwargs)
+        try:
+            with self._steps.noted():
+                return self._func(*self._inputs.args, **self._inputs.kwargs)
+        finally:
+            if looked_up:
+                have_plain_keys(container for state in self.states for container, _ in state.containers.values())
 
     def _check_stand_ins(self, found: Recorded) -> None:
         """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.modules import module as modules
 
 from functionalize._torch import FakeTensor
 from functionalize.call_stack import is_of_program
@@ -124,7 +125,10 @@ _NOT_SCANNED = frozenset({"torch", "functionalize", "numpy", "sympy", "builtins"
 
 
 def _libraries_asking() -> list[dict[str, Any]]:
-    """The globals of loaded libraries of which some function names ``FakeTensor``."""
+    """The globals of loaded libraries of which some function names ``FakeTensor``, and of torch's modules themselves.
+
+    ``Module.to`` would swap fake parameters, which something else refers to, and not give them other data.
+    """
     if len(_SCANNED) != len(sys.modules):
         for name, module in list(sys.modules.items()):
             if name not in _SCANNED:
@@ -132,7 +136,7 @@ def _libraries_asking() -> list[dict[str, Any]]:
                 _SCANNED[name] = vars(module) if not skipped and any(map(_names_fakes, _codes_of(module))) else None
         for name in _SCANNED.keys() - sys.modules.keys():
             del _SCANNED[name]
-    return [variables for variables in _SCANNED.values() if variables is not None]
+    return [vars(modules), *(variables for variables in _SCANNED.values() if variables is not None)]
 
 
 def _codes_of(module: Any) -> Iterator[types.CodeType]:

@@ -21,7 +21,8 @@ from torch.fx.node import map_arg
 from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.tracing import nodes_in_use
-from functionalize.runtime.random_state import RandomState, generator_of, source_of
+from functionalize.runtime.graph_forms import PRODUCTS, UNCOPIED
+from functionalize.runtime.random_state import RandomState, anew, generator_of, source_of
 
 _FEW = 64  # so many values are kept without asking whether they are used
 
@@ -46,6 +47,7 @@ class ExampleData:
         """
         self._tracer, self._example, self._drawn_again, self._state_of = tracer, example, drawn_again, state_of
         self._values = dict[Node, Any]()
+        self._views = dict[Any, Any]()  # the same as views, of nodes that are copies of such
         self._done = set[Node]()  # computed at some time
         self._sources = dict[Node, Any]()  # of the nodes that draw random numbers, in order
         self._looked: Node | None = None  # the last node that was looked at for that
@@ -100,7 +102,8 @@ class ExampleData:
         """Draw from copies of the generators, which go on where they were."""
         if any(map(self._drawn_again, nodes)):
             raise NoDataError("a checkpointed region draws its random numbers again")
-        sources = (self._sources[node] for node in nodes)
+        drawn = (self._sources[node] for node in nodes)
+        sources = (source for source in drawn if not (isinstance(source, Node) and source.target is anew))
         found = [generator_of(self._example(s) if isinstance(s, Node) else s, {}) for s in sources]
         generators = {identity_of(generator): generator for generator in found}
         states = ((one, self._states.get(key, self._state_of(one))) for key, one in generators.items())
@@ -114,6 +117,11 @@ class ExampleData:
         if node.op == "get_attr":
             return _with_data(attrgetter(str(node.target))(self._tracer.root), node)
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        if node.target in UNCOPIED:  # which products of matrices read as a call has it
+            first, *others = args
+            self._views[node] = UNCOPIED[node.target](self._views.get(node.args[0], first), *others, **kwargs)
+        elif node.target in PRODUCTS:
+            args = tuple([self._views.get(arg, value) for arg, value in zip(node.args, args, strict=True)])
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _drop(self) -> None:
@@ -123,6 +131,7 @@ class ExampleData:
             kept = node in self._sources or node in used or isinstance(value, (bool, int, float))
             if node.op == "call_function" and not kept and self._done.issuperset(node.users):
                 del self._values[node]
+                self._views.pop(node, None)
         self._many = max(_FEW, 2 * len(self._values))
 
 

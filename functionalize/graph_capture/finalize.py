@@ -123,7 +123,7 @@ class GraphFinalizer:
         results = self._add_results(references, others, gradients)
         analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
         aliases = analysis.outputs(self.handles, self._results)
-        made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf]
+        made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf is not None]
         refuse_gradients_of_made(made, () if whole else self.handles)
         asserted = joint.asserted()
         read = looked_up(mutations, aliases, analysis.bases)

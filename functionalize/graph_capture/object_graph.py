@@ -41,6 +41,7 @@ _WHOLE = (
 _SCALARS = (int, float, complex, str, bytes)
 # What pytrees are made of, if they are these very types.
 _TREES = frozenset({tuple, list, dict, OrderedDict, defaultdict, deque})
+TEXT = "FakeTensor(..."  # how torch writes a tensor of a capture
 LEAF = pytree.tree_structure(0)  # of a result that is made as a whole
 _ARGUMENTS = 1  # the walk over them
 Roots = Sequence[tuple[Any, Collection[int]]]
@@ -99,6 +100,7 @@ class ObjectGraph:
         """What stands for a leaf of a pytree among what the graph gives: for an object that is made anew nothing."""
         if isinstance(leaf, torch.Tensor):
             return TensorRef(self.number(leaf))
+        _refuse_text(leaf, "the result")
         return leaf if isinstance(leaf, SYMBOLS) or not self._is_anew(leaf) else None
 
     def is_tree(self, value: Any) -> bool:
@@ -117,6 +119,8 @@ class ObjectGraph:
         if kind is defaultdict and self._is_anew(value.default_factory):
             return False
         if issubclass(kind, dict):
+            for key in value:
+                _refuse_text(key, "the result")
             return not any(map(self._is_anew, value)) and all(self._is_tree(item, met) for item in value.values())
         return all(self._is_tree(item, met) for item in value)
 
@@ -145,6 +149,7 @@ class ObjectGraph:
             return self._recipes[id(value)]
         if isinstance(value, Node):  # of autograd's, which knows the tensors of the capture
             raise self._refusal(value, path)
+        _refuse_text(value, path)
         if not self._is_anew(value):
             return value
         kind = value if isinstance(value, type) else type(value)
@@ -190,6 +195,20 @@ class ObjectGraph:
         node = tracked_node(self._tracer, value) if isinstance(value, torch.Tensor) else None
         origin = None if node is None else node.meta.get("stack_trace")
         return origin.location if isinstance(origin, Origin) else None
+
+
+def _refuse_text(value: Any, path: str) -> None:
+    """Raise where a text shows a tensor of the program's.
+
+    Raises:
+        UnsupportedProgramError: it does.
+    """
+    if isinstance(value, str) and TEXT in value:
+        raise UnsupportedProgramError(
+            f"{path} has a tensor written as text: {value[:80]!r}",
+            why="the values of tensors are not known while the program is captured",
+            hint="keep the tensor itself, or the text of numbers (`str(x.item())`, `str(x.tolist())`)",
+        )
 
 
 class _References:

@@ -9,9 +9,9 @@ where only views lead there: the gradient of any other goes through the captured
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -132,8 +132,8 @@ class OutputAnalysis:
             else:
                 kind, source, own = self._alone(handle, key)
                 alias = replace(alias, kind=kind, input=source, own_gradient=own)
-            made = handle.requires_grad and _is_leaf(handle) and id(handle) not in self._numbers
-            found.append(replace(alias, **_LEAF, leaf=_kind_of(handle)) if made else alias)
+            leaf = None if id(handle) in self._numbers else _leaf(handle)
+            found.append(alias if leaf is None else replace(alias, **_LEAF, leaf=leaf))
         return found
 
     def _alone(self, handle: torch.Tensor, key: int) -> tuple[AliasKind, int | None, bool]:
@@ -200,8 +200,15 @@ class OutputAnalysis:
         return len(self.bases) - 1
 
 
-def _kind_of(leaf: torch.Tensor) -> type[torch.Tensor]:
-    return torch.nn.Parameter if isinstance(leaf, torch.nn.Parameter) else torch.Tensor
+def _leaf(handle: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What makes a leaf, a parameter or a buffer like one that the program made; None where it is none of these."""
+    if not _is_leaf(handle):
+        return None
+    if isinstance(handle, torch.nn.Parameter):
+        return partial(torch.nn.Parameter, requires_grad=handle.requires_grad)
+    if isinstance(handle, torch.nn.Buffer) and not handle.requires_grad:
+        return partial(torch.nn.Buffer, persistent=handle.persistent)
+    return torch.Tensor.requires_grad_ if handle.requires_grad else None
 
 
 @cache

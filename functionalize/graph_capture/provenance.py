@@ -51,6 +51,10 @@ class Provenance:
         """From now on all nodes of one op of a program have one origin."""
         self._context = context
 
+    def observe(self, observer: Callable[[Node], None]) -> None:
+        """Tell a function of each node, once its module and its line are noted."""
+        self._observers = (observer, *self._observers)
+
     def here(self) -> Origin:
         """Where the program is."""
         context = self._context

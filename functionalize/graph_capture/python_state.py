@@ -10,6 +10,7 @@ import enum
 import functools
 import inspect
 import types
+from collections import ChainMap, UserDict, UserList
 from collections.abc import Iterable, Iterator
 from dis import opmap
 from typing import Any
@@ -35,6 +36,7 @@ from functionalize.runtime.settings import Settings, hooks_of
 from functionalize.runtime.state_walk import StateWalk, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
+_WITH_METHODS = (UserList, UserDict, ChainMap)  # of the standard library, which are not looked through
 _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
 _STORE_ATTR = opmap["STORE_ATTR"]
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
@@ -86,6 +88,8 @@ class Follower:
         if type(container) is not list or len(slots) != 1 or not self._whole:
             return False
         slot = slots[0]
+        if isinstance(slot.owner, _WITH_METHODS):
+            return False
         name = slot.path if isinstance(slot.container, Variable) else slot.key
         codes = {code for code in self._codes if code.co_name not in CONSTRUCTORS}  # that of another object
         return isinstance(name, str) and not slot.steps and all(only_adds(code, name) for code in codes)

@@ -7,6 +7,8 @@ Nothing is drawn while a program runs on fake tensors, so a state that is read a
 functions of `torch.random` do to the default generator is therefore heard of, in the thread that captures. A generator
 of the program's own goes on at each node that draws from it, as in eager: who finds it in another state has set it.
 
+One that the program makes is made by each run of the graph, in the state in which the program first drew from it.
+
 Invariant: after a capture the sources are as they were; the default generator is not touched. Limits: the generators
 that the program's state and arguments hold, arrays among these, `random`, and NumPy where it is loaded. Of these two a
 thread that draws meanwhile is not told apart; nor is `torch.default_generator.set_state`.
@@ -15,6 +17,7 @@ thread that draws meanwhile is not told apart; nor is `torch.default_generator.s
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import sys
 import threading
@@ -24,14 +27,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from functionalize._torch.dispatch import HigherOrderOperator, identity_of, kernels_alone
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.opaque_values import ARRAYS, GENERATORS, access_to
-from functionalize.runtime.random_state import generator_of, is_random, source_of
+from functionalize.runtime.random_state import anew, generator_of, is_random, source_of
+from functionalize.transform.autograd_notes import Generators
 
 _WHY = "the capture would do so once, and calls of the program not at all"
 _SEEDS = "seeds torch's generator"
@@ -76,6 +80,8 @@ class TorchGenerators:
         found = {identity_of(value): value for value in values if isinstance(value, torch.Generator)}
         found.pop(identity_of(torch.default_generator), None)
         self._watched = {identity: _Generator.of(generator) for identity, generator in found.items()}
+        self._own, self._states = set(found), set[bytes]()  # states that the program may have read
+        self.given: Generators = {}  # what the program passed to draw from
         self._passed = {one.name: one.value for one in inputs if isinstance(one.value, torch.Generator)}
         self._root, self._default = torch.nn.Module(), _Default()
 
@@ -92,8 +98,9 @@ class TorchGenerators:
         functions, changed = vars(torch.random), False
         before = functions["default_generator"]
         functions["default_generator"] = self._default
+        self._states.add(_bytes(torch.default_generator.get_state()))
         for one in self._watched.values():
-            one.go_on()  # else a seed that the program sets again would not be seen
+            self._go_on(one)  # else a seed that the program sets again would not be seen
         try:
             yield
             changed = any(one.is_changed for one in self._watched.values())
@@ -105,6 +112,10 @@ class TorchGenerators:
         if changed:
             refuse_drawn([_SETS])
 
+    def _go_on(self, one: _Generator) -> None:
+        one.go_on()
+        self._states.add(_bytes(one.expected))
+
     def before(self, generator: torch.Generator) -> torch.Tensor:
         """The state before the program."""
         watched = self._watched.get(identity_of(generator))
@@ -114,27 +125,78 @@ class TorchGenerators:
         """A node was added to the graph just now.
 
         Raises:
-            UnsupportedProgramError: it draws from a generator that the program made, or has set to another state.
+            UnsupportedProgramError: it draws from a generator that the program has set to another state.
         """
         if not (isinstance(node.target, HigherOrderOperator) or is_random(node)):
             return
         source = source_of(node, self._root)
-        if source is None:
+        if source is None or (isinstance(source, Node) and source.target is anew):
             return
         self._default.draws += 1
         generator = generator_of(str(source.target) if isinstance(source, Node) else source, self._passed)
         watched = self._watched.get(identity_of(generator))
+        if watched is None and identity_of(generator) != identity_of(torch.default_generator):
+            watched = self._watched[identity_of(generator)] = _Generator.of(generator)  # made inside, as it seems
+            if _bytes(watched.before) in self._states:
+                raise _read()
         if watched is None:
-            if isinstance(source, torch.Generator) and identity_of(source) != identity_of(torch.default_generator):
-                raise UnsupportedProgramError(
-                    "the program draws random numbers from a generator that it makes, or has by no name of its code",
-                    why="each call would have to make another one, and would go on with this one instead",
-                    hint="make the generator outside, and pass it as an argument",
-                )
             return
         if watched.is_changed:
             refuse_drawn([_SETS])
-        watched.go_on()
+        self._go_on(watched)
+
+    def make_anew(self, graph: Graph) -> None:
+        """Have each run of the graph make the generators that the program, which is over, has made.
+
+        Raises:
+            UnsupportedProgramError: the program draws from one that it did not make, and does not reach by a name.
+        """
+        made = dict[int, Node]()
+        for node in graph.find_nodes(op="get_attr"):
+            generator = getattr(self._root, str(node.target))
+            key = identity_of(generator) if isinstance(generator, torch.Generator) else None
+            if key is None or key not in self._watched or key in self._own:
+                continue
+            if key not in made:
+                if self._is_kept(key):
+                    raise UnsupportedProgramError(
+                        "the program draws random numbers from a generator that it does not reach by a name, or keeps",
+                        why="a call could not tell in which state the generator is to be then",
+                        hint="pass it as an argument, or reach it by a variable or an attribute",
+                    )
+                with graph.inserting_after(node):
+                    made[key] = graph.call_function(anew, (node,))
+            node.replace_all_uses_with(made[key], delete_user_cb=lambda user: user.target is not anew)
+
+    def _is_kept(self, key: int) -> bool:
+        """Whether somebody may draw from a generator that the program has passed."""
+        given = self.given.get(key)
+        if given and any(one() is not None for one in given):
+            gc.collect()
+        return not given or any(one() is not None for one in given)
+
+    def check_given(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Raise where one of some tensors, which the program got without operators, is the state of a generator.
+
+        Raises:
+            UnsupportedProgramError: one is.
+        """
+        for tensor in tensors:
+            if type(tensor) is torch.Tensor and tensor.dtype == torch.uint8 and _bytes(tensor) in self._states:
+                raise _read()
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    with kernels_alone():
+        return state.numpy().tobytes()
+
+
+def _read() -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        "the program reads the state of a generator of torch's",
+        why="operators that are recorded draw nothing: the state is not what a call would find",
+        hint="read it before or after the program is called",
+    )
 
 
 class _Default:

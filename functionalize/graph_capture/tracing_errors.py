@@ -57,6 +57,12 @@ _KNOWN = (
         "torch.isin, an index)",
     ),
     _Known(
+        "must be bool, not SymBool",
+        "the program passes a condition that the data tell as an option of an operator",
+        "operators of torch take plain truths",
+        "bool() of the condition, which the data then decide",
+    ),
+    _Known(
         BEYOND,
         "the program runs a backward through how its inputs were computed",
         "a captured program begins with its inputs: what lies before them is none of its graph",

@@ -203,10 +203,10 @@ def _is_data(name: str, value: Any) -> bool:
     special = name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
     if special or isinstance(value, types.ModuleType):
         return False
-    return isinstance(value, type) or not hasattr(type(value), "__get__") or not _is_pythons(type(value))
+    return isinstance(value, type) or not hasattr(type(value), "__get__") or not is_pythons(type(value))
 
 
-def _is_pythons(kind: type) -> bool:
+def is_pythons(kind: type) -> bool:
     """Whether a class is Python's own, or of a library that is not the user's: of such descriptors have no state."""
     root = kind.__module__.partition(".")[0]
     return root in sys.stdlib_module_names or root in ("builtins", "torch", "functionalize")

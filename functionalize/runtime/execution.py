@@ -294,8 +294,7 @@ class _Ending:
     def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
         """An output in its memory, with the gradient of the graph's result where it has that; a leaf as one."""
         if alias.leaf is not None:
-            made = made.detach()
-            return torch.nn.Parameter(made) if alias.leaf is torch.nn.Parameter else made.requires_grad_()
+            return alias.leaf(made.detach())
         if not alias.own_gradient or made is self._result(alias):
             return made
         known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
@@ -309,7 +308,9 @@ class _Ending:
         wanted = alias.inference or (before is not None and before.is_inference())
         if made.is_inference() == wanted:
             return made
-        return _remade(made, wanted).requires_grad_(alias.requires_grad or alias.leaf is not None)
+        return _remade(made, wanted).requires_grad_(
+            alias.requires_grad or (alias.leaf is not None and made.requires_grad)
+        )
 
     def _tensor(self, alias: OutputAlias) -> torch.Tensor:
         if alias.kind is AliasKind.INPUT:

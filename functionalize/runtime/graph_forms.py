@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.dispatch import direct_call
@@ -41,11 +42,11 @@ VIEW_OF: dict[Any, Any] = {
 }
 
 # Ops whose results have the same elements in the same strides, whatever strides their arguments have.
-_PRODUCTS = frozenset(
+PRODUCTS = frozenset(
     {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.dot.default}
 )
 # Copies of views, and what gives the same elements, in a view where it can.
-_UNCOPIED: dict[Any, Any] = {
+UNCOPIED: dict[Any, Any] = {
     aten.t_copy.default: aten.t.default,
     aten.transpose_copy.int: aten.transpose.int,
     aten.permute_copy.default: aten.permute.default,
@@ -136,21 +137,29 @@ def executable(
     new = Graph()
     new.output(new.graph_copy(graph, {}))
     with_checks(new, decisions)
-    for node in () if writes else _read_by_products(new):
-        node.target = _UNCOPIED[node.target]
+    if not writes:
+        _have_products_read_views(new)
     for node in new.nodes:
         if isinstance(node.target, OpOverload):
             node.target = direct_call(node.target)
     return GraphModule(root, new, "Executed")
 
 
-def _read_by_products(graph: Graph) -> set[Node]:
-    """The copies of views that only products of matrices read, perhaps through other such copies."""
-    found: set[Node] = set()
-    for node in reversed(graph.nodes):
-        if node.target in _UNCOPIED and all(user.target in _PRODUCTS or user in found for user in node.users):
-            found.add(node)
-    return found
+def _have_products_read_views(graph: Graph) -> None:
+    """Have products of matrices read views, as they do in eager, where the graph has copies of these."""
+    views = dict[Node, Node]()
+    for node in list(graph.nodes):
+        if node.target in UNCOPIED:
+            with graph.inserting_after(node):
+                args, kwargs = map_arg((node.args, node.kwargs), lambda arg: views.get(arg, arg))
+                views[node] = graph.call_function(UNCOPIED[node.target], args, kwargs)
+                views[node].meta = node.meta
+        elif node.target in PRODUCTS:
+            node.args = map_arg(node.args, lambda arg: views.get(arg, arg))
+    for pair in reversed(views.items()):
+        for node in pair:
+            if not node.users:
+                graph.erase_node(node)
 
 
 def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:

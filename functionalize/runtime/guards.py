@@ -138,7 +138,7 @@ class Guards:
 
     @property
     def changes(self) -> set[int]:
-        """The identities of containers that the program changes."""
+        """The identities of containers that the program changes, and of what holds tensors that it moves."""
         return {container for container, _ in _changed(self.metadata, self.state)}
 
     @property
@@ -280,8 +280,7 @@ class Guards:
     def _refuse_property(
         self, number: int, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError
     ) -> None:
-        label, said = self.inputs[number].label, _TRUE_OR_NOT.get(name)
-        container = self._container(number)
+        label, said, container = self.inputs[number].label, _TRUE_OR_NOT.get(name), self._container(number)
         if said is None:
             verbs = ("are", "were") if name == STRIDES else _SINGULAR
             _refuse(f"the {name} of {label}", now, before, kind, verbs, container)
@@ -311,8 +310,7 @@ class Guards:
         """
         states = self.state, arguments.walk
         for effect in self.metadata.side_effects:
-            walk = states[effect.state]
-            container = list(walk.containers.values())[effect.container][0]
+            container = list(states[effect.state].containers.values())[effect.container][0]
             if effect.length not in (None, len(container)):
                 raise StateMismatchError(
                     f"`{effect.path}` has {len(container)} items, and had {effect.length} {_WHEN}",
@@ -322,12 +320,12 @@ class Guards:
             if not effect.is_in_order(container):
                 said = f"`{effect.path}` has its keys in the order {tuple(container)}, and had {effect.order} {_WHEN}"
                 raise StateMismatchError(said, hint=_CHANGES_IT, container=container)
-            items = list(container) if isinstance(container, SetItems) else []  # in Python's order
+            items = container if isinstance(container, SetItems) else ()  # in Python's order
             for name, before in effect.before.items():
                 number = self._input_of(name) if isinstance(name, TensorRef) else None
                 now = read(container, name if number is None else values[number])
+                label = name if number is None else self.inputs[number].target
                 if not any(before.is_found(one, states) for one in (now, *items)):
-                    label = name if number is None else self.inputs[number].target
                     was = before.found_by(states)
                     raise StateMismatchError(
                         f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(was)} {_WHEN}",
@@ -354,7 +352,7 @@ class Guards:
 
 
 def _changed(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int, Any]]:
-    """The entries of containers that a program changes itself: containers by identity, and keys."""
+    """What a program changes itself, or makes look otherwise: the entries of containers by identity, and keys."""
     containers = [container for container, _ in state.containers.values()]
     places = [
         place_of(containers[effect.container], key)
@@ -362,6 +360,8 @@ def _changed(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int, Any]
         if effect.state == 0
         for key in (effect.before or (0,))
     ]
+    moved = (metadata.inputs[one.input].slot for one in metadata.mutations if one.metadata or one.after)
+    places += [place_of(slot.container, slot.key) for slot in moved if slot is not None]
     return {(id(container), key) for container, key in places}
 
 

@@ -201,7 +201,7 @@ class OutputAlias:
     capacity: Any = 0  # bytes of that storage
     base: int | None = None  # of VIEW_OF_BASE: the position among the bases
     own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
-    leaf: type[torch.Tensor] | None = None  # of a leaf that the program made: a tensor, or a parameter
+    leaf: Callable[[torch.Tensor], torch.Tensor] | None = None  # makes a leaf, as the program did, of its memory
     inference: bool = False  # whether it is an inference tensor
 
 

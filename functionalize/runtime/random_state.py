@@ -18,13 +18,18 @@ from functionalize._torch import pytree
 from functionalize.ops.calls import draws
 
 
+def anew(generator: torch.Generator) -> torch.Generator:
+    """The generator that a program makes at each call: as the one that the capture saw began."""
+    return generator.clone_state()
+
+
 def is_random(node: Node) -> bool:
     """Whether a node draws random numbers."""
     return draws(node.target, node.args, node.kwargs)
 
 
 def source_of(node: Node, root: torch.nn.Module) -> Any:
-    """What a node draws random numbers from: a generator, a device that has one, a placeholder; None if it draws none.
+    """What a node draws random numbers from: a generator, a device that has one, a node; None if it draws none.
 
     ``root``: what the graph's attributes are found on: bodies of higher-order ops, which draw as well.
     """
@@ -51,7 +56,8 @@ def _device_of(node: Node) -> torch.device:
 def sources(graph: Graph, root: torch.nn.Module) -> tuple[Any, ...]:
     """What the nodes of a graph draw random numbers from, as :class:`RandomState` names it."""
     found = (source_of(node, root) for node in graph.nodes)
-    named = (source.name if isinstance(source, Node) else source for source in found)
+    there = (source for source in found if not (isinstance(source, Node) and source.target is anew))
+    named = (source.name if isinstance(source, Node) else source for source in there)
     return tuple(dict.fromkeys(source for source in named if source is not None))
 
 

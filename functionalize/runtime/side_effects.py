@@ -197,7 +197,7 @@ class SideEffectRecorder:
         """What the program did to one container; None where that holds equal values."""
 
         def key_of(key: Any) -> Any:
-            return objects.recipe(key, path) if isinstance(key, torch.Tensor) else key
+            return objects.recipe(key, path) if isinstance(key, (torch.Tensor, str)) else key
 
         now, mapping = copy_of(container), isinstance(container, MAPPINGS)
         new, touched = (now, before) if mapping else (dict(enumerate(now)), dict(enumerate(before)))

@@ -37,6 +37,7 @@ from functionalize.runtime.containers import (
     copy_of,
     entry,
     identity,
+    is_pythons,
     per_class,
     slots_of,
     unchanged,
@@ -61,6 +62,7 @@ _STRINGS = frozenset({str})
 _CONTAINERS = (dict, list, set, deque)
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are none of its state_dict
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
@@ -298,6 +300,7 @@ def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
         yield modules, [name for name, module in modules.items() if module is not None]
         content = value.__dict__
         yield from ((hooks, list(hooks)) for name in HOOKS_OF_MODULES if (hooks := content[name]))
+        yield SetItems(content[NOT_SAVED]), []
         yield content, [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _VALUES]
         return
     if isinstance(value, _CONTAINERS):
@@ -308,7 +311,8 @@ def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
         yield held, list(copy_of(held)) if isinstance(value, type) else list(range(len(held)))
         return
     attributes = getattr(value, "__dict__", None)
-    if attributes or (attributes is not None and not isinstance(value, _CONTAINERS)):
+    plain = isinstance(value, _CONTAINERS) and is_pythons(type(value))  # nobody gives it attributes
+    if attributes or (attributes is not None and not plain):
         yield attributes, list(attributes)
     names = slots_of(type(value)) if type(value) not in (dict, list) else ()
     if names:

@@ -12,12 +12,16 @@ from typing import Any
 import torch
 
 from functionalize._torch import VIEW, FakeTensor
+from functionalize._torch.dispatch import identity_of
 from functionalize._torch.tensors import autograd_base, is_view_to_autograd
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, hinted_span
 from functionalize.aliasing.overlap import box_of
 from functionalize.call_stack import Location, user_location
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+
+# Generators of random numbers that a program passed, by who they are in C++.
+Generators = dict[int, list["weakref.ref[torch.Generator]"]]
 
 
 class Reshapes:
@@ -81,8 +85,14 @@ class AutogradNotes:
         self.reshapes = Reshapes()
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
+        self.generators: Generators = {}
         self._required: dict[int, torch.Tensor] = {}  # told to require gradients; held, so that no other has it
         self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, what autograd gave
+
+    def note_generator(self, generator: Any) -> None:
+        """Note that the program passes a generator, perhaps none, to draw from."""
+        if isinstance(generator, torch.Generator):
+            self.generators.setdefault(identity_of(generator), []).append(weakref.ref(generator))
 
     def note_required(self, handle: torch.Tensor, has_views: bool) -> None:
         """Note that a handle is told to require gradients."""

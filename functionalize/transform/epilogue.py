@@ -7,6 +7,7 @@ Limits: runs only where a mode below observes us; otherwise the handles' memory 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -139,7 +140,7 @@ class Epilogue:
         ]
 
     def _whole(self, entry: Input, view: View, written: bool, metadata: _Metadata, storages: set[int]) -> WriteBack:
-        fresh = entry in self.moved and metadata.takes_fresh_storage(entry)
+        fresh = entry in self.moved and metadata.takes_data(entry)
         data = self._apart(self.context.read(view), storages) if written or fresh else None
         steps = tuple(metadata.steps(entry)) if entry in self.moved else ()
         after: tuple[OpCall, ...] = ()
@@ -287,6 +288,14 @@ class _Metadata:
         # Which input holds a storage when the ops so far have run: one that keeps it, if there is one.
         self._holder = {entry.storage: entry.handle for entry in [*moved, *(e for e in inputs if e not in moved)]}
         self._alone = {key for key, count in Counter(entry.storage for entry in inputs).items() if count == 1}
+        self._before = {entry.storage for entry in inputs}
+        self._ends: dict[int, list[Any]] = {}  # of what lies in each storage from now on
+        for entry in moved:
+            self._ends.setdefault(storage_key(entry.handle), []).append(stop(Layout.of(entry.handle)))
+
+    def takes_data(self, entry: Input) -> bool:
+        """Whether an input is in a storage of which nothing is there before the call."""
+        return self.takes_fresh_storage(entry) or storage_key(entry.handle) not in self._before
 
     def takes_fresh_storage(self, entry: Input) -> bool:
         """Whether an input left its storage (`set_`, `.data =`) for one that no input holds.
@@ -319,9 +328,11 @@ class _Metadata:
         size = list(handle.size())
         fresh = self.takes_fresh_storage(entry)
         if fresh:
-            whole = layout.contiguous and type(layout.offset) is int and layout.offset == 0
+            ends = self._ends[key]
+            whole = layout.contiguous and type(layout.offset) is int and layout.offset == 0 and len(ends) == 1
             options = {"dtype": layout.dtype, "device": handle.device}
-            memory = self._executor.call(aten.empty.memory_format, size if whole else [stop(layout)], **options)
+            room = size if whole else [functools.reduce(torch.sym_max, ends)]
+            memory = self._executor.call(aten.empty.memory_format, room, **options)
         else:
             whole, memory = False, self._holder.get(key)
         if key != entry.storage or memory is not self._holder.get(key):

@@ -36,7 +36,8 @@ from functionalize._torch import (
 from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.deep_copies import deep_copy
-from functionalize.transform.handlers.numbers import SPELT_OUT
+from functionalize.transform.handlers.numbers import SPELT_OUT as OF_NUMBERS
+from functionalize.transform.handlers.recurrent_layers import LAYERS
 from functionalize.transform.handlers.sparse import ELEMENTS
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
@@ -62,6 +63,7 @@ _DETACHES = frozenset(
 )
 _NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION}
 _DEEP_COPY: Any = torch.Tensor.__deepcopy__
+SPELT_OUT = OF_NUMBERS | LAYERS
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
 _UNDISPATCHED = {_DEEP_COPY, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED
 
@@ -91,6 +93,16 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             self._context.refuse_subclasses(types)
         if self._unused:  # one inside of a list has a node that uses it
             self._unused.difference_update(map(id, (*args, *(kwargs or {}).values())))
+        if kwargs and "generator" in kwargs:
+            self._context.notes.note_generator(kwargs["generator"])
+        try:
+            return self._called(func, args, kwargs)
+        except TypeError:
+            if not any(isinstance(one, torch.SymBool) for one in (*args, *(kwargs or {}).values())):
+                raise
+        return self._called(func, _known(args), _known(kwargs or {}))
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
         if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():
@@ -157,6 +169,13 @@ def _has_number(args: Any, kwargs: Any) -> bool:
         if type(argument) in (list, tuple)
         for one in argument
     )
+
+
+def _known(arguments: Any) -> Any:
+    """Arguments with the values of truths that only the data tell, of which most functions take none."""
+    if isinstance(arguments, dict):
+        return {name: bool(one) if isinstance(one, torch.SymBool) else one for name, one in arguments.items()}
+    return tuple(bool(one) if isinstance(one, torch.SymBool) else one for one in arguments)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

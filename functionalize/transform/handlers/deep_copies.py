@@ -14,6 +14,8 @@ from functionalize._torch import storage_key
 
 _REFUSING: Any = torch.Tensor.__deepcopy__  # says why what is no leaf cannot be copied
 
+_KINDS = {"_is_param", "_is_buffer", "persistent"}  # what makes a tensor a parameter, or a buffer
+
 
 def deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     """What ``tensor.__deepcopy__(memo)`` gives.
@@ -28,6 +30,8 @@ def deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     with torch.no_grad():
         made = _copied(tensor, memo)
         made.requires_grad_(tensor.requires_grad)
+        for name in vars(tensor).keys() & _KINDS:  # of fake tensors, which are of no class of their own
+            setattr(made, name, getattr(tensor, name))
         if tensor.grad is not None:
             made.grad = deep_copy(tensor.grad, memo)
     memo[id(tensor)] = made

@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from functionalize._torch import FUSED_STEPS, SYMBOLS, FakeTensor
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+_KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 def _integer(tensor: torch.Tensor) -> int:
@@ -24,6 +25,14 @@ def _integer(tensor: torch.Tensor) -> int:
         return torch.Tensor.__int__(tensor)
     number: Any = tensor.item()
     return int(math.trunc(number) if isinstance(number, torch.SymFloat) else number)
+
+
+def _formatted(tensor: torch.Tensor, text: str) -> str:
+    """``format(tensor, text)``: that of its number, as torch has it of tensors that are no fake ones."""
+    if not text or tensor.dim() or not isinstance(tensor, FakeTensor) or isinstance(tensor, torch.nn.Parameter):
+        return torch.Tensor.__format__(tensor, text)  # type: ignore[no-any-return, no-untyped-call]
+    number: Any = tensor.item()
+    return format(_KINDS.get(type(number), type(number))(number), text)
 
 
 def _tensor_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -156,6 +165,7 @@ def _select(call: Callable[..., Any]) -> Callable[..., Any]:
 
 SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
+    torch.Tensor.__format__: _formatted,
     torch.tensor: _tensor_of(torch.tensor),
     torch.as_tensor: _tensor_of(torch.as_tensor),
     torch.nn.functional.batch_norm: _batch_norm,
