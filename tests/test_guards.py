@@ -537,3 +537,15 @@ def test_results_of_enable_grad_require_gradients_under_no_grad() -> None:
         y = program(x)
     assert y.requires_grad
     assert_same(torch.full((2,), 2.0), torch.autograd.grad(y.sum(), x)[0])
+
+
+def test_whether_an_argument_is_a_parameter_is_compared_where_the_program_names_the_class() -> None:
+    def run(x: Tensor) -> Tensor:
+        return x * 2 if isinstance(x, torch.nn.Parameter) else x * 3
+
+    plain, parameter = torch.ones(2), torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    program, again = capture(run, (plain,)), capture(run, (plain,), on_guard_failure="recapture")
+    with pytest.raises(InputMismatchError, match="the kind of the input `x` is <class 'torch.nn.parameter.Parameter'>"):
+        program(parameter)
+    for x in (parameter, plain, parameter):
+        assert_same(run(x), again(x))

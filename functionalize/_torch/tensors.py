@@ -102,6 +102,8 @@ def share_gradient_hooks(of: torch.Tensor, to: torch.Tensor) -> None:
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
 OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "kinds of hooks on its gradient", "is a leaf"
 VERSION, STORAGE, GRADIENT = "version", "storage size in bytes", "has a gradient"
+KIND = "kind"  # a parameter, a buffer, or neither
+_KINDS = torch.nn.Parameter, torch.nn.Buffer
 ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # how Python asks; stubs call it a number
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
@@ -109,6 +111,9 @@ ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     HOOKS: lambda tensor: len(gradient_hooks(tensor)),
     STORAGE: lambda tensor: tensor.untyped_storage().nbytes(),
     VERSION: lambda tensor: None if tensor.is_inference() else tensor._version,
+    KIND: lambda tensor: next(
+        (k for k in (torch.nn.Parameter, torch.nn.Buffer) if isinstance(tensor, k)), torch.Tensor
+    ),
 }
 
 _users: Callable[[int], int] = torch._C._storage_Use_Count

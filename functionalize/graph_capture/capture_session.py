@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, FakeTensor, has_gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, KIND, FakeTensor, has_gradient_hooks
 from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.fakes import (
     CaptureFakeMode,
@@ -245,6 +245,14 @@ class CaptureSession(RecordingSession):
                         raise otherwise(name, entry.target or entry.name)
         check_hooks(self._inputs.inputs, found.asked)
 
+    def _questions(self) -> set[tuple[int, str]]:
+        """What the program may ask of single inputs, by their numbers: attributes, whether arguments are parameters."""
+        inputs, found = self._inputs.inputs, set[tuple[int, str]](self._attributes.asked(self._inputs.inputs))
+        if self._inputs.follower.tells_parameters:
+            tensors = [n for n, e in enumerate(inputs) if e.argument is not None and isinstance(e.value, torch.Tensor)]
+            found |= {(number, KIND) for number in tensors}
+        return found
+
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
@@ -261,7 +269,7 @@ class CaptureSession(RecordingSession):
             sizes=size_guards(self.fake_mode.shape_env, metadata),
             gradients_matter=matter or (bool(metadata.gradients_read) and not metadata.only_accumulates),
             asked=found.asked,
-            attributes=self._attributes.asked(inputs.inputs),
+            questions=self._questions(),
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)

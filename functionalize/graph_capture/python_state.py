@@ -66,6 +66,7 @@ class Follower:
         self._state, self._hooked = state, hooked
         self.codes: set[types.CodeType] = set()  # of all functions that were met
         self.asking: dict[str, dict[int, Any]] = {"type": {}, "FakeTensor": {}}  # the globals of who names these
+        self.tells_parameters = False  # whether one names the classes of parameters or buffers
         self._codes: set[types.CodeType] = set()  # that were looked through
         self._run: dict[int, tuple[str, Any, tuple[str, ...]]] = {}  # attributes that decide which code runs
         self._followed: dict[int, Any] = {}  # by identity: what is no method, and was followed
@@ -183,6 +184,7 @@ class Follower:
             names, loaded, _ = global_names(function.__code__)
             for name in {"type"}.intersection(loaded) | {"FakeTensor"}.intersection(names):
                 self.asking[name][id(function.__globals__)] = function.__globals__
+            self.tells_parameters |= not {"Parameter", "Buffer"}.isdisjoint(names)
             if is_own(function.__module__ or ""):
                 self._run[id(function)] = function.__qualname__, function, _OF_FUNCTIONS
 

@@ -33,7 +33,6 @@ from functionalize.runtime.tensor_properties import (
     REQUIRES_GRAD,
     STRIDES,
     TENSOR_PROPERTIES,
-    AskedAttribute,
     answer_of,
     is_answer,
 )
@@ -92,7 +91,7 @@ class Assumptions:
     sizes: SizeGuards | None
     gradients_matter: bool  # whether it matters which of the inputs have a gradient
     asked: Set[str]  # what the program asked tensors, of `ASKED_PROPERTIES` and `LEAF`
-    attributes: Set[tuple[int, AskedAttribute]]  # which it asked for, by the number of the input
+    questions: Set[tuple[int, str]]  # what else it may have asked, by the number of the input
     written: Set[int]  # inputs that autograd saw being written, also where nothing changed: leaves refuse that
 
 
@@ -126,7 +125,7 @@ class Guards:
             if isinstance(value, torch.Tensor) and value.layout is torch.strided
             if self.inputs[number].gradient_of is None
             if not (name == HOOKS and self.changes.intersection(map(id, gradient_hooks(value))))  # it removes some
-        } | {(number, name): answer_of(name, values[number]) for number, name in sorted(found.attributes)}
+        } | {(number, name): answer_of(name, values[number]) for number, name in sorted(found.questions)}
         self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)
         self.shared_places = SharedPlaces(self.inputs, values, found.state.tensors)
