@@ -545,7 +545,7 @@ def test_whether_an_argument_is_a_parameter_is_compared_where_the_program_names_
 
     plain, parameter = torch.ones(2), torch.nn.Parameter(torch.ones(2), requires_grad=False)
     program, again = capture(run, (plain,)), capture(run, (plain,), on_guard_failure="recapture")
-    with pytest.raises(InputMismatchError, match=r"the kind of the input `x` is <class 'torch\.nn\.parameter\.Parameter'>"):
+    with pytest.raises(InputMismatchError, match=r"the kind of the input `x` is <class '.*\.Parameter'>"):
         program(parameter)
     for x in (parameter, plain, parameter):
         assert_same(run(x), again(x))

@@ -13,6 +13,7 @@ from functionalize import capture
 OPERATORS: list[Callable[..., Any]] = [
     *(torch.add, torch.mul, torch.div, torch.atan2, torch.maximum, torch.eq, torch.copysign, torch.xlogy),
     *(torch.logaddexp, torch.logaddexp2, torch.logical_and, torch.logical_or, torch.logical_xor),
+    *(torch.floor_divide, torch.special.xlog1py),
 ]
 LAYOUTS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
     "expanded": lambda dtype: torch.ones((), dtype=dtype).expand(3, 3),
@@ -55,3 +56,21 @@ def test_of_gradients_of_sums(dtype: torch.dtype) -> None:
 
     x = torch.randn(3, 3).to(dtype).requires_grad_()
     assert capture(run, (x,))(x).stride() == run(x).stride()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_of_batch_norms_of_permuted_tensors(training: bool) -> None:
+    """They are dense, so that views of them can be taken."""
+    of_rows, of_images = (norm.train(training) for norm in (torch.nn.BatchNorm1d(6), torch.nn.BatchNorm2d(6)))
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return of_rows(x.transpose(1, 2)).view(-1), of_images(y.transpose(1, 2)).view(-1), of_images(y.mT.mT[:, :6])
+
+    x, y = torch.randn(2, 5, 6, requires_grad=True), torch.randn(2, 6, 6, 3, requires_grad=True)
+    eager, ours = run(x, y), capture(run, (x, y))(x, y)
+    torch.testing.assert_close([one.stride() for one in ours], [one.stride() for one in eager])
+    for one, other in zip(ours, eager, strict=True):
+        options: Any = {"allow_unused": True, "retain_graph": True}
+        got, want = (torch.autograd.grad(result.square().sum(), [x, y], **options) for result in (one, other))
+        assert [g is None for g in got] == [g is None for g in want]
+        torch.testing.assert_close([g for g in got if g is not None], [g for g in want if g is not None])

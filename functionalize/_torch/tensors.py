@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format  # what kernels in C++ ask a tensor for
 from torch._subclasses.fake_tensor import FakeTensor  # no public path to it
 from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
 from torch.utils.hooks import RemovableHandle

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.tensors import suggest_memory_format
 from functionalize.errors import UnsupportedProgramError
 from functionalize.tracing.sparse_elements import SPARSE_METAS
 
@@ -106,12 +107,42 @@ def _ctc_loss_backward(gradient: Any, log_probs: Any, *others: Any) -> torch.Ten
     return made
 
 
+_LAID_OUT_DENSELY = (
+    *(aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default),
+    *(aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default),
+    *(aten._batch_norm_with_update_functional.default, aten._batch_norm_no_update.default),
+    *(aten.native_channel_shuffle.default, aten.max_unpool2d.default),
+)
+
+
+def _dense(op: Any) -> Callable[..., Any]:
+    """Of kernels of the CPU that lay results out densely, by rows or by channels, whatever the strides of the input."""
+
+    def meta(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if tensor.device.type != "cpu" or not tensor.dim():
+            return NotImplemented
+        form = suggest_memory_format(tensor)
+        if tensor.is_contiguous(memory_format=form):
+            return NotImplemented
+        return op(tensor.contiguous(memory_format=form), *args, **kwargs)
+
+    return meta
+
+
+def _rounded(dividend: Any, divisor: Any, *, rounding_mode: str | None = "floor") -> Any:
+    """Of floor division, which torch decomposes: laid out as sums are."""
+    known = rounding_mode == "floor" and dividend.dtype is not torch.bool
+    return torch.add(dividend, divisor) if known else NotImplemented
+
+
 METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented where torch's own is right
     **SPARSE_METAS,
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
     aten.angle.default: _angle,
     # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.
-    **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor), torch.atan2),
+    **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor, aten.special_xlog1py.default), torch.atan2),
+    **dict.fromkeys((aten.div.Tensor_mode, aten.floor_divide.default), _rounded),
+    **{op: _dense(op) for op in _LAID_OUT_DENSELY},
     **dict.fromkeys((aten.logaddexp.default, aten.logaddexp2.default), torch.add),
     **dict.fromkeys((aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default), torch.eq),
     aten._ctc_loss.Tensor: _ctc_loss,
