@@ -247,6 +247,49 @@ def test_four_calls(name: str, route: str, tmp_path: Path) -> None:
         torch.testing.assert_close(mine, given)
 
 
+# Kernels that copy along a dimension that stays as it is, and others that take the scale there as well.
+@pytest.mark.parametrize(
+    ("mode", "dims"),
+    [("linear", 1), ("bilinear", 2), ("trilinear", 3), ("nearest", 1), ("nearest", 2), ("nearest-exact", 2)],
+)
+@pytest.mark.parametrize("factor", [1.3, 2.4])
+def test_scales_count_where_eager_takes_them(mode: str, dims: int, factor: float) -> None:
+    x = torch.randn(1, 1, *[3] * dims)
+
+    def interpolated(x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, mode=mode, scale_factor=(factor, *[2.0] * (dims - 1)))
+
+    program, expected = capture(interpolated, (x,)), interpolated(x)
+    torch.testing.assert_close(program.to_core_aten().module()(x), expected)
+    pytest.importorskip("jax")
+    from functionalize.backends.jax import from_torch, to_torch
+
+    lowered = program.to_jax()
+    torch.testing.assert_close(to_torch(lowered(lowered.initial_state, from_torch(x))[1]), expected)
+
+
+@pytest.mark.slow(seconds=4)
+@pytest.mark.parametrize(("mode", "dims"), [("linear", 1), ("bilinear", 2), ("trilinear", 3), ("nearest", 2)])
+@pytest.mark.parametrize("factor", [1.3, 2.4])
+def test_scales_count_where_eager_takes_them_in_onnx(mode: str, dims: int, factor: float, tmp_path: Path) -> None:
+    x = torch.randn(1, 1, *[3] * dims)
+
+    def interpolated(x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, mode=mode, scale_factor=(factor, *[2.0] * (dims - 1)))
+
+    torch.testing.assert_close(_onnx(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
+
+
+def test_antialiasing_by_a_scale_that_onnx_has_not_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    program = capture(
+        lambda x: nn.functional.interpolate(x, scale_factor=0.6, mode="bilinear", antialias=True),
+        (torch.randn(1, 1, 3, 3),),
+    )
+    with pytest.raises(UnsupportedExportError, match=r"a scale that is not the quotient of the sizes"):
+        program.to_onnx(tmp_path / "program.onnx")
+
+
 def parity() -> Any:
     calls = [0]
 

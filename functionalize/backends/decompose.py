@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
-from functionalize.backends import optimizer_steps
+from functionalize.backends import interpolation, optimizer_steps
 from functionalize.backends.primitives import PRIMITIVES
 from functionalize.ops.tables import row
 from functionalize.transform.api import functionalize
@@ -109,6 +109,7 @@ def _spelt_out(node: Node, rows: Container[Any], within: frozenset[Any]) -> Grap
     def call(*values: Any) -> Any:
         given = dict(zip(places, values, strict=True))
         args, kwargs = pytree.tree_unflatten([given.get(n, leaf) for n, leaf in enumerate(leaves)], spec)
+        args = interpolation.counting(node.target, args)
         return function(*_plain(args), **_plain(kwargs))
 
     values = [leaves[place].meta["val"] for place in places]

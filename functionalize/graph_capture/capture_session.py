@@ -186,7 +186,7 @@ class CaptureSession(RecordingSession):
                 lend(inputs.inputs)
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
-            asking = [variables.values() for variables in inputs.follower.asking.values()]
+            asking = [inputs.follower.asking[name].values() for name in ("type", "FakeTensor")]
             classes = classes_of_stand_ins(mode.shape_env, *asking, at_once=bool(self._dims))
             self._attributes = TensorAttributes(inputs.inputs)
             around = self._attributes.answered(), HooksTakenBack(inputs.state)
@@ -248,7 +248,8 @@ class CaptureSession(RecordingSession):
     def _questions(self) -> set[tuple[int, str]]:
         """What the program may ask of single inputs, by their numbers: attributes, whether arguments are parameters."""
         inputs, found = self._inputs.inputs, set[tuple[int, str]](self._attributes.asked(self._inputs.inputs))
-        if self._inputs.follower.tells_parameters:
+        asking = self._inputs.follower.asking
+        if asking["Parameter"] or asking["Buffer"]:
             tensors = [n for n, e in enumerate(inputs) if e.argument is not None and isinstance(e.value, torch.Tensor)]
             found |= {(number, KIND) for number in tensors}
         return found

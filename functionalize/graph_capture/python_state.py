@@ -38,6 +38,7 @@ from functionalize.runtime.state_walk import StateWalk, is_module
 _DEPTH = 4  # how far functions that call functions are followed
 _WITH_METHODS = (UserList, UserDict, ChainMap)  # of the standard library, which are not looked through
 _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
+_ASKED = frozenset({"type", "FakeTensor", "Parameter", "Buffer"})  # names by which functions tell classes of tensors
 _STORE_ATTR = opmap["STORE_ATTR"]
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
@@ -65,8 +66,7 @@ class Follower:
         """``hooked``: whether the hooks on gradients of tensors are among what the program runs."""
         self._state, self._hooked = state, hooked
         self.codes: set[types.CodeType] = set()  # of all functions that were met
-        self.asking: dict[str, dict[int, Any]] = {"type": {}, "FakeTensor": {}}  # the globals of who names these
-        self.tells_parameters = False  # whether one names the classes of parameters or buffers
+        self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
         self._codes: set[types.CodeType] = set()  # that were looked through
         self._run: dict[int, tuple[str, Any, tuple[str, ...]]] = {}  # attributes that decide which code runs
         self._followed: dict[int, Any] = {}  # by identity: what is no method, and was followed
@@ -182,9 +182,8 @@ class Follower:
         """Note which functions name `type`, and which are the program's own."""
         for function in functions:
             names, loaded, _ = global_names(function.__code__)
-            for name in {"type"}.intersection(loaded) | {"FakeTensor"}.intersection(names):
+            for name in {"type"}.intersection(loaded) | _ASKED.difference({"type"}).intersection(names):
                 self.asking[name][id(function.__globals__)] = function.__globals__
-            self.tells_parameters |= not {"Parameter", "Buffer"}.isdisjoint(names)
             if is_own(function.__module__ or ""):
                 self._run[id(function)] = function.__qualname__, function, _OF_FUNCTIONS
 

@@ -17,6 +17,7 @@ from functionalize._torch import OpOverload, pytree
 from functionalize._torch.exporting import ExportFakes, copying
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.view_rules import VIEW_RULES, OpCall
+from functionalize.backends.interpolation import counting
 
 aten = torch.ops.aten
 _KEPT = ("nn_module_stack", "stack_trace", "unbacked_bindings", "source_fn_stack", "torch_fn")
@@ -42,6 +43,7 @@ class Emitter:
         args, kwargs = pytree.tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
         if node.op == "call_function" and not isinstance(node.target, OpOverload) and _of_numbers(node, args, kwargs):
             return node.target(*args, **kwargs)  # type: ignore[operator]
+        args = counting(node.target, args, lambda arg: arg.meta["val"] if isinstance(arg, Node) else arg)
         made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
         made.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
         made.meta["stack_trace"] = str(node.meta.get("stack_trace") or "")

@@ -3,11 +3,19 @@
 Invariant: what has no row is left to torch's exporter, and to its decompositions.
 """
 
-from functionalize.backends.onnx.rewrites import attention, convolutions, elementwise, layouts, matrices, recurrent
+from functionalize.backends.onnx.rewrites import (
+    attention,
+    convolutions,
+    elementwise,
+    interpolation,
+    layouts,
+    matrices,
+    recurrent,
+)
 from functionalize.backends.onnx.rewrites.matrices import TRANSLATIONS as TRANSLATIONS
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH_IF_WIDE as BY_TORCH_IF_WIDE
 from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_ALONE
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 
-FAMILIES = (attention, convolutions, elementwise, layouts, matrices, recurrent)
+FAMILIES = (attention, convolutions, elementwise, interpolation, layouts, matrices, recurrent)
