@@ -19,7 +19,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 TEMPLATES = ("call", "inplace", "inplace_view", "inplace_input", "out")
 EXTRA_TEMPLATES = ("out_resize",)
-MODES = ("fake", "real", "symbolic", "capture", "gradients")
+MODES = ("fake", "real", "symbolic", "capture", "gradients", "compiled")
 REMOVES = {"views": "mutations_and_views", "mutations": "mutations"}
 DTYPES = {
     "float32": torch.float32,
@@ -152,8 +152,11 @@ def _unfiltered(op_name: str, op: OpInfo, dtype: str, selection: Selection) -> I
                 groups += [(other, sample, "fake", "views") for sample in range(min(there, few))]
     derived = selection.other_modes and op.supports_autograd and DTYPES["float64"] in op.supported_dtypes("cpu")
     step = 1 if selection.stride == 1 else 4 * selection.stride  # these take much longer than the others
-    if derived and zlib.crc32(op_name.encode()) % step == 0:
+    chosen = zlib.crc32(op_name.encode()) % step == 0
+    if derived and chosen:
         yield Case(op_name, "call", "float64", 0, "gradients", "views")
+    if selection.other_modes and chosen:
+        yield from (Case(op_name, "call", dtype, sample, "compiled", "views") for sample in range(min(count, few)))
     templates = _templates(op, selection)
     for name, sample, mode, remove in groups:
         for template in templates:

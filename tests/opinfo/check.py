@@ -26,6 +26,7 @@ from functionalize.errors import NotFunctionalError
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import Observation, clone_inputs, differences, leaf_differences, observe
 from tests.opinfo.cases import REMOVES, Case
+from tests.opinfo.compiled import check_compiled
 from tests.opinfo.gradients import check_derivatives
 from tests.opinfo.programs import Program, build
 
@@ -57,12 +58,16 @@ def check(case: Case, impl: str = "ours") -> Verdict:
             program = build(case)
         except Exception as error:
             return Verdict(str(case), NOT_COUNTED, "sample", _line(error))
-        return _check_derivatives(case, program) if case.mode == "gradients" else _check(case, program, impl)
+        if case.mode == "gradients":
+            return _judged(case, *check_derivatives(program))
+        if case.mode == "compiled":
+            return _judged(case, *check_compiled(case, case.op in _UNINITIALIZED))
+        return _check(case, program, impl)
 
 
-def _check_derivatives(case: Case, program: Program) -> Verdict:
-    kind, reason = check_derivatives(program)
-    status = NOT_COUNTED if kind in ("eager", "capture", "refused") else FAILED if kind else PASSED
+def _judged(case: Case, kind: str, reason: str) -> Verdict:
+    not_counted = kind in ("eager", "aot_eager", "capture", "refused")
+    status = NOT_COUNTED if not_counted else FAILED if kind else PASSED
     return Verdict(str(case), status, kind, reason[:1500])
 
 
@@ -77,6 +82,8 @@ def transform(impl: str, func: Callable[..., Any], remove: str) -> Callable[...,
 
 def print_graphs(case: Case, impl: str) -> None:
     """Print the graph of plain `make_fx` and ours, as far as they can be traced, to look into a failure."""
+    if case.mode in ("gradients", "compiled"):
+        return  # which have other graphs
     program = build(case)
     for name, func in (
         ("plain", program.run),
