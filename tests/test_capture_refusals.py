@@ -54,6 +54,11 @@ def drawn_twice(x: Tensor) -> Tensor:
     return y + torch.rand(3)
 
 
+def with_another_state(x: Tensor) -> Tensor:
+    torch.set_rng_state(torch.roll(torch.get_rng_state(), 8))
+    return x + torch.rand(3)
+
+
 def seeded(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
     generator.manual_seed(5)
     return lambda x: x + torch.rand(3, generator=generator.manual_seed(5))
@@ -92,11 +97,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     ),
     "where memory is": (lambda: lambda x: x + (x.data_ptr() > 0), lambda: X, "asks where in memory a tensor lies"),
     "an array": (lambda: lambda x: x + int(x.numpy().sum()), lambda: X, "makes a NumPy array of a tensor"),
-    "a set of numbers": (
-        lambda: lambda x: x.add_(len(set(x.int().flatten().tolist()))),
-        lambda: X,
-        "a number that the data tell into a set",
-    ),
     "a backward that goes further": (
         lambda: lambda x: x.sum().backward(),
         lambda: torch.ones(3, requires_grad=True) * 2,
@@ -109,6 +109,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     ),
     "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "asks whether `x` is a view"),
     "a state that is set again": (lambda: drawn_twice, lambda: X, "sets the state of a generator of torch's"),
+    "another state": (lambda: with_another_state, lambda: X, "sets the state of a generator of torch's"),
     "a seed as before": (lambda: seeded(torch.Generator()), lambda: X, "sets the state of a generator of torch's"),
     "an attribute given": (lambda: lambda x: setattr(x, "scale", 2), lambda: X, "gives the attribute `scale` to `x`"),
     "an object as attribute": (

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import HigherOrderOperator, identity_of, kernels_alone
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions
@@ -221,7 +222,8 @@ class _Default:
         if not self._is_captured:
             return torch.default_generator.set_state(state)
         again = self._regions is not None and self._regions.runs_again
-        if not again and self._drawn_then != self.draws:
+        drawn = self._drawn_then != self.draws
+        if not again and (drawn or isinstance(state, FakeTensor) or _bytes(state) != _bytes(self.get_state())):
             refuse_drawn([_SETS])
         return torch.default_generator
 
