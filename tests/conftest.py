@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 
 import pytest
 
@@ -18,6 +19,7 @@ SLOW_MODES = ("real", "symbolic")
 # A fast program runs directly and traced, and with both ways to remove: twice, not four times.
 SLOW_PAIRS = ((None, "mutations_and_views"), ("fake", "mutations"))
 
+SLOW_COLLECTIONS = 3  # seconds, since the last time
 SAMPLES = 3  # rows of a table that quick checks run at most
 
 
@@ -45,8 +47,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Have collections of garbage look at what tests make, not at all that was imported."""
-    gc.collect()
-    gc.freeze()
+    COLLECTIONS.forget_what_is_there()
+
+
+def pytest_runtest_logfinish() -> None:
+    """The same for what tests import, and keep, once that makes collections slow."""
+    if COLLECTIONS.seconds > SLOW_COLLECTIONS:
+        COLLECTIONS.forget_what_is_there()
+
+
+class Collections:
+    """Collections of garbage, and how long they have taken since they were last made to forget what is there."""
+
+    def __init__(self) -> None:
+        self.seconds, self._begun = 0.0, 0.0
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, info: object) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._begun = now
+        else:
+            self.seconds += now - self._begun
+
+    def forget_what_is_there(self) -> None:
+        """Leave what is alive out of all collections to come."""
+        gc.collect()
+        gc.freeze()
+        self.seconds = 0.0
+
+
+COLLECTIONS = Collections()
 
 
 def is_repetition(item: pytest.Item) -> bool:

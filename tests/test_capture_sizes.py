@@ -270,3 +270,44 @@ def test_writes_before_sizes_are_known_to_be_equal() -> None:
     given = [value.clone() for value in mine]
     torch.testing.assert_close(program(*mine), run(*given))
     torch.testing.assert_close(list(mine), given)
+
+
+MODES = [
+    *(("linear", 1, False), ("bilinear", 2, False), ("bilinear", 2, True), ("bicubic", 2, False), ("bicubic", 2, True)),
+    *(("trilinear", 3, False), ("nearest", 1, False), ("nearest", 2, False), ("nearest", 3, False)),
+    *(("nearest-exact", 2, False), ("area", 2, False)),
+]
+
+
+@pytest.mark.parametrize(("mode", "dims", "antialias"), MODES)
+def test_interpolation_by_a_scale_is_that_of_the_kernels(mode: str, dims: int, antialias: bool) -> None:
+    """Torch's decompositions, which take over for symbols, scale where the kernels copy (3 to 3)."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return F.interpolate(x * 2, scale_factor=1.3, mode=mode, antialias=antialias)
+
+    def images(size: int) -> Tensor:
+        return torch.randn(2, 3, *(size + 2 * dim for dim in range(dims)), requires_grad=True)
+
+    program = capture(scaled, (images(7),), dynamic_shapes=({2 + dim: Dim.DYNAMIC for dim in range(dims)},))
+    for size in (3, 7, 9):
+        x = images(size)
+        want, got = scaled(x), program(x)
+        assert torch.equal(want, got) and want.stride() == got.stride()
+        assert torch.equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (want, got)))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_targets_end_at_the_first_that_is_negative(reduction: str) -> None:
+    def loss(x: Tensor, target: Tensor) -> Tensor:
+        return F.multilabel_margin_loss(x, target, reduction=reduction)
+
+    def rows(count: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(count, 4, requires_grad=True), torch.tensor([[0, 2, -1, 1]] * count)
+
+    program = capture(loss, rows(3), dynamic_shapes=({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}))
+    for count in (2, 5):
+        x, target = rows(count)
+        want, got = loss(x, target), program(x, target)
+        assert torch.equal(want, got)
+        assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (want, got)))

@@ -5,6 +5,7 @@ Invariant: what is traced here are the operators of a decomposition, on fake ten
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 # The table that `torch.export.default_decompositions()` leaves most of out, as other rows of it cover them.
 from torch._decomp import decomposition_table
+from torch._dispatch.python import enable_python_dispatcher
 
 # The one way to run a FakeTensorMode's ops: the mode of given fake tensors.
 from torch._guards import detect_fake_mode
@@ -45,5 +47,6 @@ def traced_call(function: Callable[..., Any], leaves: list[Any]) -> torch.fx.Gra
     with torch.no_grad():
         if mode is None:
             return make_fx(function, tracing_mode="fake")(*leaves)
-        with mode:
+        kernels = enable_python_dispatcher() if mode.shape_env is not None else contextlib.nullcontext()
+        with mode, kernels:  # of symbols: some of those in C++ take integers alone
             return make_fx(function)(*leaves)

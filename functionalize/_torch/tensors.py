@@ -281,6 +281,8 @@ OF_ELEMENTS: Mapping[str, Any] = {
 # Packed sequences and recurrent layers, as torch's modules call them.
 _RECURRENT = ("_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu")
 RECURRENT: Mapping[str, Any] = {name: getattr(torch._VF, name) for name in _RECURRENT}
+# Interpolation, as `torch.nn.functional.interpolate` calls it.
+INTERPOLATIONS: tuple[Any, ...] = tuple(getattr(torch._C._nn, name) for name in dir(torch._C._nn) if "upsample" in name)
 # The steps of optimizers in one kernel, which take a learning rate as a number or as a tensor.
 FUSED_STEPS: tuple[Any, ...] = tuple(
     getattr(torch, f"_fused_{name}_")

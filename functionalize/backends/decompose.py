@@ -10,7 +10,7 @@ stays, for its refusal (:func:`without_row`), if it has no decomposition or give
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,14 +20,16 @@ from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
 from functionalize.backends import interpolation, optimizer_steps
 from functionalize.backends.primitives import PRIMITIVES
+from functionalize.call_stack import line_of_trace
 from functionalize.ops.tables import row
 from functionalize.transform.api import functionalize
 
+Rows = Container[Any] | Callable[[Node], bool]  # what stays: operators, or calls of them
 KEPT = ("stack_trace", "nn_module_stack")  # of a node's meta: those that stand for it have the same
 
 
 def decomposed(
-    graph: Graph, root: torch.nn.Module, rows: Container[Any], within: frozenset[Any] = frozenset()
+    graph: Graph, root: torch.nn.Module, rows: Rows, within: frozenset[Any] = frozenset()
 ) -> tuple[Graph, torch.nn.Module]:
     """A graph whose operators have rows where torch's decompositions lead to such.
 
@@ -40,13 +42,13 @@ def decomposed(
     Returns:
         The new graph, and what its attributes are found on.
     """
-    if all(node.op != "call_function" or stays(node.target, rows) for node in graph.nodes):
+    if all(node.op != "call_function" or _stays(node, rows) for node in graph.nodes):
         return graph, root
     made, copies, attributes = Graph(), dict[Node, Any](), torch.nn.Module()
     for node in graph.nodes:
         if node.op == "get_attr":
             setattr(attributes, str(node.target), getattr(root, str(node.target)))
-        body = None if node.op != "call_function" or stays(node.target, rows) else _spelt_out(node, rows, within)
+        body = None if node.op != "call_function" or _stays(node, rows) else _spelt_out(node, rows, within)
         whole = copies.get(node.args[0]) if node.target is operator.getitem else None
         if isinstance(whole, (list, tuple)):
             copies[node] = whole[node.args[1]]
@@ -70,9 +72,31 @@ class _AllBut(frozenset[Any]):
         return not super().__contains__(op)
 
 
-def stays(target: Any, rows: Container[Any]) -> bool:
+def without_scales(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:
+    """The same, where interpolations by scales that count are spelt out: engines take the quotients of the sizes.
+
+    Raises:
+        UnsupportedProgramError: a scale counts at some sizes alone, or torch cannot spell it out.
+    """
+    made, attributes = decomposed(graph, root, lambda node: not _scaled(node))
+    for node in filter(_scaled, made.nodes):
+        interpolation.refuse_scales(node.target, line_of_trace(node.stack_trace))
+    return made, attributes
+
+
+def _scaled(node: Node) -> bool:
+    return node.target in interpolation.SCALED and interpolation.scaled(node.target, _values(node.args))
+
+
+def _values(arguments: Any) -> Any:
+    return pytree.tree_map_only(Node, lambda node: node.meta["val"], arguments)
+
+
+def _stays(node: Node, rows: Rows) -> bool:
     """Whether a node is computed as it is: by its row, or as a function of Python on numbers."""
-    return target in rows or not isinstance(target, OpOverload)
+    return not isinstance(node.target, OpOverload) or (
+        node.target in rows if isinstance(rows, Container) else rows(node)
+    )
 
 
 def without_row(graph: Graph, rows: Mapping[Any, Any]) -> Iterator[Node]:
@@ -96,7 +120,7 @@ def sized_by_data(node: Node) -> bool:
     )
 
 
-def _spelt_out(node: Node, rows: Container[Any], within: frozenset[Any]) -> GraphModule | None:
+def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | None:
     """What a call runs, as a graph of its arguments that are nodes."""
     function = (
         PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
@@ -113,6 +137,7 @@ def _spelt_out(node: Node, rows: Container[Any], within: frozenset[Any]) -> Grap
         return function(*_plain(args), **_plain(kwargs))
 
     values = [leaves[place].meta["val"] for place in places]
+    interpolation.must_scale(node.target, _values(node.args), line_of_trace(node.stack_trace))
     try:
         body = traced_call(call, values)
         if any(isinstance(one.target, OpOverload) and row(one.target).written for one in body.graph.nodes):

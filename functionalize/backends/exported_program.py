@@ -48,14 +48,15 @@ _MUTATIONS = {
 
 
 def to_exported_program(
-    program: CapturedProgram, *, to: str = "an ExportedProgram", by_value: bool = False
+    program: CapturedProgram, *, to: str = "an ExportedProgram", by_value: bool = False, scales: bool = True
 ) -> ExportedProgram:
     """See :meth:`CapturedProgram.to_exported_program`.
 
-    ``to``: what messages call the backend; ``by_value``: whether it gets inputs without the memory that they share.
+    ``to``: what messages call the backend; ``by_value``: whether it gets inputs without the memory that they share;
+    ``scales``: whether interpolations may have some, beside the sizes that they give.
     """
     found = exportable(program)
-    graph = ExportGraph(found, copies=program.remove == "mutations_and_views", by_value=by_value)
+    graph = ExportGraph(found, copies=program.remove == "mutations_and_views", by_value=by_value, scales=scales)
     if graph.causes:
         raise UnsupportedExportError(to, graph.causes)
     graph.inputs.settle(graph.written, trains=graph.trains)
@@ -69,7 +70,7 @@ def to_core_aten(program: CapturedProgram) -> ExportedProgram:
     """See :meth:`CapturedProgram.to_core_aten`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's, about its own specs
-        found: ExportedProgram = with_views(to_exported_program(program)).run_decompositions()
+        found: ExportedProgram = with_views(to_exported_program(program, scales=False)).run_decompositions()
         return found
 
 

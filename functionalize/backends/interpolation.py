@@ -1,16 +1,18 @@
 """Interpolation as eager's kernels compute it: which scales that a call gives count.
 
-Invariant: a call without what is left out here computes the same in eager. Limits: a size that may differ is taken for
-one that the interpolation changes.
+Invariant: a call without what is left out here computes the same in eager.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from functionalize.errors import UnsupportedProgramError
 
 aten = torch.ops.aten
 # With the number of the last dimensions that are interpolated: along one whose size stays, these copy, whatever the
@@ -31,6 +33,41 @@ SCALED = _COPYING | {
     aten._upsample_bilinear2d_aa.default: 2,
     aten._upsample_bicubic2d_aa.default: 2,
 }
+
+
+def scaled(op: Any, args: Any) -> bool:
+    """Whether a call interpolates by other quotients than those of its sizes. ``args``: what they look like."""
+    return any(type(scale) is float for scale in counting(op, args)[-SCALED[op] :])
+
+
+def refuse_scales(op: Any, at: str) -> NoReturn:
+    """Refuse an interpolation that cannot be spelt out."""
+    raise UnsupportedProgramError(
+        f"{op} has a scale that is not the quotient of the sizes",
+        why="what this is exported to takes the quotient",
+        hint="give the size, or recompute_scale_factor=True",
+        at=at,
+    )
+
+
+def must_scale(op: Any, args: Any, at: str) -> None:
+    """Refuse an interpolation whose kernel copies along a dimension at some sizes, and scales at others."""
+    dims = _COPYING.get(op)
+    if dims is None:
+        return
+    first, sizes = len(op._schema.arguments) - dims, args[0].size()[-dims:]
+    for size, new, scale in zip(sizes, args[1], args[first:], strict=False):
+        if type(scale) is not float or type(size) is int or _counting(op, size, new, scale) is None:
+            continue
+        least = math.ceil(1 / (scale - 1)) if scale > 1 else 1
+        if not statically_known_true(size >= least):
+            raise UnsupportedProgramError(
+                f"the program interpolates by {scale}, and {least - 1} may be among the sizes",
+                why="eager copies along a dimension whose size comes out as it was, whatever the scale, and scales "
+                "along others: what this is exported to would scale at all sizes",
+                hint=f"give the dimension a minimum, Dim(..., min={least}), or recompute_scale_factor=True",
+                at=at,
+            )
 
 
 def counting(op: Any, args: Any, value: Callable[[Any], Any] = lambda arg: arg) -> Any:

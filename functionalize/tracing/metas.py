@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.tensors import suggest_memory_format
+from functionalize._torch.tensors import INTERPOLATIONS, suggest_memory_format
 from functionalize.errors import UnsupportedProgramError
 from functionalize.tracing.sparse_elements import SPARSE_METAS
 
@@ -84,6 +84,11 @@ def _multilabel_margin_loss_forward(input: Any, target: Any, reduction: int) -> 
     return input.new_empty(size[:1] if by_row else []), input.new_empty(target.size())
 
 
+def _multilabel_margin_loss_backward(gradient: Any, input: Any, *others: Any) -> torch.Tensor:
+    """After the same file."""
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
 def _angle(tensor: Any) -> torch.Tensor:
     """After ``aten/src/ATen/native/UnaryOps.cpp``: of complex numbers it is laid out densely, whatever these are."""
     if tensor.is_complex():
@@ -135,6 +140,22 @@ def _rounded(dividend: Any, divisor: Any, *, rounding_mode: str | None = "floor"
     return torch.add(dividend, divisor) if known else NotImplemented
 
 
+def _interpolated(input: Any, size: Any, *options: Any) -> Any:
+    """Of symbols. torch finds these by decompositions, whose operators its dispatcher in Python would have to see."""
+    return _laid_out_as(input, [*input.size()[:2], *size])
+
+
+def _interpolated_backward(gradient: Any, output_size: Any, input_size: Any, *options: Any) -> Any:
+    """Of symbols, as above."""
+    return _laid_out_as(gradient, input_size)
+
+
+def _laid_out_as(other: Any, size: Any) -> Any:
+    if not any(isinstance(number, torch.SymInt) for number in (*other.size(), *size)):
+        return NotImplemented
+    return other.new_empty(size).contiguous(memory_format=suggest_memory_format(other))
+
+
 METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented where torch's own is right
     **SPARSE_METAS,
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
@@ -143,10 +164,13 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor, aten.special_xlog1py.default), torch.atan2),
     **dict.fromkeys((aten.div.Tensor_mode, aten.floor_divide.default), _rounded),
     **{op: _dense(op) for op in _LAID_OUT_DENSELY},
+    **{getattr(aten, call.__name__).default: _interpolated for call in INTERPOLATIONS},
+    **{getattr(aten, f"{call.__name__}_backward").default: _interpolated_backward for call in INTERPOLATIONS},
     **dict.fromkeys((aten.logaddexp.default, aten.logaddexp2.default), torch.add),
     **dict.fromkeys((aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default), torch.eq),
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
+    aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
 }

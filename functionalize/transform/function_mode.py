@@ -36,6 +36,7 @@ from functionalize._torch import (
 from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.deep_copies import deep_copy
+from functionalize.transform.handlers.eager_kernels import IN_EAGER, OPENED
 from functionalize.transform.handlers.numbers import SPELT_OUT as OF_NUMBERS
 from functionalize.transform.handlers.recurrent_layers import LAYERS
 from functionalize.transform.handlers.sparse import ELEMENTS
@@ -63,7 +64,7 @@ _DETACHES = frozenset(
 )
 _NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION}
 _DEEP_COPY: Any = torch.Tensor.__deepcopy__
-SPELT_OUT = OF_NUMBERS | LAYERS
+SPELT_OUT = {**OF_NUMBERS, **LAYERS, **IN_EAGER}
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
 _UNDISPATCHED = {_DEEP_COPY, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED
 
@@ -103,6 +104,9 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return self._called(func, _known(args), _known(kwargs or {}))
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in OPENED:
+            with self:
+                return OPENED[func](*args, **kwargs or {})
         symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
         if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from functionalize._torch import SYMBOLS, pytree
 from functionalize._torch.exporting import ExportFakes, on_numbers, viewing
-from functionalize.backends.decompose import is_operator, without_lists
+from functionalize.backends.decompose import is_operator, without_lists, without_scales
 from functionalize.backends.export.effects import GraphValue, StandIns
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
@@ -25,7 +25,7 @@ from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.call_stack import line_of_trace
-from functionalize.errors import UnsupportedExportError
+from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
 from functionalize.runtime.state_walk import StateWalk
@@ -42,14 +42,22 @@ _SIZES_STAY = (
 class ExportGraph:
     """One graph that is being exported: what goes in, what is written, what the caller gets."""
 
-    def __init__(self, found: Exportable, *, copies: bool, by_value: bool = False) -> None:
-        """``copies``: whether views are to be copied; ``by_value``: whether inputs come without their memory."""
+    def __init__(self, found: Exportable, *, copies: bool, by_value: bool = False, scales: bool = True) -> None:
+        """``copies``: whether views are to be copied; ``by_value``: whether inputs come without their memory;
+        ``scales``: whether interpolations may have some.
+        """
         self.found, recorded = found, found.program.recorded
         self._graph, self.root = without_lists(recorded.graph, recorded.root)
+        self.causes: list[str] = []
+        if not scales:
+            try:
+                self._graph, self.root = without_scales(self._graph, self.root)
+            except UnsupportedProgramError as error:
+                self.causes.append(str(error))
         if by_value:
             self._graph = with_shared_memory(self._graph, self._metadata, found.program.capture.guards.aliasing)
         self.arguments = Arguments(found.call)
-        self.causes = [*self.arguments.causes, *found.effects.causes]
+        self.causes += [*self.arguments.causes, *found.effects.causes]
         self.inputs = ExportInputs(found, self.arguments)
         self.fakes = ExportFakes(self._graph.nodes, METAS)
         self.emitter = Emitter(self.fakes, copies=copies)

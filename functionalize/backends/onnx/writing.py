@@ -40,7 +40,7 @@ _LARGE = 2**30  # bytes of weights that go into a file of their own
 
 def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -> Path:
     """Write a program; the path."""
-    exported = to_exported_program(program, to=_TO, by_value=True)
+    exported = to_exported_program(program, to=_TO, by_value=True, scales=False)
     prepared = Prepared(with_views(exported))
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():

@@ -7,7 +7,6 @@ from functionalize.backends.onnx.rewrites import (
     attention,
     convolutions,
     elementwise,
-    interpolation,
     layouts,
     matrices,
     recurrent,
@@ -18,4 +17,4 @@ from functionalize.backends.onnx.rewrites.registry import BY_TORCH_IF_WIDE as BY
 from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_ALONE
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 
-FAMILIES = (attention, convolutions, elementwise, interpolation, layouts, matrices, recurrent)
+FAMILIES = (attention, convolutions, elementwise, layouts, matrices, recurrent)

@@ -1,0 +1,72 @@
+"""Functions that torch's kernels in Python compute otherwise than eager: kept on the kernels that eager runs.
+
+Where sizes are symbols, those in Python take over. They interpolate by a scale where eager's copy, and round otherwise;
+and of `multilabel_margin_loss` they read targets past the first that is negative.
+
+Invariant: each gives what eager's kernel gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.nn.functional import interpolate, multilabel_margin_loss
+
+from functionalize._torch import no_python_dispatcher
+from functionalize._torch.tensors import INTERPOLATIONS
+
+Call = Callable[..., Any]
+_QUESTIONS = ("has_torch_function_unary", "has_torch_function_variadic")
+
+
+def _in_eager(call: Call) -> Call:
+    """A function, by the kernels in C++: they know symbols too."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with no_python_dispatcher():
+            return call(*args, **kwargs)
+
+    return called
+
+
+def _interpolated(call: Call) -> Call:
+    """An interpolation, which in C++ wants to know its sizes, by the operator that it calls, which does not."""
+    op, kept = getattr(torch.ops.aten, call.__name__), _in_eager(call)
+    arguments = len(op.vec._schema.arguments)
+    dims = len(op.default._schema.arguments) - arguments + 1
+
+    def interpolated(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != arguments or args[0].dim() != 2 + dims or (args[1] is None) == (args[-1] is None):
+            return kept(*args, **kwargs)
+        input, sizes, *flags, scales = args
+        if any(isinstance(scale, torch.SymFloat) for scale in scales or ()):
+            return call(*args)  # nor does that take symbols for these
+        if sizes is None:
+            sizes = [_scaled(size, scale) for size, scale in zip(input.shape[2:], scales, strict=True)]
+        with no_python_dispatcher():
+            return op.default(input, sizes, *flags, *(scales or [None] * dims))
+
+    return interpolated
+
+
+def _scaled(size: Any, scale: Any) -> Any:
+    return size * int(scale) if int(scale) == scale else torch.sym_int(size * scale)
+
+
+def _unasked(function: Any) -> Call:
+    """A function of torch's in Python, without the question whether a mode takes its call over."""
+    names = {**function.__globals__, **dict.fromkeys(_QUESTIONS, lambda *tensors: False)}
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+IN_EAGER: Mapping[Any, Call] = {
+    **{call: _interpolated(call) for call in INTERPOLATIONS},
+    torch._C._nn.multilabel_margin_loss: _in_eager(torch._C._nn.multilabel_margin_loss),
+}
+# By what public name these are called: the functions, as they are to run with the mode on that looks up the above.
+OPENED: Mapping[Any, Call] = {function: _unasked(function) for function in (interpolate, multilabel_margin_loss)}
