@@ -22,6 +22,7 @@ from torch._guards import detect_fake_mode
 # Isinstance: an operator with its overloads.
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree  # torch has no public one
 
 from functionalize._torch.dispatch import decomposes
 
@@ -41,9 +42,12 @@ def decomposition_of(op: Any) -> Callable[..., Any] | None:
     return op.decompose if isinstance(op, OpOverload) and decomposes(op) else None
 
 
-def traced_call(function: Callable[..., Any], leaves: list[Any]) -> torch.fx.GraphModule:
-    """The operators that a function of fake tensors, symbols and plain values runs, as a graph of those leaves."""
-    mode = detect_fake_mode([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+def traced_call(function: Callable[..., Any], leaves: list[Any], gives: Any = None) -> torch.fx.GraphModule:
+    """The operators that a function of fake tensors, symbols and plain values runs, as a graph of those leaves.
+
+    ``gives``: what it gives, where that is known. Of symbols alone, that tells the mode that they belong to.
+    """
+    mode = detect_fake_mode([leaf for leaf in pytree.tree_leaves((leaves, gives)) if isinstance(leaf, torch.Tensor)])
     with torch.no_grad():
         if mode is None:
             return make_fx(function, tracing_mode="fake")(*leaves)

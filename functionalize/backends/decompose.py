@@ -136,12 +136,12 @@ def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | 
         args = interpolation.counting(node.target, args)
         return function(*_plain(args), **_plain(kwargs))
 
-    values = [leaves[place].meta["val"] for place in places]
+    values, gives = [leaves[place].meta["val"] for place in places], node.meta.get("val")
     interpolation.must_scale(node.target, _values(node.args), line_of_trace(node.stack_trace))
     try:
-        body = traced_call(call, values)
+        body = traced_call(call, values, gives)
         if any(isinstance(one.target, OpOverload) and row(one.target).written for one in body.graph.nodes):
-            body = traced_call(functionalize(call), values)
+            body = traced_call(functionalize(call), values, gives)
     except (NotImplementedError, RuntimeError):  # a decomposition that is not for these arguments
         return None
     graph, attributes = decomposed(body.graph, body, rows, within | {node.target})
