@@ -373,3 +373,18 @@ def test_state_that_is_passed_and_replaced_is_refused() -> None:
     program = capture(model, (model.a,))  # type: ignore[attr-defined]
     with pytest.raises(UnsupportedExportError, match="puts another tensor in the place of the state `a`"):
         program.to_exported_program()
+
+
+def test_generators_of_a_program_are_refused() -> None:
+    """An ExportedProgram has no place for them; torch's verifier raised."""
+    own = torch.Generator()
+
+    def reached(x: Tensor) -> Tensor:
+        return x + torch.rand(3, generator=own)
+
+    def made(x: Tensor) -> Tensor:
+        return x + torch.rand(3, generator=torch.Generator().manual_seed(3))
+
+    for program in (reached, made):
+        with pytest.raises(UnsupportedExportError, match=r"(?s)a generator of its own.*test_export_finds.*try  draw"):
+            capture(program, (torch.ones(3),)).to_exported_program()

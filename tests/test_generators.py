@@ -94,6 +94,10 @@ def clones(x: Tensor) -> Any:
     return x + torch.rand(3, generator=GENERATOR.clone_state())
 
 
+def asks_for_the_seed(x: Tensor) -> Any:
+    return x + torch.initial_seed()
+
+
 SEEDED = r"(?s)the program (seeds|sets the state of) .*torch's.*try  seed before"
 READ = r"(?s)the program reads the state of a generator.*try  read it before"
 
@@ -108,6 +112,7 @@ READ = r"(?s)the program reads the state of a generator.*try  read it before"
         (puts_back, SEEDED),
         (reads, READ),
         (clones, READ),
+        (asks_for_the_seed, r"(?s)the program asks for the seed.*try  pass the seed"),
     ],
 )
 def test_states_that_a_program_sets_or_reads_are_refused(program: Program, message: str) -> None:

@@ -239,6 +239,16 @@ class _Default:
             refuse_drawn([_SEEDS])
         return torch.default_generator.seed()
 
+    def initial_seed(self) -> int:
+        """Refused: a call may find another."""
+        if self._is_captured:
+            raise UnsupportedProgramError(
+                "the program asks for the seed of torch's generator",
+                why="it would be a constant of what is captured",
+                hint="pass the seed as an argument",
+            )
+        return torch.default_generator.initial_seed()
+
     @property
     def _is_captured(self) -> bool:
         return threading.get_ident() == self._thread

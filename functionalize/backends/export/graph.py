@@ -28,6 +28,7 @@ from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
+from functionalize.runtime.random_state import anew
 from functionalize.runtime.state_walk import StateWalk
 from functionalize.tracing.metas import METAS
 
@@ -124,6 +125,7 @@ class ExportGraph:
                 self._refuse(f"the program {what} {inputs[mutation.input].label}", why, hint)
         self._check_state_among_arguments()
         self._check_functions()
+        self._check_generators()
         for number, gradient in self._metadata.gradients.items():
             if inputs[number].argument is not None and gradient is not None:
                 self._refuse(
@@ -146,7 +148,8 @@ class ExportGraph:
 
     def _check_functions(self) -> None:
         for node in self.emitter.graph.nodes:
-            if node.op == "call_function" and not is_operator(node.target) and not on_numbers(node.target):
+            known = is_operator(node.target) or node.target is anew
+            if node.op == "call_function" and not known and not on_numbers(node.target):
                 traces = (one.meta.get("stack_trace") for one in (node, *node.users))  # numbers have none
                 self._refuse(
                     f"the program computes {node.target.__name__} of a number that the data tell",
@@ -154,6 +157,21 @@ class ExportGraph:
                     "compute it on the tensor, without .item()",
                     line_of_trace(next(filter(None, traces), None)),
                 )
+
+    def _check_generators(self) -> None:
+        made = self.emitter.graph.find_nodes(op="get_attr") + self.emitter.graph.find_nodes(
+            op="call_function", target=anew
+        )
+        for node in made:
+            generator = node.target is anew or isinstance(getattr(self.root, str(node.target), None), torch.Generator)
+            for user in node.users if generator else ():
+                if user.target is not anew:
+                    self._refuse(
+                        "the program draws random numbers from a generator of its own",
+                        "an exported program holds no generators",
+                        "draw from the default generator of torch",
+                        line_of_trace(user.stack_trace),
+                    )
 
     def _check_state_among_arguments(self) -> None:
         inputs = self._metadata.inputs
