@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from functionalize import InputMismatchError, UnsupportedProgramError, capture, jaxify
+from functionalize import DataDependentError, InputMismatchError, UnsupportedProgramError, capture, jaxify
 from tests.export_programs import PROGRAMS, made, on_jax
 
 jax = pytest.importorskip("jax")
@@ -356,10 +356,45 @@ def test_a_refusal_has_all_causes_with_their_lines() -> None:
     for said in ("found = x.nonzero()", "x[x > 0]", "linalg_eig", "size, strides or storage of an input"):
         assert said in str(error.value)
 
-    def decides(x: Tensor) -> Tensor:
+
+class Steps(torch.nn.Module):
+    """Counts, and goes another way by data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
         return -x if x.sum() > 0 else x
 
-    with pytest.raises(UnsupportedProgramError, match="return -x if"):
+
+def test_decisions_are_compared_once_the_data_are_known(tmp_path: Path) -> None:
+    program = capture(Steps(), (torch.ones(2),)).to_jax()
+    for run in (program, program.jit()):
+        state = program.initial_state
+        state, outputs = run(state, jnp.ones(2))
+        assert outputs.tolist() == [-1, -1]
+        with pytest.raises(DataDependentError, match=r"(?s)decide otherwise.*return -x if.*no state has changed"):
+            run(state, -jnp.ones(2))
+        assert run(state, jnp.ones(2))[0]["count"] == 2  # the state was not given away
+    for trace in (
+        lambda: jax.jit(program)(state, jnp.ones(2)),
+        lambda: jax.vmap(program, in_axes=(None, 0))(state, jnp.ones((3, 2))),
+    ):
+        with pytest.raises(UnsupportedProgramError, match=r"(?s)decides by its data.*return -x if.*JAX traces"):
+            trace()
+    with pytest.raises(UnsupportedProgramError, match=r"(?s)return -x if.*JAX traces"):
+        capture(Steps(), (torch.ones(2),)).to_stablehlo(tmp_path / "steps.jax")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_numbers_that_decide_and_are_computed_with_are_refused() -> None:
+    def decides(x: Tensor) -> Tensor:
+        total = x.sum().item()
+        return x * total if total > 0 else x
+
+    with pytest.raises(UnsupportedProgramError, match="if total > 0"):
         capture(decides, (torch.ones(2),)).to_jax()
 
 
@@ -486,7 +521,7 @@ def test_the_backend_of_the_examples_runs(capsys: pytest.CaptureFixture[str]) ->
 def test_programs_of_all_exporters(name: str) -> None:
     """Three calls in a row, what they give and what they write."""
     program, inputs = made(name)
-    if name in ("sizes-by-data", "decides"):
+    if name == "sizes-by-data":
         with pytest.raises(UnsupportedProgramError):
             on_jax(program, inputs())
         return

@@ -20,15 +20,16 @@ from torch.fx import Graph
 
 from functionalize._torch import pytree
 from functionalize.backends.frozen_numbers import freeze_numbers
-from functionalize.backends.interpreter import Backend, Interpreter, refusal
+from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal
 from functionalize.backends.leaves import Leaf as _Leaf
 from functionalize.backends.leaves import plain
 from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
 from functionalize.backends.shared_memory import passed_state, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
-from functionalize.errors import InputMismatchError, UnsupportedProgramError
+from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
 from functionalize.runtime.alias_pattern import same_tensors
 from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.modes import GRAD_MODE
 from functionalize.runtime.objects import GraphNumber, Maker, Seen, tensors_in
@@ -79,11 +80,12 @@ class ArrayProgram:
         self._capture = specialization.capture
         self._same = same_tensors(self._capture.guards.aliasing)
         recorded = specialization.recorded
-        graph, self.frozen, undecided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
-        graph = with_shared_memory(graph, self.metadata, self._capture.guards.aliasing)
+        decided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
+        self.frozen, self.asked = decided.frozen, decided.asked
+        graph = with_shared_memory(decided.graph, self.metadata, self._capture.guards.aliasing)
         graph, self._new_values = with_new_values(graph, self.metadata, self._capture.guards.aliasing)
         self.interpreter = Interpreter(backend, _without_dead(graph), recorded.root)
-        causes = [*undecided, *self._causes(), *self.interpreter.causes()]
+        causes = [*decided.causes, *self._causes(), *self.interpreter.causes()]
         if causes:
             raise refusal(backend, causes)
         self._new_values |= {n: at for n, one in self._same.items() if (at := self._new_values.get(one)) is not None}
@@ -107,12 +109,32 @@ class ArrayProgram:
     def finished(
         self, state: Mapping[str, Any], prepared: Prepared, found: tuple[dict[str, Any], dict[int, Any], Sequence[Any]]
     ) -> tuple[dict[str, Any], Any]:
-        """The new state and the outputs, of what :meth:`run` gave."""
+        """The new state and the outputs, of what :meth:`run` gave.
+
+        Raises:
+            DataDependentError: the data decide otherwise than when the program was captured.
+        """
         new, written, results = found
+        self._check_decisions(results)
         outputs = self.outputs(results, prepared.arguments)
         if self.written_inputs:
             outputs = Written(outputs, self.arguments_after(prepared, written))
         return {**state, **new}, outputs
+
+    def _check_decisions(self, results: Sequence[Any]) -> None:
+        for one in self.asked:
+            try:
+                agrees = same_answer(self.backend.number(results[one.output]), one.answer)
+            except UnknownNumberError as error:
+                raise UnsupportedProgramError(
+                    "the program decides by its data", why=str(error), hint=_UNKNOWN, at=one.location
+                ) from None
+            if not agrees:
+                raise DataDependentError(
+                    f"the data decide otherwise than when the program was captured\n    at   {one}",
+                    why="the function has one way of the program by its data; no state has changed",
+                    hint="make another one, of the program as it is after a call with such data",
+                )
 
     @property
     def looks(self) -> dict[str, torch.Tensor]:
@@ -293,7 +315,8 @@ class ArrayProgram:
         if self.draws:
             new[RANDOM_KEY] = key
         arguments = {n: results[at] for n, at in self._new_values.items() if n in inputs}
-        return new, arguments, [value if at in self._returned else None for at, value in enumerate(results)]
+        kept = self._returned.union(one.output for one in self.asked)
+        return new, arguments, [value if at in kept else None for at, value in enumerate(results)]
 
     def outputs(self, results: Sequence[Any], arguments: CallArguments | None) -> Any:
         """What the program returns, of tuples, lists and dicts; objects come as dicts of what in them is an array."""
@@ -331,6 +354,10 @@ class ArrayProgram:
         return found
 
 
+_UNKNOWN = (
+    "call it where nothing traces it (`.jit()` compiles it, and compares after each run); or decide by no data: "
+    "torch.where, torch.cond, and for models of others capture(..., is_exporting=True)"
+)
 _CHANGED_OBJECT = (
     "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's "
     "state, is there if the original has been called once before it is captured"

@@ -1,41 +1,49 @@
-"""Numbers of a program's state by which it decides: constants of its graph for a backend, which cannot ask them.
+"""What a program decides by, for a backend: numbers of its state, which become constants, and data, which are results.
 
 A program decides by hyperparameters (``if momentum != 0``) and is right for those that decide alike. A call of a
-captured program compares; a backend's function cannot, so that such numbers are no inputs of it.
+captured program compares; a backend's function is not to, so that such numbers are no inputs of it. What the data
+decide is only known once the graph has run: it gives them, for the caller to compare.
 
-Invariant: the decisions come out as captured. Limits: decisions by other data are refused.
+Invariant: the decisions come out as captured. Limits: a program that computes with a number that it decides by, which
+only the data tell, is refused.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from functionalize.runtime.decided_call import decided_ahead
-from functionalize.runtime.decisions import Diverged
+from functionalize.runtime.decisions import Decision, Diverged
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.slots import NumberSlot
 
 
-def freeze_numbers(
-    graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata
-) -> tuple[Graph, frozenset[int], list[tuple[str, str]]]:
-    """Have the numbers that decide be constants of the graph.
+class Decided(NamedTuple):
+    """A graph that runs without deciding.
 
-    Returns:
-        The graph, which inputs these are, and why the graph cannot be run without deciding.
+    ``frozen``: the inputs that are constants of it. ``asked``: decisions whose outputs are tensors, to be compared
+    after a run. ``causes``: why it cannot be run so.
     """
+
+    graph: Graph
+    frozen: frozenset[int] = frozenset()
+    asked: tuple[Decision, ...] = ()
+    causes: tuple[tuple[str, str], ...] = ()
+
+
+def freeze_numbers(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> Decided:
+    """Have the numbers that decide be constants of the graph, and data that do be among its results."""
     decisions = metadata.graph.decisions
     if not decisions:
-        return graph, frozenset(), []
+        return Decided(graph)
     ahead = decided_ahead(graph, root, metadata)
     if ahead is None:
-        return (
-            graph,
-            frozenset(),
-            [(one.location, "it decides by data, which no graph of a backend can ask") for one in decisions],
-        )
+        return _asked(graph, decisions)
     numbers = {
         number: entry.slot.get() for number, entry in enumerate(metadata.inputs) if isinstance(entry.slot, NumberSlot)
     }
@@ -44,7 +52,7 @@ def freeze_numbers(
         ahead(inputs)
     except Diverged:
         said = "numbers of its state decide otherwise now than when it was captured: capture it again"
-        return graph, frozenset(), [(one.location, said) for one in decisions]
+        return Decided(graph, causes=tuple((one.location, said) for one in decisions))
     made, copies = Graph(), dict[Node, Node]()
     made.output(made.graph_copy(graph, copies))
     results = graph.output_node().args[0]
@@ -55,7 +63,23 @@ def freeze_numbers(
         for user in list(copies[node].users):
             if user.target is torch.ops.aten._local_scalar_dense.default:
                 _replace(user, value)
-    return made, frozenset(placeholders[node] for node in deciding.intersection(placeholders)), []
+    return Decided(made, frozenset(placeholders[node] for node in deciding.intersection(placeholders)))
+
+
+def _asked(graph: Graph, decisions: Iterable[Decision]) -> Decided:
+    """Have a graph give the tensors that it would decide by, in the place of their numbers."""
+    made, causes = Graph(), []
+    results = list(made.graph_copy(graph, {}))  # type: ignore[arg-type]
+    for one in decisions:
+        number = results[one.output]
+        if not isinstance(number, Node) or number.target is not torch.ops.aten._local_scalar_dense.default:
+            causes.append((one.location, "it decides by a number that it computes of numbers which only the data tell"))
+        elif number.users:
+            causes.append((one.location, "it decides by data, and computes with the number that it has read"))
+        else:
+            results[one.output] = number.args[0]
+    made.output(tuple(results))
+    return Decided(made, asked=tuple(decisions), causes=tuple(causes))
 
 
 def _replace(node: Node, value: float) -> None:

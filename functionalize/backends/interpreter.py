@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class Backend:
 
     ``array``: of a tensor, an array of its own. ``dtype``: of a ``torch.dtype``. ``is_array``: whether an argument is
     one, and no plain value. ``split``: of a random key, the next
-    key and one to draw with; None for backends that draw no random numbers.
+    key and one to draw with; None for backends that draw no random numbers. ``number``: what an array of no dimensions
+    holds.
     """
 
     lowerings: Lowerings
@@ -36,11 +38,16 @@ class Backend:
     dtype: Callable[[torch.dtype], Any]
     is_array: Callable[[Any], bool]
     split: Callable[[Any], tuple[Any, Any]] | None = None
+    number: Callable[[Any], Any] = methodcaller("item")
 
     @property
     def name(self) -> str:
         """What messages call it."""
         return self.lowerings.name
+
+
+class UnknownNumberError(Exception):
+    """What an array holds is not known yet; the message says why."""
 
 
 class Call:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from functionalize.backends.array_program import ArrayProgram, Prepared, Written
 from functionalize.backends.first_call import Settled, settled
-from functionalize.backends.interpreter import Backend
+from functionalize.backends.interpreter import Backend, refusal
 from functionalize.runtime.specialization import Specialization
 
 FIRST_CALL = "first_call"
@@ -36,6 +36,10 @@ class _OfTwo(ArrayProgram):
     def __init__(self, first: Specialization, found: Settled, backend: Backend, key: Any) -> None:
         super().__init__(found.later, backend, key)
         self._first = ArrayProgram(first, backend, key, settled=True)
+        asked = [*self.asked, *self._first.asked]
+        if asked:
+            why = "it decides by data, and makes state at the first call: one graph cannot ask for both"
+            raise refusal(backend, [(one.location, why) for one in asked])
         self._without = found.made
         outputs = first.metadata.outputs
         self._made = {self.keys[n]: outputs[output].result for n, output in found.made.items() if n in self.keys}

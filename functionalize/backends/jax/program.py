@@ -19,7 +19,7 @@ from functionalize._torch import pytree
 from functionalize.backends.array_program import Prepared
 from functionalize.backends.export.example_call import with_steps_followed
 from functionalize.backends.exported_program import from_exported_program, to_exported_program
-from functionalize.backends.interpreter import Backend
+from functionalize.backends.interpreter import Backend, UnknownNumberError
 from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.symbolic_sizes import SymbolicSizes
@@ -76,7 +76,7 @@ class JaxProgram:
     """
 
     def __init__(self, program: CapturedProgram, lowerings: Lowerings, seed: int) -> None:
-        backend = Backend(lowerings, from_torch, dtype_of, is_array, _split)
+        backend = Backend(lowerings, from_torch, dtype_of, is_array, _split, _number)
         self._program = program_of(program.specialization, backend, jax.random.PRNGKey(seed))
         self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
         self._run = _guarded(self._program.run, self._program.stopped)
@@ -114,7 +114,8 @@ class JaxProgram:
 
         Args:
             donate: whether the arrays that a call overwrites, of the state and of the arguments, give their buffers to
-                the new values. They cannot be read afterwards: use those that the call returns.
+                the new values. They cannot be read afterwards: use those that the call returns. None do where the
+                program decides by its data, which a call compares once they are known.
 
         Returns:
             A function as this one.
@@ -124,6 +125,7 @@ class JaxProgram:
         def donating(written: Any, kept: Any) -> Any:
             return run({**written[0], **kept[0]}, {**written[1], **kept[1]})
 
+        donate = donate and not self._program.asked  # else a call that is refused would have taken the state
         compiled = jax.jit(donating, donate_argnums=(0,) if donate else ())
         names, numbers = self._program.written, self._program.written_inputs
 
@@ -240,6 +242,12 @@ def _guarded(run: Callable[..., Any], stopped: Sequence[str]) -> Callable[..., A
 def _split(key: Any) -> tuple[Any, Any]:
     one, two = jax.random.split(key)
     return one, two
+
+
+def _number(array: Any) -> Any:
+    if isinstance(array, jax.core.Tracer):
+        raise UnknownNumberError("JAX traces the call: what the data are is known when the result is")
+    return array.item()
 
 
 def _parted(values: Mapping[Any, Any], chosen: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
