@@ -47,8 +47,9 @@ def results(run: Callable[..., Any], inputs: list[torch.Tensor]) -> Any:
     return run(*inputs)
 
 
-@pytest.mark.slow(seconds=6)
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    "shard", [pytest.param(n, marks=pytest.mark.full if n % 3 else pytest.mark.slow(seconds=30)) for n in range(SHARDS)]
+)
 def test_results_are_those_of_the_operators(shard: int) -> None:
     count = 0
     with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng():

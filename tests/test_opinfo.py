@@ -1,4 +1,7 @@
-"""The fixed part of the operator sweep, a shard a test; `python -m tests.opinfo --full` runs all of it."""
+"""The fixed part of the operator sweep, a shard a test; `python -m tests.opinfo --full` runs all of it.
+
+Every other operator has its turn in CI, the rest with what is marked full.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ def runner() -> Iterator[Runner]:
         yield pool
 
 
-@pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    "shard", [pytest.param(n, marks=pytest.mark.full if n % 2 else pytest.mark.slow(seconds=20)) for n in range(SHARDS)]
+)
 def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
     verdicts: list[Verdict] = []
     jobs = [Job(op, CI, "ours") for op in op_names()[shard::SHARDS]]
