@@ -624,3 +624,17 @@ def test_random_numbers_that_nobody_reads_are_drawn(requires_grad: bool) -> None
         torch.manual_seed(0)
         results.append(function(x))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_interpolation_of_known_sizes_is_that_of_the_kernels(size: int) -> None:
+    """Torch's decomposition scales where eager's kernel copies (3 to 3)."""
+    x = torch.randn(1, 2, size, 5, requires_grad=True)
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x * 2, scale_factor=1.3, mode="bilinear")
+
+    torch._dynamo.reset()
+    want, got = scaled(x), torch.compile(scaled, backend="functionalize", dynamic=False)(x)
+    assert torch.equal(want, got)
+    assert torch.equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (want, got)))

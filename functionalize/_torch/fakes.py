@@ -90,6 +90,12 @@ def _has_symbols(args: Iterable[Any]) -> bool:
     return any(type(arg) in _NUMBERS or (type(arg) is list and _has_symbols(arg)) for arg in args)
 
 
+def has_foreign_fakes() -> bool:
+    """Whether what runs now is on fake tensors of torch's own, as Dynamo's are: they know torch's metas alone."""
+    mode = detect_fake_mode()
+    return mode is not None and not (isinstance(mode, MetasFakeMode) and mode.metas)
+
+
 class MetasFakeMode(FakeTensorMode):
     """Makes fake tensors, some ops' by other meta kernels than torch's."""
 

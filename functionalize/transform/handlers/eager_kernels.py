@@ -3,7 +3,8 @@
 Where sizes are symbols, those in Python take over. They interpolate by a scale where eager's copy, and round otherwise;
 and of `multilabel_margin_loss` they read targets past the first that is negative.
 
-Invariant: each gives what eager's kernel gives.
+Invariant: each gives what eager's kernel gives. Limits: fake tensors of others, as Dynamo's, have no metas of these
+operators for symbols; there torch's kernels in Python stay.
 """
 
 from __future__ import annotations
@@ -15,17 +16,25 @@ from typing import Any
 import torch
 from torch.nn.functional import interpolate, multilabel_margin_loss
 
-from functionalize._torch import no_python_dispatcher
+from functionalize._torch import has_symbol, no_python_dispatcher, pytree
+from functionalize._torch.fakes import has_foreign_fakes
 from functionalize._torch.tensors import INTERPOLATIONS
 
 Call = Callable[..., Any]
 _QUESTIONS = ("has_torch_function_unary", "has_torch_function_variadic")
 
 
+def _lacks_metas(args: Any) -> bool:
+    """Whether an operator of these arguments can be computed by torch's kernels in Python alone."""
+    return has_foreign_fakes() and any(map(has_symbol, pytree.tree_leaves(args)))
+
+
 def _in_eager(call: Call) -> Call:
     """A function, by the kernels in C++: they know symbols too."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        if _lacks_metas(args):
+            return call(*args, **kwargs)
         with no_python_dispatcher():
             return call(*args, **kwargs)
 
@@ -42,8 +51,8 @@ def _interpolated(call: Call) -> Call:
         if kwargs or len(args) != arguments or args[0].dim() != 2 + dims or (args[1] is None) == (args[-1] is None):
             return kept(*args, **kwargs)
         input, sizes, *flags, scales = args
-        if any(isinstance(scale, torch.SymFloat) for scale in scales or ()):
-            return call(*args)  # nor does that take symbols for these
+        if _lacks_metas(args) or any(isinstance(scale, torch.SymFloat) for scale in scales or ()):
+            return call(*args)  # the operator takes no symbols for scales
         if sizes is None:
             sizes = [_scaled(size, scale) for size, scale in zip(input.shape[2:], scales, strict=True)]
         with no_python_dispatcher():
