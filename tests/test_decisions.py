@@ -706,6 +706,46 @@ def test_squeezing_a_size_that_the_data_tell_is_a_decision(dims: tuple[Any, ...]
             assert strict(x).shape == squeezed(x).shape
 
 
+def _copied(found: Tensor) -> Tensor:
+    into = torch.zeros(3)
+    into[:3] = found
+    return into
+
+
+BROADCAST: dict[str, Callable[[Tensor], Tensor]] = {
+    "with a size that is known": lambda found: found + torch.ones(3),
+    "with another that the data tell": lambda found: found * found[found > 1.5],
+    "in place": lambda found: torch.ones(3).mul_(found),
+    "copied": _copied,
+    "expanded": lambda found: found.expand(2, 3) * 2,
+    "broadcast": lambda found: torch.broadcast_tensors(found, torch.ones(3))[0] * 2,
+    "of two dimensions": lambda found: found[:, None] + torch.ones(3, 2),
+    "chosen": lambda found: torch.where(torch.ones(3) > 0, found, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+@pytest.mark.parametrize("first", [1, 3])
+def test_whether_a_size_that_the_data_tell_is_broadcast_is_a_decision(name: str, first: int) -> None:
+    def program(x: Tensor) -> Tensor:
+        return BROADCAST[name](x[x > 0])
+
+    def with_positive(count: int) -> Tensor:
+        return torch.tensor([1.0, 2.0, 3.0][:count] + [-1.0] * (4 - count))
+
+    captured = capture(program, (with_positive(first),))
+    for count in (first, 4 - first, 2, first):
+        x = with_positive(count)
+        try:
+            expected = program(x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                captured(x)
+        else:
+            assert torch.equal(captured(x), expected)
+    assert len(captured.variants) <= 3
+
+
 class Meter:
     """An average, as training scripts have it."""
 

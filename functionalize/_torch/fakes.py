@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
-from functionalize._torch.tensors import PLAIN_TYPES, hint_of, set_versions, unbacked
+from functionalize._torch.tensors import PLAIN_TYPES, decide_broadcasts, hint_of, set_versions, unbacked
 
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
@@ -88,6 +88,15 @@ _NUMBERS = frozenset({torch.SymFloat, torch.SymBool})  # sizes torch's own mode 
 
 def _has_symbols(args: Iterable[Any]) -> bool:
     return any(type(arg) in _NUMBERS or (type(arg) is list and _has_symbols(arg)) for arg in args)
+
+
+_BROADCASTING = frozenset(  # beside what goes by elements
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        *(("expand", "default"), ("copy_", "default"), ("copy", "default")),
+        *(("normal", "Tensor_Tensor"), ("normal_functional", "default")),
+    )
+)
 
 
 def has_foreign_fakes() -> bool:
@@ -180,11 +189,14 @@ class CaptureFakeMode(MetasFakeMode):
                     self.fake_tensor_converter.invalidate_constant_aliases(constant)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in TOLD_BY_DATA and (func is not _ITEM or args[0].dtype.is_complex):
-            decider = getattr(self.shape_env, "decider", None)
-            answer = None if decider is None else decider.result(func, args, kwargs or {})
+        decider = getattr(self.shape_env, "decider", None)
+        if decider is not None and func in TOLD_BY_DATA and (func is not _ITEM or args[0].dtype.is_complex):
+            answer = decider.result(func, args, kwargs or {})
             if answer is not None:
                 return answer
+        if decider is not None and (func in _BROADCASTING or torch.Tag.pointwise in getattr(func, "tags", ())):
+            shapes = [arg.size() for arg in args if isinstance(arg, FakeTensor)]
+            decide_broadcasts([*shapes, args[1]] if func is torch.ops.aten.expand.default else shapes)
         if func is _SIZE and self._asked_sizes is not None and not unbacked(args[0].size()):
             self._asked_sizes += args[0].size()
             return [size if type(size) is int else hint_of(size) for size in args[0].size()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -245,6 +246,25 @@ def decide_ones(sizes: Sequence[Any]) -> None:
                 bool(size == 1)
             else:
                 torch._check(size != 1)
+
+
+def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
+    """Ask of each size that only the data tell, and that is to be broadcast with another one, whether it is one.
+
+    Where nobody answers, torch takes it for the other one, and checks that when the program runs.
+    """
+    for sizes in itertools.zip_longest(*map(reversed, shapes), fillvalue=1):
+        for size in filter(is_symbol, sizes):
+            asked = getattr(size.node.shape_env, "decider", None) is not None and unbacked([size])
+            if asked and any(_differ(size, other) for other in sizes if other is not size):
+                bool(size == 1)
+
+
+def _differ(size: Any, other: Any) -> bool:
+    """Whether a size may be another one, which is not one."""
+    if type(other) is int:
+        return other != 1
+    return size.node.expr != other.node.expr
 
 
 def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:

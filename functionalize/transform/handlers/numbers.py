@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from functionalize._torch import FUSED_STEPS, SYMBOLS, FakeTensor
+from functionalize._torch import FUSED_STEPS, SYMBOLS, FakeTensor, decide_broadcasts
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -163,8 +163,16 @@ def _select(call: Callable[..., Any]) -> Callable[..., Any]:
     return selected
 
 
+def _broadcast(*tensors: Any) -> Any:
+    """``torch.broadcast_tensors``, which in C++ takes no size that the data tell for one."""
+    given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    decide_broadcasts([one.size() for one in given])
+    return torch.broadcast_tensors(*given)
+
+
 SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
+    torch.broadcast_tensors: _broadcast,
     torch.Tensor.__format__: _formatted,
     torch.tensor: _tensor_of(torch.tensor),
     torch.as_tensor: _tensor_of(torch.as_tensor),
