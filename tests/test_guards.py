@@ -549,3 +549,22 @@ def test_whether_an_argument_is_a_parameter_is_compared_where_the_program_names_
         program(parameter)
     for x in (parameter, plain, parameter):
         assert_same(run(x), again(x))
+
+
+def test_gradients_left_at_inputs_that_required_none_are_added_to_those_there() -> None:
+    def program(x: Tensor) -> Tensor:
+        part = x.select(0, 1)
+        x.requires_grad_()
+        part = x.select(0, 1)
+        part.sum().backward()
+        return x
+
+    def given(gradient: bool) -> Tensor:
+        x = torch.ones(2, 2)
+        x.grad = torch.full((2, 2), 0.5) if gradient else None
+        return x
+
+    captured = capture(program, (given(False),), on_guard_failure="recapture")
+    for gradient in (True, False, True):
+        expected, found = program(given(gradient)).grad, captured(given(gradient)).grad
+        assert expected is not None and found is not None and torch.equal(expected, found)

@@ -259,7 +259,9 @@ class CaptureSession(RecordingSession):
         metadata, inputs = found.metadata, self._inputs
         self._check_stand_ins(found)
         supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
-        leaves_new = bool(metadata.gradients) and not self.has_all_gradients
+        given = {id(entry.gradient_of) for entry in inputs.inputs if entry.gradient_of is not None}
+        at_new = any(id(inputs.inputs[number]) not in given for number in metadata.gradients)  # that required none, too
+        leaves_new = at_new or (bool(metadata.gradients) and not self.has_all_gradients)
         matter = not supposed and (leaves_new or GRADIENT in found.asked)
         assumptions = Assumptions(
             self._modes,

@@ -109,7 +109,7 @@ class Guards:
             number: value.grad is not None
             for number, value in enumerate(values)
             if found.gradients_matter and isinstance(value, torch.Tensor) and value.is_leaf
-            if value.requires_grad or value.grad is not None
+            if value.requires_grad or value.grad is not None or number in metadata.gradients
         }
         written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
         written |= found.written | {entry.gradient_of for entry in self.inputs if entry.gradient_of is not None}
