@@ -360,6 +360,8 @@ def test_a_refusal_has_all_causes_with_their_lines() -> None:
 class Steps(torch.nn.Module):
     """Counts, and goes another way by data."""
 
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
@@ -378,12 +380,9 @@ def test_decisions_are_compared_once_the_data_are_known(tmp_path: Path) -> None:
         with pytest.raises(DataDependentError, match=r"(?s)decide otherwise.*return -x if.*no state has changed"):
             run(state, -jnp.ones(2))
         assert run(state, jnp.ones(2))[0]["count"] == 2  # the state was not given away
-    for trace in (
-        lambda: jax.jit(program)(state, jnp.ones(2)),
-        lambda: jax.vmap(program, in_axes=(None, 0))(state, jnp.ones((3, 2))),
-    ):
+    for trace, x in ((jax.jit, jnp.ones(2)), (lambda f: jax.vmap(f, in_axes=(None, 0)), jnp.ones((3, 2)))):
         with pytest.raises(UnsupportedProgramError, match=r"(?s)decides by its data.*return -x if.*JAX traces"):
-            trace()
+            trace(program)(state, x)
     with pytest.raises(UnsupportedProgramError, match=r"(?s)return -x if.*JAX traces"):
         capture(Steps(), (torch.ones(2),)).to_stablehlo(tmp_path / "steps.jax")
     assert not [*tmp_path.iterdir()]

@@ -264,7 +264,7 @@ def _differ(size: Any, other: Any) -> bool:
     """Whether a size may be another one, which is not one."""
     if type(other) is int:
         return other != 1
-    return size.node.expr != other.node.expr
+    return bool(size.node.expr != other.node.expr)
 
 
 def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
@@ -303,6 +303,7 @@ _RECURRENT = ("_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "r
 RECURRENT: Mapping[str, Any] = {name: getattr(torch._VF, name) for name in _RECURRENT}
 # Interpolation, as `torch.nn.functional.interpolate` calls it.
 INTERPOLATIONS: tuple[Any, ...] = tuple(getattr(torch._C._nn, name) for name in dir(torch._C._nn) if "upsample" in name)
+MARGIN_LOSS: Any = torch._C._nn.multilabel_margin_loss
 # The steps of optimizers in one kernel, which take a learning rate as a number or as a tensor.
 FUSED_STEPS: tuple[Any, ...] = tuple(
     getattr(torch, f"_fused_{name}_")

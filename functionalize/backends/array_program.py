@@ -80,8 +80,7 @@ class ArrayProgram:
         self._capture = specialization.capture
         self._same = same_tensors(self._capture.guards.aliasing)
         recorded = specialization.recorded
-        decided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
-        self.frozen, self.asked = decided.frozen, decided.asked
+        self.decided = decided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
         graph = with_shared_memory(decided.graph, self.metadata, self._capture.guards.aliasing)
         graph, self._new_values = with_new_values(graph, self.metadata, self._capture.guards.aliasing)
         self.interpreter = Interpreter(backend, _without_dead(graph), recorded.root)
@@ -122,7 +121,7 @@ class ArrayProgram:
         return {**state, **new}, outputs
 
     def _check_decisions(self, results: Sequence[Any]) -> None:
-        for one in self.asked:
+        for one in self.decided.asked:
             try:
                 agrees = same_answer(self.backend.number(results[one.output]), one.answer)
             except UnknownNumberError as error:
@@ -186,7 +185,7 @@ class ArrayProgram:
         names: dict[int, str] = {}
         for number in self._taken:
             entry = self.metadata.inputs[number]
-            if entry.argument is None and number not in self.frozen and number not in self._passed:
+            if entry.argument is None and number not in self.decided.frozen and number not in self._passed:
                 name = entry.target or entry.name
                 if self._settled and entry.slot is None and entry.gradient_of is None:
                     name = f"first_call.{name}"  # a constant, which another program may call so as well
@@ -315,7 +314,7 @@ class ArrayProgram:
         if self.draws:
             new[RANDOM_KEY] = key
         arguments = {n: results[at] for n, at in self._new_values.items() if n in inputs}
-        kept = self._returned.union(one.output for one in self.asked)
+        kept = self._returned.union(one.output for one in self.decided.asked)
         return new, arguments, [value if at in kept else None for at, value in enumerate(results)]
 
     def outputs(self, results: Sequence[Any], arguments: CallArguments | None) -> Any:

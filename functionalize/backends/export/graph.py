@@ -15,20 +15,19 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import SYMBOLS, pytree
-from functionalize._torch.exporting import ExportFakes, on_numbers, viewing
-from functionalize.backends.decompose import is_operator, without_lists, without_scales
+from functionalize._torch.exporting import ExportFakes, viewing
+from functionalize.backends.decompose import without_lists, without_scales
 from functionalize.backends.export.effects import GraphValue, StandIns
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.numbers import Numbers
+from functionalize.backends.export.refused_nodes import refused_nodes
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.shared_memory import with_shared_memory
-from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
-from functionalize.runtime.random_state import anew
 from functionalize.runtime.state_walk import StateWalk
 from functionalize.tracing.metas import METAS
 
@@ -124,8 +123,8 @@ class ExportGraph:
                 why, hint = _SIZES_STAY
                 self._refuse(f"the program {what} {inputs[mutation.input].label}", why, hint)
         self._check_state_among_arguments()
-        self._check_functions()
-        self._check_generators()
+        for refusal in refused_nodes(self.emitter.graph, self.root):
+            self._refuse(*refusal)
         for number, gradient in self._metadata.gradients.items():
             if inputs[number].argument is not None and gradient is not None:
                 self._refuse(
@@ -145,33 +144,6 @@ class ExportGraph:
                 "an exported program changes no modes of torch",
                 "put it back before the program ends",
             )
-
-    def _check_functions(self) -> None:
-        for node in self.emitter.graph.nodes:
-            known = is_operator(node.target) or node.target is anew
-            if node.op == "call_function" and not known and not on_numbers(node.target):
-                traces = (one.meta.get("stack_trace") for one in (node, *node.users))  # numbers have none
-                self._refuse(
-                    f"the program computes {node.target.__name__} of a number that the data tell",
-                    "torch's graphs have no such function of numbers",
-                    "compute it on the tensor, without .item()",
-                    line_of_trace(next(filter(None, traces), None)),
-                )
-
-    def _check_generators(self) -> None:
-        made = self.emitter.graph.find_nodes(op="get_attr") + self.emitter.graph.find_nodes(
-            op="call_function", target=anew
-        )
-        for node in made:
-            generator = node.target is anew or isinstance(getattr(self.root, str(node.target), None), torch.Generator)
-            for user in node.users if generator else ():
-                if user.target is not anew:
-                    self._refuse(
-                        "the program draws random numbers from a generator of its own",
-                        "an exported program holds no generators",
-                        "draw from the default generator of torch",
-                        line_of_trace(user.stack_trace),
-                    )
 
     def _check_state_among_arguments(self) -> None:
         inputs = self._metadata.inputs

@@ -36,7 +36,7 @@ class _OfTwo(ArrayProgram):
     def __init__(self, first: Specialization, found: Settled, backend: Backend, key: Any) -> None:
         super().__init__(found.later, backend, key)
         self._first = ArrayProgram(first, backend, key, settled=True)
-        asked = [*self.asked, *self._first.asked]
+        asked = [*self.decided.asked, *self._first.decided.asked]
         if asked:
             why = "it decides by data, and makes state at the first call: one graph cannot ask for both"
             raise refusal(backend, [(one.location, why) for one in asked])

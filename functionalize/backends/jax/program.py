@@ -125,7 +125,7 @@ class JaxProgram:
         def donating(written: Any, kept: Any) -> Any:
             return run({**written[0], **kept[0]}, {**written[1], **kept[1]})
 
-        donate = donate and not self._program.asked  # else a call that is refused would have taken the state
+        donate = donate and not self._program.decided.asked  # else a call that is refused would have taken the state
         compiled = jax.jit(donating, donate_argnums=(0,) if donate else ())
         names, numbers = self._program.written, self._program.written_inputs
 

@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate, multilabel_margin_loss
 
 from functionalize._torch import has_symbol, no_python_dispatcher, pytree
 from functionalize._torch.fakes import has_foreign_fakes
-from functionalize._torch.tensors import INTERPOLATIONS
+from functionalize._torch.tensors import INTERPOLATIONS, MARGIN_LOSS
 
 Call = Callable[..., Any]
 _QUESTIONS = ("has_torch_function_unary", "has_torch_function_variadic")
@@ -75,7 +75,7 @@ def _unasked(function: Any) -> Call:
 
 IN_EAGER: Mapping[Any, Call] = {
     **{call: _interpolated(call) for call in INTERPOLATIONS},
-    torch._C._nn.multilabel_margin_loss: _in_eager(torch._C._nn.multilabel_margin_loss),
+    MARGIN_LOSS: _in_eager(MARGIN_LOSS),
 }
 # By what public name these are called: the functions, as they are to run with the mode on that looks up the above.
 OPENED: Mapping[Any, Call] = {function: _unasked(function) for function in (interpolate, multilabel_margin_loss)}

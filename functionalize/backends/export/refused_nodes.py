@@ -1,0 +1,51 @@
+"""Nodes that no exported program may have: each with what, why, what to try, and the user's line.
+
+Invariant: what torch's verifier would refuse without a word of the program is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Graph
+
+from functionalize._torch.exporting import on_numbers
+from functionalize.backends.decompose import is_operator
+from functionalize.call_stack import line_of_trace
+from functionalize.runtime.random_state import anew
+
+Refusal = tuple[str, str, str, str]
+
+
+def refused_nodes(graph: Graph, root: torch.nn.Module) -> Iterator[Refusal]:
+    """Those of a graph; ``root``: what its attributes are found on."""
+    yield from _functions(graph)
+    yield from _draws_from_generators(graph, root)
+
+
+def _functions(graph: Graph) -> Iterator[Refusal]:
+    for node in graph.nodes:
+        if node.op != "call_function" or is_operator(node.target) or node.target is anew:
+            continue
+        if not on_numbers(node.target):
+            traces = (one.meta.get("stack_trace") for one in (node, *node.users))  # numbers have none
+            yield (
+                f"the program computes {node.target.__name__} of a number that the data tell",
+                "torch's graphs have no such function of numbers",
+                "compute it on the tensor, without .item()",
+                line_of_trace(next(filter(None, traces), None)),
+            )
+
+
+def _draws_from_generators(graph: Graph, root: torch.nn.Module) -> Iterator[Refusal]:
+    for node in graph.nodes:
+        attribute = getattr(root, str(node.target), None) if node.op == "get_attr" else None
+        for user in node.users if node.target is anew or isinstance(attribute, torch.Generator) else ():
+            if user.target is not anew:
+                yield (
+                    "the program draws random numbers from a generator of its own",
+                    "an exported program holds no generators",
+                    "draw from the default generator of torch",
+                    line_of_trace(user.stack_trace),
+                )
