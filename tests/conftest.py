@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import time
+import zlib
 
 import pytest
 
@@ -32,10 +33,16 @@ def seeded() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as slow what another run stands for; let workers begin with the longest, so that none is left at the end."""
+    """Mark as slow what another run stands for, and half of it as full.
+
+    Workers begin with the longest, so that none is left at the end.
+    """
     quick = []
     for item in items:
-        if is_repetition(item) or item.get_closest_marker("full"):
+        repetition = is_repetition(item)
+        if repetition and zlib.crc32(item.nodeid.encode()) % 2:
+            item.add_marker(pytest.mark.full)
+        if repetition or item.get_closest_marker("full"):
             item.add_marker(pytest.mark.slow)
         else:
             quick.append(item)

@@ -48,7 +48,7 @@ def results(run: Callable[..., Any], inputs: list[torch.Tensor]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "shard", [pytest.param(n, marks=pytest.mark.full if n % 3 else pytest.mark.slow(seconds=30)) for n in range(SHARDS)]
+    "shard", [pytest.param(n, marks=pytest.mark.full if n else pytest.mark.slow(seconds=30)) for n in range(SHARDS)]
 )
 def test_results_are_those_of_the_operators(shard: int) -> None:
     count = 0

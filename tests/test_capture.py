@@ -383,7 +383,7 @@ def test_a_size_that_broadcasting_took_for_another_is_refused_before_anything_is
         x.zero_()
         return some, some.expand(2)
 
-    program = capture(run, (torch.tensor([1.0, -1]),))
+    program = capture(run, (torch.tensor([1.0, -1]),), on_data="raise")
     x = torch.tensor([1.0, 2])
     assert all(torch.equal(got, torch.tensor([1.0, 2])) for got in program(x)) and torch.equal(x, torch.zeros(2))
     x = torch.tensor([1.0, -1])

@@ -22,10 +22,18 @@ SAMPLES = 3  # of each op, from the front: those of the database go from plain t
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for each op; where slow tests are left out anyway, the database, which takes seconds, is not loaded."""
+    """A test for each op, every other one in CI; the database, which takes seconds, is not loaded for quick checks."""
     if "info" in metafunc.fixturenames:
         infos = [] if metafunc.config.option.markexpr == "not slow" else on_cpu()
-        metafunc.parametrize("info", infos, ids=lambda info: f"{info.name}.{info.variant_test_name}".rstrip("."))
+        metafunc.parametrize(
+            "info",
+            [in_turn(number, info) for number, info in enumerate(infos)],
+            ids=lambda info: f"{info.name}.{info.variant_test_name}".rstrip("."),
+        )
+
+
+def in_turn(number: int, info: Any) -> Any:
+    return pytest.param(info, marks=pytest.mark.full if number % 2 else ())
 
 
 def on_cpu() -> list[Any]:
