@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
+import time
 import types
 import weakref
 from collections.abc import Iterable, Mapping
@@ -26,6 +28,7 @@ from functionalize.errors import UnsupportedProgramError
 _LRU_CACHE = type(functools.lru_cache(lambda: None))
 _PASSED = (list, tuple, dict, set, types.CellType)  # holders that say little
 _IGNORED = (types.FrameType, weakref.ReferenceType)
+_MOMENT = 0.2  # seconds
 _STEPS = 4  # how far up an object's holders are looked for
 
 
@@ -49,6 +52,11 @@ class Traced:
                 if _reaches(cache, known):
                     cache.cache_clear()
 
+    def _kept(self) -> list[Any]:
+        """Chains of what holds some, but for what is ours."""
+        found = _holders([tensor for tensor, _ in self.alive()])
+        return [chain for chain in _whole(found) if not any(map(_is_ours, chain))]
+
     def check(self) -> None:
         """Raise if one is still held, once the capture has ended.
 
@@ -59,8 +67,11 @@ class Traced:
             return
         gc.collect()  # what holds itself
         self.empty_caches()
-        found = _holders([tensor for tensor, _ in self.alive()])
-        others = [chain for chain in _whole(found) if not any(map(_is_ours, chain))]
+        others = self._kept()
+        if others and threading.active_count() > 1:  # one that met a tensor, and is about to raise, drops it soon
+            del others
+            time.sleep(_MOMENT)
+            others = self._kept()
         if not others:  # held by the program itself, or by code in C++, which has no names
             return
         tensor = others[0][0]
