@@ -261,9 +261,9 @@ def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
 
 
 def _differ(size: Any, other: Any) -> bool:
-    """Whether a size may be another one, which is not one."""
+    """Whether a size may be another one, which is not one; -1 is what `expand` writes for the same."""
     if type(other) is int:
-        return other != 1
+        return other not in (1, -1)
     return bool(size.node.expr != other.node.expr)
 
 
