@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from functionalize import functionalize
+from functionalize import capture, functionalize
 from functionalize.verify import assert_functional
 from tests.graphs import MODES, REMOVES
 
@@ -122,3 +122,60 @@ def test_a_trace_holds_few_tensors() -> None:
     gc.collect()
     make_fx(functionalize(chain))(torch.ones(3))
     assert max(alive) < 30
+
+
+def detached_again(x: Tensor) -> Any:
+    made = x.detach().requires_grad_()
+    (made * 3).sum().backward()
+    return made.detach_()
+
+
+def with_its_gradient(x: Tensor) -> Any:
+    made = x.detach().requires_grad_()
+    (made * made).sum().backward()
+    return made, made.grad
+
+
+def with_a_retained_gradient(x: Tensor) -> Any:
+    made = x.detach().requires_grad_() * 2
+    made.retain_grad()
+    (made * made).sum().backward()
+    return made.grad, made.detach()
+
+
+def trained_and_given(x: Tensor) -> Any:
+    """A model that is made, trained and given away, as it stands between two steps."""
+    made = layer_of(x)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        made(x.detach()).pow(2).sum().backward()
+        optimizer.step()
+    return made
+
+
+def layer_of(x: Tensor) -> nn.Linear:
+    made = nn.Linear(x.shape[-1], 2)
+    nn.init.constant_(made.weight, 0.5)
+    nn.init.zeros_(made.bias)
+    return made
+
+
+def _looks(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return list(map(_looks, value.parameters()))
+    if isinstance(value, tuple):
+        return [*map(_looks, value), [one.grad is other for one in value for other in value]]
+    gradient = None if value.grad is None else _looks(value.grad)
+    return type(value), value.requires_grad, value.is_leaf, value.tolist(), gradient
+
+
+GIVEN = (detached_again, with_its_gradient, with_a_retained_gradient, trained_and_given)
+
+
+@pytest.mark.parametrize("func", GIVEN, ids=lambda func: func.__name__)
+def test_what_is_made_keeps_its_gradient(func: Callable[[Tensor], Any]) -> None:
+    program = capture(func, (torch.ones(2, 3),))
+    for _ in range(2):
+        x = torch.randn(2, 3)
+        assert _looks(program(x)) == _looks(func(x))

@@ -18,7 +18,7 @@ from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.inputs import TracedInput
-from functionalize.runtime.metadata import InputMutation
+from functionalize.runtime.metadata import InputMutation, OutputAlias
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Input
 
@@ -66,21 +66,19 @@ def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[in
     return [arriving.get((edge.node, edge.output_nr), 0) for edge in edges]
 
 
-def refuse_gradients_of_made(leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-    """Raise where a leaf that the program made and gives away has a gradient, or gets one from what is ``given``."""
-    made = {id(leaf) for leaf in leaves}
-    ahead = [tensor.grad_fn for tensor in given] if made else []
+def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[OutputAlias]) -> None:
+    """Raise where a leaf that the program made and gives away would get a gradient from what it gives besides."""
+    made = {id(handle) for alias, handle in zip(aliases, handles, strict=False) if alias.leaf is not None}
+    ahead = [tensor.grad_fn for tensor in handles] if made else []
     seen: set[Any] = set()
     while ahead:
         node: Any = ahead.pop()
         if node is not None and node not in seen:
             seen.add(node)
             ahead += [function for function, _ in node.next_functions]
-    if any(leaf.grad is not None for leaf in leaves) or any(
-        id(getattr(node, "variable", None)) in made for node in seen
-    ):
+    if any(id(getattr(node, "variable", None)) in made for node in seen):
         raise UnsupportedProgramError(
-            "the program gives away a tensor that it made and that requires gradients, and a gradient for it",
+            "the program gives away a tensor that it made and that requires gradients, and what was computed of it",
             why="a captured program has gradients for its inputs alone",
             hint="pass the tensor as an argument, or detach it before it is returned or kept",
         )

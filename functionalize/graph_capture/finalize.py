@@ -27,7 +27,7 @@ from functionalize.graph_capture.differentiability import (
     refuse_new_histories,
     refused_write,
 )
-from functionalize.graph_capture.gradients_of_state import drop_unread, left_by
+from functionalize.graph_capture.gradients_of_state import drop_unread, left_at_made, left_by
 from functionalize.graph_capture.graph_symbols import symbol_sources
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
@@ -109,6 +109,7 @@ class GraphFinalizer:
         references = list(map(self.objects.reference, leaves))
         known = len(self.handles)
         recipe = None if self.objects.is_tree(returned[0]) else self.objects.recipe(returned[0], "the result")
+        held = left_at_made(self.inputs, self.objects)
         others = [*range(left), *range(known, len(self.handles))]
         drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})
         seen = set() if whole else joint.written_inputs(self.inputs)
@@ -122,9 +123,8 @@ class GraphFinalizer:
         mutations = self._write_backs(backs, layouts, seen)
         results = self._add_results(references, others, gradients)
         analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
-        aliases = analysis.outputs(self.handles, self._results)
-        made = [handle for alias, handle in zip(aliases, self.handles, strict=True) if alias.leaf is not None]
-        refuse_gradients_of_made(made, () if whole else self.handles)
+        aliases = analysis.outputs(self.handles, self._results, held)
+        refuse_gradients_of_made(() if whole else self.handles, aliases)
         asserted = joint.asserted()
         read = looked_up(mutations, aliases, analysis.bases)
         symbols = symbol_sources(self.tracer, self.outputs, (self.inputs, layouts.before, aliases), read, asserted)

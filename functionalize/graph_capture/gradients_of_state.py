@@ -6,6 +6,7 @@ program made hold one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -29,6 +30,21 @@ def left_by(inputs: Sequence[TracedInput], objects: ObjectGraph) -> dict[int, in
         if leaf and entry.fake.grad is not given.get(id(entry)):
             found[id(entry)] = None if entry.fake.grad is None else objects.number(entry.fake.grad)
     return found
+
+
+def left_at_made(inputs: Sequence[TracedInput], objects: ObjectGraph) -> dict[int, int]:
+    """Of tensors that the program made and that the caller gets, by number: the number of the gradient of each."""
+    given, found = {id(entry.fake) for entry in inputs}, dict[int, int]()
+    for number, handle in enumerate(objects.handles):  # which grow: a gradient may have one
+        if id(handle) not in given and (gradient := _gradient(handle)) is not None:
+            found[number] = objects.number(gradient)
+    return found
+
+
+def _gradient(handle: torch.Tensor) -> torch.Tensor | None:
+    with warnings.catch_warnings():  # torch warns of asking a tensor that is no leaf
+        warnings.simplefilter("ignore", UserWarning)
+        return handle.grad
 
 
 def drop_unread(

@@ -111,8 +111,14 @@ class OutputAnalysis:
         self.bases: list[BaseResult] = []
         self.base_handles: list[torch.Tensor] = []
 
-    def outputs(self, handles: Sequence[torch.Tensor], results: Mapping[int, int]) -> list[OutputAlias]:
-        """What each of some handles is; ``results`` are the graph's outputs that have their values, by number."""
+    def outputs(
+        self, handles: Sequence[torch.Tensor], results: Mapping[int, int], gradients: Mapping[int, int]
+    ) -> list[OutputAlias]:
+        """What each of some handles is.
+
+        ``results``: the graph's outputs that have their values, ``gradients``: the handles that are their gradients;
+        both by number.
+        """
         together: dict[int, list[int]] = defaultdict(list)
         for number, handle in enumerate(handles):
             key = storage_key(handle)
@@ -125,7 +131,12 @@ class OutputAnalysis:
         for number, handle in enumerate(handles):
             key, layout = storage_key(handle), frozen_layout(Layout.of(handle))
             alias = OutputAlias(
-                AliasKind.RESULT, layout, handle.requires_grad, results.get(number), inference=handle.is_inference()
+                AliasKind.RESULT,
+                layout,
+                handle.requires_grad,
+                results.get(number),
+                inference=handle.is_inference(),
+                gradient=gradients.get(number),
             )
             if key in groups:
                 alias = self._in_group(handle, alias, bases[key], names[key])

@@ -289,6 +289,8 @@ class _Ending:
                 self._made[number] = self._with_gradient(alias, self._tensor(alias))
             if torch.is_inference_mode_enabled():
                 self._made[number] = self._as_inference_tensor(alias, self._made[number])
+            if alias.gradient is not None:
+                self._made[number].grad = self.tensor(alias.gradient)
         return self._made[number]
 
     def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:

@@ -203,6 +203,7 @@ class OutputAlias:
     own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
     leaf: Callable[[torch.Tensor], torch.Tensor] | None = None  # makes a leaf, as the program did, of its memory
     inference: bool = False  # whether it is an inference tensor
+    gradient: int | None = None  # of a tensor that the program made: the output that is its gradient
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,8 @@ class Plain:
         if any(others) or metadata.graph.keeps_workspaces or not all(map(_is_plain, metadata.mutations)):
             return []
         outputs = [metadata.outputs[one.number] for one in metadata.results if isinstance(one, TensorRef)]
-        found = [alias.result for alias in outputs if alias.kind is AliasKind.RESULT and alias.result is not None]
+        own = [alias for alias in outputs if alias.kind is AliasKind.RESULT and alias.gradient is None]
+        found = [alias.result for alias in own if alias.result is not None]
         plain = len(found) == len(leaves) and all(map(_is_returned, (results[n] for n in found), leaves))
         return found if plain else []
 
