@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from functionalize import capture
-from functionalize.errors import UnsupportedProgramError
+from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 
 GENERATOR = torch.Generator()
 Program = Callable[[Tensor], Any]
@@ -58,8 +59,14 @@ def test_generators_that_a_program_makes_are_made_by_each_call(program: Program,
     assert len(captured.variants) == 1
 
 
-def seeds(x: Tensor) -> Any:
+def seeds_when_it_has_drawn(x: Tensor) -> Any:
+    y = x + torch.rand(3)
     torch.manual_seed(0)
+    return y + torch.rand(3)
+
+
+def seeds_by_chance(x: Tensor) -> Any:
+    torch.seed()
     return x + torch.rand(3)
 
 
@@ -98,14 +105,76 @@ def asks_for_the_seed(x: Tensor) -> Any:
     return x + torch.initial_seed()
 
 
-SEEDED = r"(?s)the program (seeds|sets the state of) .*torch's.*try  seed before"
+def seeds(x: Tensor) -> Any:
+    torch.manual_seed(3)
+    torch.manual_seed(4)
+    return F.dropout(x)
+
+
+def seeds_alone(x: Tensor) -> Any:
+    torch.manual_seed(4)
+    return x * 2
+
+
+def seeds_in_a_fork(x: Tensor) -> Any:
+    with torch.random.fork_rng():
+        noise = torch.rand(3, generator=torch.manual_seed(4))
+    return x * noise
+
+
+def draws_in_a_fork(x: Tensor) -> Any:
+    with torch.random.fork_rng():
+        return x * torch.rand(3)
+
+
+def decides_by_what_it_draws(x: Tensor) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        chance = torch.rand(1)
+    return x * 2 if chance * x[0] > 0.5 else x - 1
+
+
+def seeds_by_the_data(x: Tensor) -> Any:
+    torch.manual_seed(int(x[0]))
+    return x + torch.rand(3)
+
+
+SEEDING = (seeds, seeds_alone, seeds_in_a_fork, draws_in_a_fork, decides_by_what_it_draws, seeds_by_the_data)
+
+
+@pytest.mark.parametrize("func", SEEDING, ids=lambda func: func.__name__)
+def test_seeds_that_are_set_before_anything_is_drawn(func: Program) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    program = capture(func, (torch.ones(3),))
+    assert torch.equal(torch.get_rng_state(), before)
+    given: list[list[Tensor]] = []
+    for called in (func, program):
+        torch.manual_seed(2)
+        given.append([])
+        for number in range(3):
+            x = torch.full((3,), number + 1.0, requires_grad=True)
+            y = called(x)
+            y.sum().backward()
+            assert x.grad is not None
+            given[-1] += [y.detach(), x.grad, torch.rand(2)]
+    assert all(map(torch.equal, *given))
+
+
+def test_a_program_that_seeds_is_not_exported() -> None:
+    with pytest.raises(UnsupportedExportError, match="the program sets the seed of torch's generators to 4"):
+        capture(seeds_alone, (torch.ones(3),)).to_exported_program()
+
+
+SEEDED = r"(?s)the program (seeds|sets the state of|draws from) .*torch's.*try  seed before"
 READ = r"(?s)the program reads the state of a generator.*try  read it before"
 
 
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (seeds, SEEDED),
+        (seeds_when_it_has_drawn, SEEDED),
+        (seeds_by_chance, SEEDED),
         (seeds_its_own, SEEDED),
         (seeds_and_draws_nothing, SEEDED),
         (forks, SEEDED),

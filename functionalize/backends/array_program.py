@@ -344,8 +344,8 @@ class ArrayProgram:
             found.append((f"`{effect.path}`" if effect.path else "attributes of the module", _CHANGED_OBJECT))
         if self.metadata.steps:
             found.append(("a scheduler of learning rates", _CHANGED_OBJECT))
-        if self._capture.modes_left:
-            found.append((", ".join(self._capture.modes_left), "it leaves modes of torch otherwise than it found them"))
+        if self._capture.set_in_torch:
+            found.append((", ".join(self._capture.set_in_torch), "the program sets what is torch's"))
         read = {node.name for node in self.interpreter.placeholders if node.users}
         for entry in self.metadata.inputs:
             if entry.argument is not None and not entry.is_tensor and entry.name in read:

@@ -25,6 +25,7 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.default_dtypes import DefaultDtypes
+from functionalize.graph_capture.default_generator import refuse_drawn
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
@@ -33,7 +34,7 @@ from functionalize.graph_capture.leaks import Traced, take_back
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.object_graph import ObjectGraph
 from functionalize.graph_capture.provenance import Provenance
-from functionalize.graph_capture.random_sources import RandomSources, TorchGenerators, refuse_drawn
+from functionalize.graph_capture.random_sources import RandomSources, TorchGenerators
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.schedules import ScheduleSteps
 from functionalize.graph_capture.symbol_values import have_plain_keys, values_of_symbols
@@ -275,7 +276,7 @@ class CaptureSession(RecordingSession):
             questions=self._questions(),
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
         )
-        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)
+        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
         return Capture(found, Guards(metadata, assumptions), inputs.state, *ways)
 
 

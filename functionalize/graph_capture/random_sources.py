@@ -1,11 +1,13 @@
 """What a program does to sources of random numbers otherwise than by operators, and to arrays that are no tensors.
 
-Operators that draw are nodes of the graph. A seed that is set, a number that Python or NumPy draws, or an element of an
-array that is written, would be done once, by the capture.
+Operators that draw are nodes of the graph. A number that Python or NumPy draws, or an element of an array that is
+written, would be done once, by the capture.
 
 Nothing is drawn while a program runs on fake tensors, so a state that is read and set again would leave no trace. What
-functions of `torch.random` do to the default generator is therefore heard of, in the thread that captures. A generator
-of the program's own goes on at each node that draws from it, as in eager: who finds it in another state has set it.
+functions of `torch.random` do to the default generator is therefore heard of, in the thread that captures: a seed that
+is set before anything is drawn is set by each call, before it runs the graph, and taken back where the program takes it
+back (:mod:`.default_generator`). A generator of the program's own goes on at each node that draws from it, as in eager:
+who finds it in another state has set it.
 
 One that the program makes is made by each run of the graph, in the state in which the program first drew from it.
 
@@ -20,7 +22,6 @@ import contextlib
 import gc
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,22 +30,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import HigherOrderOperator, identity_of, kernels_alone
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions
+from functionalize.graph_capture.default_generator import SETS, DefaultGenerator, bytes_of, is_default, refuse_drawn
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.opaque_values import ARRAYS, GENERATORS, access_to
-from functionalize.runtime.random_state import anew, generator_of, is_random, source_of
+from functionalize.runtime.random_state import Seed, anew, generator_of, is_random, source_of
 from functionalize.transform.autograd_notes import Generators
-
-_WHY = "the capture would do so once, and calls of the program not at all"
-_SEEDS = "seeds torch's generator"
-_SETS = "sets the state of a generator of torch's"
-_HINT = (
-    "seed before the program is called; draw by operators of torch; keep in tensors what is written; or pass what was "
-    "drawn as an argument"
-)
 
 
 @dataclass(eq=False)
@@ -84,7 +77,12 @@ class TorchGenerators:
         self._own, self._states = set(found), set[bytes]()  # states that the program may have read
         self.given: Generators = {}  # what the program passed to draw from
         self._passed = {one.name: one.value for one in inputs if isinstance(one.value, torch.Generator)}
-        self._root, self._default = torch.nn.Module(), _Default()
+        self._root, self._default = torch.nn.Module(), DefaultGenerator()
+
+    @property
+    def seed(self) -> Seed | None:
+        """What the program has set the default generators to."""
+        return self._default.given
 
     @contextlib.contextmanager
     def watched(self, root: torch.nn.Module, regions: CheckpointRegions) -> Iterator[None]:
@@ -95,32 +93,31 @@ class TorchGenerators:
         Raises:
             UnsupportedProgramError: the program has set a generator to another state.
         """
-        self._root, self._default = root, _Default(regions)
-        functions, changed = vars(torch.random), False
-        before = functions["default_generator"]
-        functions["default_generator"] = self._default
-        self._states.add(_bytes(torch.default_generator.get_state()))
+        self._root, self._default = root, DefaultGenerator(regions)
+        changed = False
+        self._states.add(bytes_of(torch.default_generator.get_state()))
         for one in self._watched.values():
             self._go_on(one)  # else a seed that the program sets again would not be seen
         try:
-            yield
+            with self._default.heard():
+                yield
             changed = any(one.is_changed for one in self._watched.values())
         finally:
-            functions["default_generator"] = before
-            self._default = _Default()
             for one in self._watched.values():
                 one.generator.set_state(one.before)
         if changed:
-            refuse_drawn([_SETS])
+            refuse_drawn([SETS])
 
     def _go_on(self, one: _Generator) -> None:
         one.go_on()
-        self._states.add(_bytes(one.expected))
+        self._states.add(bytes_of(one.expected))
 
     def before(self, generator: torch.Generator) -> torch.Tensor:
         """The state before the program."""
         watched = self._watched.get(identity_of(generator))
-        return generator.get_state() if watched is None else watched.before
+        if watched is not None:
+            return watched.before
+        return self._default.begun(generator).get_state()
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now.
@@ -133,17 +130,18 @@ class TorchGenerators:
         source = source_of(node, self._root)
         if source is None or (isinstance(source, Node) and source.target is anew):
             return
-        self._default.draws += 1
         generator = generator_of(str(source.target) if isinstance(source, Node) else source, self._passed)
         watched = self._watched.get(identity_of(generator))
-        if watched is None and identity_of(generator) != identity_of(torch.default_generator):
+        if watched is None and (generator.device.type == "cuda" or is_default(generator)):
+            self._default.note_draw()
+        elif watched is None:
             watched = self._watched[identity_of(generator)] = _Generator.of(generator)  # made inside, as it seems
-            if _bytes(watched.before) in self._states:
+            if bytes_of(watched.before) in self._states:
                 raise _read()
         if watched is None:
             return
         if watched.is_changed:
-            refuse_drawn([_SETS])
+            refuse_drawn([SETS])
         self._go_on(watched)
 
     def make_anew(self, graph: Graph) -> None:
@@ -183,13 +181,8 @@ class TorchGenerators:
             UnsupportedProgramError: one is.
         """
         for tensor in tensors:
-            if type(tensor) is torch.Tensor and tensor.dtype == torch.uint8 and _bytes(tensor) in self._states:
+            if type(tensor) is torch.Tensor and tensor.dtype == torch.uint8 and bytes_of(tensor) in self._states:
                 raise _read()
-
-
-def _bytes(state: torch.Tensor) -> bytes:
-    with kernels_alone():
-        return state.numpy().tobytes()
 
 
 def _read() -> UnsupportedProgramError:
@@ -198,60 +191,6 @@ def _read() -> UnsupportedProgramError:
         why="operators that are recorded draw nothing: the state is not what a call would find",
         hint="read it before or after the program is called",
     )
-
-
-class _Default:
-    """The default generator, as functions of `torch.random` know it while a program is captured."""
-
-    def __init__(self, regions: CheckpointRegions | None = None) -> None:
-        self._regions, self._thread = regions, threading.get_ident()
-        self.draws = 0  # of the program so far, from any generator
-        self._drawn_then = -1  # by when the state was read
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.default_generator, name)
-
-    def get_state(self) -> torch.Tensor:
-        """The state: the same however much the program has drawn."""
-        if self._is_captured:
-            self._drawn_then = self.draws
-        return torch.default_generator.get_state()
-
-    def set_state(self, state: torch.Tensor) -> torch.Generator:
-        """Refused, but where it sets what there is."""
-        if not self._is_captured:
-            return torch.default_generator.set_state(state)
-        again = self._regions is not None and self._regions.runs_again
-        drawn = self._drawn_then != self.draws
-        if not again and (drawn or isinstance(state, FakeTensor) or _bytes(state) != _bytes(self.get_state())):
-            refuse_drawn([_SETS])
-        return torch.default_generator
-
-    def manual_seed(self, seed: int) -> torch.Generator:
-        """Refused."""
-        if self._is_captured:
-            refuse_drawn([_SEEDS])
-        return torch.default_generator.manual_seed(seed)
-
-    def seed(self) -> int:
-        """Refused."""
-        if self._is_captured:
-            refuse_drawn([_SEEDS])
-        return torch.default_generator.seed()
-
-    def initial_seed(self) -> int:
-        """Refused: a call may find another."""
-        if self._is_captured:
-            raise UnsupportedProgramError(
-                "the program asks for the seed of torch's generator",
-                why="it would be a constant of what is captured",
-                hint="pass the seed as an argument",
-            )
-        return torch.default_generator.initial_seed()
-
-    @property
-    def _is_captured(self) -> bool:
-        return threading.get_ident() == self._thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,20 +227,6 @@ class RandomSources:
         for source, before in changed:
             source.write(before)
         return [f"{source.what} {source.name}" for source, _ in changed]
-
-
-def refuse_drawn(done: list[str]) -> None:
-    """Raise if a program did something to a source of random numbers.
-
-    Raises:
-        UnsupportedProgramError: it did.
-    """
-    if done:
-        raise UnsupportedProgramError(
-            f"the program {done[0]}",
-            why=_WHY,
-            hint=_HINT,
-        )
 
 
 def _same(now: Any, before: Any) -> bool:

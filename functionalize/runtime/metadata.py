@@ -115,9 +115,10 @@ class SymbolBindings:
             return
         (symbol,) = unknown
         known = expression.xreplace(self._known)
-        start, slope = known.xreplace({symbol: 0}), _slope(known, symbol)
-        if slope and (number - start) % slope == 0:
-            value = int((number - start) / slope)
+        slope = _slope(known, symbol)
+        rest = number - known.xreplace({symbol: 0}) if slope else 1  # what is not linear may divide by the symbol
+        if slope and rest % slope == 0:
+            value = int(rest / slope)
             if known.xreplace({symbol: value}) == number:
                 self._known[symbol] = value
 

@@ -5,6 +5,7 @@ Invariant: a call that is refused has changed nothing. Limits: one call of a pro
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -40,6 +41,7 @@ from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import set_modes
 from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.plain_call import Plain, PlainCall
+from functionalize.runtime.random_state import Seed
 from functionalize.runtime.replaced_objects import ReplacedObjects
 from functionalize.runtime.state_walk import StateWalk
 
@@ -98,6 +100,13 @@ class Capture:
     convention: CallingConvention
     modes_left: Mapping[str, Any]  # modes that the program leaves otherwise than it found them
     tree: CallTree  # of the arguments
+    seed: Seed | None  # what the program sets torch's generators to
+
+    @property
+    def set_in_torch(self) -> dict[str, Any]:
+        """What the program sets in torch itself, by name: no graph can."""
+        what, value = "seed of torch's generators", None if self.seed is None else self.seed.number
+        return {**self.modes_left, **({} if self.seed is None else {what: "what it was" if value is None else value})}
 
 
 def _executed(half: GraphModule) -> Callable[..., Any]:
@@ -181,17 +190,14 @@ class Specialization:
             inputs[number] = gradient
         if self._ahead is not None:
             self._ahead(inputs)
-        if self.decisions and self._ahead is None:
-            function, compute_all = self._function, functools.partial(self._computed, inputs, arguments)
-            computed = compute_as_decided(self.metadata, function, inputs, compute_all)
-        else:
-            computed = self._computed(inputs, arguments)
+        with contextlib.nullcontext() if self.capture.seed is None else self.capture.seed.set():
+            computed = self._computed_as_decided(inputs, arguments)
         for number, gradient in zeros.items():  # nothing is refused from here on
             inputs[self.metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
         leaves = finish(self.metadata, inputs, [self.capture.state, arguments], computed)
         if self.capture.modes_left:
             set_modes(self.capture.modes_left)
-        elif self._fast is not None and self._joint is None:
+        elif self._fast is not None and self._joint is None and self.capture.seed is None:
             self._make_plain(self._fast, inputs, computed[0], leaves)
         return self._assemble(leaves)
 
@@ -210,6 +216,12 @@ class Specialization:
     def _joint(self) -> JointGraph | Exception | None:
         """The backward, in a call that autograd is to know of."""
         return self.recorded.joint
+
+    def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
+        compute_all = functools.partial(self._computed, inputs, arguments)
+        if self.decisions and self._ahead is None:
+            return compute_as_decided(self.metadata, self._function, inputs, compute_all)
+        return compute_all()
 
     def _computed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         """What the graph gives, known to autograd where the original's results are."""

@@ -138,11 +138,11 @@ class ExportGraph:
                 "tensors of an exported program have no such switch",
                 "set it before the program is captured",
             )
-        for name, mode in self.found.program.capture.modes_left.items():
+        for name, value in self.found.program.capture.set_in_torch.items():
             self._refuse(
-                f"the program leaves the {name} at {mode}",
-                "an exported program changes no modes of torch",
-                "put it back before the program ends",
+                f"the program sets the {name} to {value}",
+                "an exported program sets nothing in torch",
+                "set it before the program is called, or put a mode back before the program ends",
             )
 
     def _check_state_among_arguments(self) -> None:

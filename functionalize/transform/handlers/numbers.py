@@ -158,7 +158,7 @@ def _select(call: Callable[..., Any]) -> Callable[..., Any]:
     """``select``, of an index that only the data tell."""
 
     def selected(tensor: torch.Tensor, dim: Any, index: Any) -> Any:
-        return call(tensor, dim, _signed(index, tensor, dim) if isinstance(index, torch.SymInt) else index)
+        return call(tensor, dim, _signed(index, tensor, dim))
 
     return selected
 
@@ -170,10 +170,21 @@ def _broadcast(*tensors: Any) -> Any:
     return torch.broadcast_tensors(*given)
 
 
+def _tensor_split(*args: Any, **named: Any) -> Any:
+    """``tensor_split``, which in C++ reads from the memory of a tensor where to split."""
+    split: Any = torch.tensor_split
+    where = named.get("tensor_indices_or_sections", args[1] if len(args) > 1 else None)
+    if not isinstance(where, FakeTensor) or where.dtype != torch.int64 or where.dim() > 1:
+        return split(*args, **named)
+    named.pop("tensor_indices_or_sections", None)
+    return split(*args[:1], where.tolist(), *args[2:], **named)
+
+
 SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
     torch.broadcast_tensors: _broadcast,
     torch.Tensor.__format__: _formatted,
+    **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), _tensor_split),
     torch.tensor: _tensor_of(torch.tensor),
     torch.as_tensor: _tensor_of(torch.as_tensor),
     torch.nn.functional.batch_norm: _batch_norm,
