@@ -521,3 +521,52 @@ def test_a_deep_copy_of_what_is_no_leaf_is_refused_as_in_eager() -> None:
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(RuntimeError, match="graph leaves"):
         capture(lambda x: copy.deepcopy(x * 2), (x,))
+
+
+def grows_what_it_was_given(x: Tensor, y: Tensor) -> None:
+    y.data = x.data
+    y.resize_((1, 2, 5)).view(-1)[4:].fill_(-2)
+
+
+def is_set_to_what_has_grown(x: Tensor, y: Tensor) -> Tensor:
+    first, _, last = y.chunk(3, -1)
+    torch.cat([x, x], 0, out=last)
+    x.set_(last)  # type: ignore[call-overload]
+    return first * 1
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("program", [grows_what_it_was_given, is_set_to_what_has_grown])
+def test_an_input_is_set_to_memory_that_another_one_gains(program: Program) -> None:
+    def inputs() -> list[Tensor]:
+        return [torch.arange(2.0), torch.arange(7.0)]
+
+    captured = capture(program, tuple(inputs()))
+    seen = observe(program, inputs()), observe(captured, inputs())
+    assert not list(differences(*seen, strides=True, aliasing=True, rtol=None, atol=None))
+
+
+@pytest.mark.parametrize("pieces", [lambda x: (x[0:2], x[2:4]), lambda x: x.chunk(2)])
+def test_a_view_that_gets_other_data_has_the_gradient_that_it_had(pieces: Program) -> None:
+    def program(x: Tensor) -> Any:
+        one, other = pieces(x)
+        one.data = other.data
+        return one
+
+    for called in (program, capture(program, (torch.ones(4, 3, requires_grad=True),))):
+        x = torch.randn(4, 3, requires_grad=True)
+        result = called(x)
+        result.backward(torch.ones(2, 3) * 3)
+        assert x.grad is not None
+        assert torch.equal(result, x[2:4]) and torch.equal(x.grad, torch.tensor([[3.0]] * 2 + [[0.0]] * 2).expand(4, 3))
+
+
+def test_views_of_what_shows_other_elements_have_no_gradients_in_fake_tensors() -> None:
+    def program(x: Tensor) -> None:
+        whole = x * 2
+        part, _ = whole.vsplit(2)
+        whole.as_strided_((1, 3), (1, 1), 20)
+        part.sum().backward()
+
+    with pytest.raises(UnsupportedMutationError, match="shows other elements"):
+        capture(program, (torch.ones(8, 3, requires_grad=True),))

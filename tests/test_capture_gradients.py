@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -836,3 +837,41 @@ def test_tangents_of_forward_mode_are_not_lost() -> None:
         with pytest.raises(RuntimeError, match=r"inside of torch\.func\.grad, vmap, jvp, dual_level"):
             program(dual)
     assert torch.equal(program(torch.ones(3)), torch.ones(3).sin())
+
+
+def asks_for_a_gradient(w: Tensor, x: Tensor) -> Any:
+    result = w * x * 3 if w.grad is None else w * x
+    (w * w).sum().backward()
+    return result
+
+
+def tells_of_a_gradient(w: Tensor, x: Tensor) -> Any:
+    known = w.grad is None
+    (w * w).sum().backward()
+    return w.detach() * x, known
+
+
+def begins_with_zeros(w: Tensor, x: Tensor) -> Any:
+    if w.grad is not None:
+        w.grad.zero_()
+    (w * x).sum().backward()
+    return w.detach() * x
+
+
+@pytest.mark.parametrize("func", [asks_for_a_gradient, tells_of_a_gradient, begins_with_zeros])
+def test_a_program_that_asks_whether_there_is_a_gradient_is_two(func: Callable[..., Any]) -> None:
+    """A capture takes for granted that the next call finds the gradients that this one leaves; not where that matters."""
+    x, given = torch.tensor([1.0, 2.0]), list[Any]()
+    for captured in (False, True):
+        w = torch.tensor([1.0, 3.0], requires_grad=True)
+        called = capture(func, (w, x), on_guard_failure="recapture") if captured else func
+        given.append([])
+        for _ in range(3):
+            result = called(w, x)
+            assert w.grad is not None
+            given[-1] += [str(result), w.grad.tolist()]
+    assert [_numbers(one) for one in given[0]] == [_numbers(one) for one in given[1]]
+
+
+def _numbers(value: Any) -> Any:
+    return re.sub(r", grad_fn=<\w+>", "", value) if isinstance(value, str) else value

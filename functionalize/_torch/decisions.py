@@ -32,6 +32,10 @@ sympy: Any = symbolic_shapes.sympy  # type: ignore[attr-defined]  # what symbols
 class Decider(Protocol):
     """Who knows the data."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether new questions are answered."""
+
     def number(self, expression: Any, asked: Any) -> Answer | None:
         """What an expression comes to, which is that of the number ``asked`` if that is given; None: refused."""
 
@@ -46,6 +50,11 @@ class DecidingShapeEnv(ShapeEnv):
     on_data_symbol: Callable[[], None] | None = None  # is told that there is about to be a number that the data tell
     _asked: Any = None  # the number whose value is asked for
     _later: list[Any] | None = None  # gets the numbers that are to be guards later, and not at once
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether somebody answers what only the data tell."""
+        return self.decider is not None and self.decider.is_open
 
     def create_unbacked_symfloat(self) -> torch.SymFloat:
         """A float that the data tell."""

@@ -242,7 +242,7 @@ def decide_ones(sizes: Sequence[Any]) -> None:
     for size in sizes:
         environment: Any = size.node.shape_env if is_symbol(size) else None
         if hasattr(environment, "decider") and unbacked([size]):
-            if environment.decider is not None:
+            if environment.is_answered:
                 bool(size == 1)
             else:
                 torch._check(size != 1)
@@ -255,7 +255,7 @@ def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
     """
     for sizes in itertools.zip_longest(*map(reversed, shapes), fillvalue=1):
         for size in filter(is_symbol, sizes):
-            asked = getattr(size.node.shape_env, "decider", None) is not None and unbacked([size])
+            asked = getattr(size.node.shape_env, "is_answered", False) and unbacked([size])
             if asked and any(_differ(size, other) for other in sizes if other is not size):
                 bool(size == 1)
 

@@ -17,9 +17,10 @@ from functionalize.errors import UnsupportedProgramError, check_choice, check_re
 from functionalize.graph_capture.capture_session import ByData, CaptureSession
 from functionalize.graph_capture.inputs import ProgramInputs
 from functionalize.graph_capture.leaks import Traced
+from functionalize.graph_capture.missing_gradients import serves_without_gradients
 from functionalize.graph_capture.numbers import ChangingNumbers
 from functionalize.graph_capture.schedules import NumberRead
-from functionalize.graph_capture.training import serves_without_gradients, training_step
+from functionalize.graph_capture.training import training_step
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.partition import PartitionFn
@@ -195,5 +196,5 @@ def _found(
     first.empty_caches()
     second = begun(hooked=hooked, suppose_gradients=True)
     assuming = second.run()
-    serves = serves_without_gradients(assuming.metadata, found.metadata)
+    serves = serves_without_gradients(assuming, found)
     return second.capture(assuming) if serves else first.capture(found)

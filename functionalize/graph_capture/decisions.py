@@ -52,7 +52,7 @@ class Decider:
         self._inside = defaultdict[int, list[Any]](list)  # by region of a checkpoint: what was answered there
         self._again: dict[Any, Iterator[Any]] = {}  # by region, and the backward that has it run again
         self.taken: list[Taken] = []
-        self._open = True  # whether answers become outputs of the graph
+        self.is_open = True  # whether answers become outputs of the graph
 
     def number(self, expression: Any, asked: Any) -> Any:
         """What an expression comes to, that of the number ``asked`` if it is one's; None where nobody can tell."""
@@ -72,7 +72,7 @@ class Decider:
 
     def close(self) -> list[Taken]:
         """What was decided; nothing more is answered than what was."""
-        self._open = False
+        self.is_open = False
         return self.taken
 
     def _answered(self, node: Node, kind: type | None) -> Any:
@@ -82,7 +82,7 @@ class Decider:
             if region is not None and region[1] is not None:  # which does what it did before
                 answer = next(self._again.setdefault(region, iter(self._inside[region[0]])), None)
             else:
-                answer = self._answer(node) if self._open else None
+                answer = self._answer(node) if self.is_open else None
             if answer is None:
                 return None
             self._known[node] = answer if kind is None else kind(answer)

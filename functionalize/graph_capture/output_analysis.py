@@ -166,7 +166,7 @@ class OutputAnalysis:
 
     def _has_own_gradient(self, handle: torch.Tensor, root: torch.Tensor) -> bool:
         """Whether the gradient of an output in the memory of another tensor is not that of a view of this tensor."""
-        if not (self._differentiable and handle.requires_grad) or handle is root:
+        if not handle.requires_grad or handle is root:
             return False
         layouts = Layout.of(root), Layout.of(handle)
         if layouts[0].has_internal_overlap:

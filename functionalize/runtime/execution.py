@@ -255,7 +255,12 @@ class _Ending:
         if mutation.detached:
             target.detach_()
         for op, args in mutation.metadata:
-            op(target, *map(self._argument, args))
+            given = list(map(self._argument, args))
+            if op is aten.as_strided_.default:  # of memory that it was set to, and that the program has let grow
+                size, stride, *offset = given
+                now = Layout.of(target)
+                make_room(target, replace(now, size=tuple(size), stride=tuple(stride), offset=(*offset, now.offset)[0]))
+            op(target, *given)
         for write in mutation.writes:
             part = target
             for op, args in write.path:

@@ -53,13 +53,18 @@ class Reshapes:
         if any(self._views[key]() is not None for key in self._views.keys() & base.handles):
             self._loses_views = user_location()
 
+    def note_lost(self) -> None:
+        """Note that a tensor shows no more what views of it show."""
+        self._loses_views = self._loses_views or user_location()
+
     def lost_views(self) -> UnsupportedMutationError | None:
         """Why autograd knows views for what they were, if it does: of fake tensors, it follows the steps to a view."""
         if self._loses_views is None:
             return None
         return UnsupportedMutationError(
-            "a view gets new metadata in place (squeeze_, t_, ...), and its memory is written afterwards",
-            why="of fake tensors, autograd takes the view by the same steps again, as it was before",
+            "a view gets new metadata in place (squeeze_, t_, ...), and its memory is written afterwards, or a tensor "
+            "that has views shows other elements (as_strided_)",
+            why="of fake tensors, autograd takes a view by the same steps again, as it was before",
             hint="use the out-of-place operator (squeeze, t, ...) and its result",
             at=self._loses_views,
         )
@@ -74,7 +79,9 @@ class AutogradNotes:
     """The notes of one call."""
 
     def __init__(self) -> None:
-        self.hooked: list[Any] = []  # functions of autograd, and leaves, whose gradients the program changes by hooks
+        # Functions of autograd, and leaves, whose gradients the program changes by hooks, or that lie elsewhere than
+        # the memory that it gave them by `.data =`.
+        self.hooked: list[Any] = []
         self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
         self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
@@ -142,6 +149,13 @@ class AutogradNotes:
         self.reshapes.note(handle)
         if handle.requires_grad and views_lose and torch.is_grad_enabled():
             self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
+            self.reshapes.note_lost()
+
+    def note_data(self, handle: torch.Tensor) -> None:
+        """Note that a handle gets other data by `.data =`: autograd thinks of it as it was."""
+        self.reshapes.note_data(handle)
+        if handle.grad_fn is not None:
+            self.hooked.append(handle.grad_fn)
 
     def note_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
         """Note what autograd gave."""

@@ -219,7 +219,7 @@ class FunctionalizationContext:
                 view = self.graph.ensure(source)
                 if handle.requires_grad and is_view(handle):
                     self.protect(source, _STILL_A_VIEW)
-                self.notes.reshapes.note_data(handle)
+                self.notes.note_data(handle)
                 self.graph.track(handle, view)
                 # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
                 self._carriers.pop(view, None)
