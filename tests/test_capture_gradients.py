@@ -860,7 +860,7 @@ def begins_with_zeros(w: Tensor, x: Tensor) -> Any:
 
 @pytest.mark.parametrize("func", [asks_for_a_gradient, tells_of_a_gradient, begins_with_zeros])
 def test_a_program_that_asks_whether_there_is_a_gradient_is_two(func: Callable[..., Any]) -> None:
-    """A capture takes for granted that the next call finds the gradients that this one leaves; not where that matters."""
+    """A capture supposes that the next call finds the gradients that this one leaves, but where that matters."""
     x, given = torch.tensor([1.0, 2.0]), list[Any]()
     for captured in (False, True):
         w = torch.tensor([1.0, 3.0], requires_grad=True)

@@ -74,7 +74,8 @@ def _plain_values(value: Any) -> Iterator[Any]:
 def _compute_alike(assuming: Graph, found: Graph, gradients: set[str]) -> bool:
     """Whether a graph computes what another one does that has no ``gradients`` to add to."""
     ones, others = ([node for node in graph.nodes if node.op != "placeholder"] for graph in (assuming, found))
-    known: dict[Node, Any] = {node: node.name for graph in (assuming, found) for node in graph.find_nodes(op="placeholder")}
+    inputs = (node for graph in (assuming, found) for node in graph.find_nodes(op="placeholder"))
+    known: dict[Node, Any] = {node: node.name for node in inputs}
     for node in ones:
         if node.target is aten.add.Tensor and isinstance(node.args[0], Node) and node.args[0].name in gradients:
             known[node] = known[node.args[1]]  # type: ignore[index]
