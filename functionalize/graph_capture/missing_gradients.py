@@ -78,13 +78,13 @@ def _compute_alike(assuming: Graph, found: Graph, gradients: set[str]) -> bool:
     known: dict[Node, Any] = {node: node.name for node in inputs}
     for node in ones:
         if node.target is aten.add.Tensor and isinstance(node.args[0], Node) and node.args[0].name in gradients:
-            known[node] = known[node.args[1]]  # type: ignore[index]
+            known[node] = known[node.args[1]]
             continue
         while others and not _are_alike(node, others[0], known):
             copy = others.pop(0)
             if copy.target not in _COPIES:
                 return False
-            known[copy] = known[copy.args[_COPIES[copy.target]]]  # type: ignore[index]
+            known[copy] = known[copy.args[_COPIES[copy.target]]]
         if not others:
             return False
         known[node] = known[others.pop(0)] = object()
@@ -95,5 +95,5 @@ def _are_alike(one: Node, other: Node, known: Mapping[Node, Any]) -> bool:
     """Whether two nodes do the same to what is ``known`` to be the same."""
     if (one.op, one.target) != (other.op, other.target):
         return False
-    given = [map_arg((node.args, node.kwargs), known.__getitem__) for node in (one, other)]  # type: ignore[arg-type]
+    given = [map_arg((node.args, node.kwargs), known.__getitem__) for node in (one, other)]
     return repr(given[0]) == repr(given[1])
