@@ -89,6 +89,21 @@ def middle(x: Tensor) -> Any:
     return [one(part, *dim) for one in (torch.median, torch.nanmedian) for part in (x, missing) for dim in ((), (1,))]
 
 
+def numbers(x: Tensor) -> Any:
+    """Some that 16 bits round, or that are too large or too small for them."""
+    wide = [
+        x * 1e5 / 1e5,
+        x / 1e-8,
+        x[0] * 70001,
+        torch.div(x, 0.10001, rounding_mode="floor"),
+        torch.addcmul(x, x, x, value=0.10001),
+        torch.lerp(x, x.flip(0), 0.10001),
+        *(torch.nn.functional.leaky_relu(x, 0.10001), torch.nn.functional.softplus(x, 0.30001)),
+    ]
+    rounded = [x + 0.10001, 0.10001 - x, x > 1e-9, x == 0.30001, x.clamp(min=1e-9), torch.fmod(x, 0.10001)]
+    return [*wide, *rounded, x * torch.tensor(1e-5), x * torch.tensor(70001)]
+
+
 ON_JAX: dict[str, tuple[Program, Callable[[], Inputs]]] = {
     "factors": (factored, lambda: (torch.randn(2, 4, 4),)),
     "middle": (middle, lambda: (torch.randn(4, 5),)),
@@ -103,6 +118,11 @@ ON_JAX: dict[str, tuple[Program, Callable[[], Inputs]]] = {
     "rows reduced": (
         lambda x, y: [x.index_reduce(0, torch.tensor([2, 0, 2]), y, how) for how in ("prod", "mean", "amax", "amin")],
         lambda: (torch.randn(4, 3), torch.randn(3, 3)),
+    ),
+    "numbers beside bfloat16": (numbers, lambda: (torch.tensor([0, 1e-4, 3, -2, 0.3, 100]).bfloat16(),)),
+    "16 bits in a row": (
+        lambda x: [x * 2 * 3 / 6, (x + 1000) - 1000, (x * x) * 1e-3, torch.nn.functional.gelu(x)],
+        lambda: (torch.tensor([0.1, 1 / 3, 6e4, 1e-4, -7e-8]).half(),),
     ),
     "roots": (
         lambda x: [x**0.5, x**-0.5, x.signbit()],
@@ -129,6 +149,7 @@ CASES: dict[str, tuple[Program, Callable[[], Inputs]]] = {
         lambda: (torch.randn(2, 3, 3), torch.randn(3, 2)),
     ),
     "solved from the right": (partial(solve, upper=True, left=False), lambda: (torch.randn(4, 4), torch.randn(3, 4))),
+    "numbers beside float16": (numbers, lambda: (torch.tensor([0, 1e-4, 3, -2, 0.3, 100]).half(),)),
     "all and any": (
         lambda x: (torch._is_all_true(x > 0), torch._is_any_true(x > 0)),
         lambda: (torch.randn(4),),

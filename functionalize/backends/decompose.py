@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
-from functionalize.backends import interpolation, optimizer_steps
+from functionalize.backends import interpolation, opmath, optimizer_steps
 from functionalize.backends.primitives import PRIMITIVES
 from functionalize.call_stack import line_of_trace
 from functionalize.ops.tables import row
@@ -84,6 +84,11 @@ def without_scales(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn
     return made, attributes
 
 
+def rounds(node: Node) -> bool:
+    """Whether a backend might round the numbers of a call otherwise than eager does."""
+    return node.target in opmath.SPELT_OUT and opmath.counts(node.target, _values(node.args), _values(node.kwargs))
+
+
 def _scaled(node: Node) -> bool:
     return node.target in interpolation.SCALED and interpolation.scaled(node.target, _values(node.args))
 
@@ -122,10 +127,8 @@ def sized_by_data(node: Node) -> bool:
 
 def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | None:
     """What a call runs, as a graph of its arguments that are nodes."""
-    function = (
-        PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
-    )
-    if function is None or node.target in within or sized_by_data(node):
+    function, within = _function(node, within)
+    if function is None or sized_by_data(node):
         return None
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Node)]
@@ -144,8 +147,20 @@ def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | 
             body = traced_call(functionalize(call), values, gives)
     except (NotImplementedError, RuntimeError):  # a decomposition that is not for these arguments
         return None
-    graph, attributes = decomposed(body.graph, body, rows, within | {node.target})
+    graph, attributes = decomposed(body.graph, body, rows, within)
     return GraphModule(attributes, graph)
+
+
+def _function(node: Node, within: frozenset[Any]) -> tuple[Callable[..., Any] | None, frozenset[Any]]:
+    """What computes the same as a call, and the operators that are not spelt out in that."""
+    if rounds(node):
+        return opmath.SPELT_OUT[node.target], within  # the operator itself, of other dtypes
+    if node.target in within:
+        return None, within
+    function = (
+        PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
+    )
+    return function, within | {node.target}
 
 
 def _plain(arguments: Any) -> Any:

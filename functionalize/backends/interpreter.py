@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from functionalize.backends.decompose import decomposed, is_operator, sized_by_data, without_row
+from functionalize.backends.decompose import decomposed, is_operator, rounds, sized_by_data, without_row
 from functionalize.backends.registry import Lowering, Lowerings
 from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedProgramError
@@ -96,10 +96,13 @@ class Interpreter:
     def __init__(self, backend: Backend, graph: Graph, root: torch.nn.Module) -> None:
         """``root``: what the attributes of the graph are found on."""
         self.backend = backend
-        self.graph, self.root = decomposed(graph, root, backend.lowerings)
+        self.graph, self.root = decomposed(graph, root, self._computes)
         self._bodies: dict[GraphModule, Interpreter] = {}
         self._key: Any = None
         self.placeholders = self.graph.find_nodes(op="placeholder")
+
+    def _computes(self, node: Node) -> bool:
+        return node.target in self.backend.lowerings and not rounds(node)
 
     def causes(self) -> list[tuple[str, str]]:
         """Why the backend cannot run the graph: lines of the program, each with the reason."""

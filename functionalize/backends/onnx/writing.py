@@ -29,8 +29,9 @@ from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import ELEMENTS, KEY
 from functionalize.backends.onnx.naming import provisional, rename
 from functionalize.backends.onnx.prepare import Prepared
-from functionalize.backends.onnx.rewrites import BY_TORCH, BY_TORCH_IF_WIDE, FIRST_ALONE, REWRITES, TRANSLATIONS
+from functionalize.backends.onnx.rewrites import BY_TORCH, BY_TORCH_IF_WIDE, FIRST_ALONE, REWRITES, TRANSLATIONS, either
 from functionalize.backends.onnx.sharing import shared_memory
+from functionalize.backends.opmath import SPELT_OUT
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.captured_program import CapturedProgram
 
@@ -45,7 +46,8 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
-        simple = _decomposed(prepared.program, by_torch(BY_TORCH) | by_torch_if_wide(BY_TORCH_IF_WIDE) | REWRITES)
+        rows = either(SPELT_OUT, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
+        simple = _decomposed(prepared.program, rows)
         _refuse_other_sizes(prepared.program, simple)
         _refuse_untranslated(_decomposed(simple, decompositions()), [*_unknown_types(prepared.program)])
         made = _translated(simple, prepared)

@@ -5,6 +5,7 @@ spelt out by torch's decompositions.
 """
 
 from functionalize.backends.jax.lowerings import (
+    activations,
     attention,
     control,
     convolutions,
@@ -24,6 +25,7 @@ from functionalize.backends.jax.lowerings import (
 from functionalize.backends.jax.lowerings.registry import lowering as lowering
 
 FAMILIES = (
+    activations,
     attention,
     control,
     convolutions,

@@ -114,18 +114,21 @@ def _register() -> None:
     for op, function in _OF_FRACTIONS.items():
         lowering(op)(lambda x, function=function: x if category(x.dtype) < 2 else function(x))
     for op, of_both in (_OF_BITS | _OF_TWO | _COMPARED).items():
-        lowering(op)(lambda x, y, function=of_both: function(*promoted(x, y)))
+        lowering(op)(lambda x, y, function=of_both: rounded(function, *promoted(x, y)))
     for op, of_both in _OF_TWO_FLOATS.items():
-        lowering(op)(lambda x, y, function=of_both: function(*map(as_float, promoted(x, y))))
+        lowering(op)(lambda x, y, function=of_both: rounded(function, *map(as_float, promoted(x, y))))
 
 
-def rounded(function: Callable[[Array], Array], x: Array) -> Array:
-    """A function of an array, computed in 32 bits where it has fewer, as torch's kernels do."""
-    if x.dtype in (jnp.float16, jnp.bfloat16):
-        bits: Any = jnp.finfo(x.dtype)  # type: ignore[no-untyped-call]  # else XLA may go on with the 32 bits, where torch's kernel overflows
-        found = jax.lax.reduce_precision(function(x.astype(jnp.float32)), bits.nexp, bits.nmant)
-        return found.astype(x.dtype)
-    return function(x)
+def rounded(function: Callable[..., Array], *operands: Array) -> Array:
+    """A function of arrays of one dtype, computed in 32 bits where they have fewer, as torch's kernels do.
+
+    By conversions of ours: between operators of 16 bits XLA goes on with 32, where torch's kernels round, or overflow.
+    """
+    dtype = operands[0].dtype
+    if dtype not in (jnp.float16, jnp.bfloat16):
+        return function(*operands)
+    found = function(*(x.astype(jnp.float32) for x in operands))
+    return found if found.dtype == bool else found.astype(dtype)
 
 
 def logaddexp(x: Array, y: Array) -> Array:
@@ -213,39 +216,46 @@ def add(x: Array, y: Array, alpha: Any = 1) -> Array:
     x, y = promoted(x, y)
     if x.dtype == bool:
         return jnp.logical_or(x, jnp.logical_and(y, alpha))
-    return x + _times(y, alpha)
+    return _plus(x, y, alpha)
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
 def sub(x: Array, y: Array, alpha: Any = 1) -> Array:
     x, y = promoted(x, y)
-    return x - _times(y, alpha)
+    return _plus(x, -y, alpha)
 
 
 @lowering(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(x: Array, y: Array, alpha: Any = 1) -> Array:
-    return sub(*promoted(y, x)) if isinstance(alpha, int) and alpha == 1 else promoted(y, x)[0] - _times(x, alpha)
+    y, x = promoted(y, x)
+    return _plus(y, -x, alpha)
 
 
-def _times(x: Array, factor: Any) -> Array:
-    return x if isinstance(factor, (int, float)) and factor == 1 else x * cast(factor, x.dtype)
+def _plus(x: Array, y: Array, alpha: Any) -> Array:
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return rounded(jnp.add, x, y)
+    return rounded(lambda x, y, alpha: x + y * alpha, x, y, cast(alpha, x.dtype))
 
 
 @lowering(aten.div)
 def div(x: Array, y: Array, rounding_mode: str | None = None) -> Array:
     x, y = promoted(x, y)
     if rounding_mode is None:
-        return as_float(x) / as_float(y)
+        return rounded(jnp.divide, as_float(x), as_float(y))
     if rounding_mode == "floor":
         return floor_divide(x, y)
-    return jax.lax.div(*jnp.broadcast_arrays(x, y)) if category(x.dtype) < 2 else jnp.trunc(x / y)
+    if category(x.dtype) < 2:
+        return jax.lax.div(*jnp.broadcast_arrays(x, y))
+    return rounded(lambda x, y: jnp.trunc(x / y), x, y)
 
 
 @lowering(aten.floor_divide)
 def floor_divide(x: Array, y: Array) -> Array:
     x, y = promoted(x, y)
-    if category(x.dtype) < 2:
-        return jnp.floor_divide(x, y)
+    return jnp.floor_divide(x, y) if category(x.dtype) < 2 else rounded(_floored, x, y)
+
+
+def _floored(x: Array, y: Array) -> Array:
     rest = jnp.fmod(x, y)
     quotient = (x - rest) / y
     quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
@@ -265,9 +275,9 @@ def power(x: Array, y: Array) -> Array:
     root = y if isinstance(y, float) and abs(y) == 0.5 else None  # of what is infinite, as torch takes it
     x, y = promoted(x, y)
     if root is not None and category(x.dtype) > 1:
-        return jnp.sqrt(x) if root > 0 else 1 / jnp.sqrt(x)
+        return rounded(lambda x: jnp.sqrt(x) if root > 0 else 1 / jnp.sqrt(x), x)
     if category(x.dtype) != 1:
-        return jnp.power(x, y)
+        return rounded(jnp.power, x, y)
     inverse = jnp.where(x == 1, 1, jnp.where(x == -1, jnp.where(y % 2 == 0, 1, -1), 0)).astype(x.dtype)
     return jnp.where(y < 0, inverse, jnp.power(x, jnp.maximum(y, 0)))
 
@@ -281,6 +291,15 @@ def clamp(x: Array, min: Any = None, max: Any = None) -> Array:
     return x if max is None else jnp.minimum(x, bounds[-1])
 
 
+@lowering(aten.logit)
+def logit(x: Array, eps: Any = None) -> Array:
+    x = as_float(x)
+    if eps is not None:
+        low = cast(eps, x.dtype)
+        x = jnp.clip(x, low, 1 - low)
+    return rounded(jnp.log, rounded(lambda x: x / (1 - x), x))
+
+
 @lowering(aten.where.self)
 def where(condition: Array, x: Array, y: Array) -> Array:
     return jnp.where(condition.astype(bool), *promoted(x, y))
@@ -289,33 +308,6 @@ def where(condition: Array, x: Array, y: Array) -> Array:
 @lowering(aten.masked_fill)
 def masked_fill(x: Array, mask: Array, value: Any) -> Array:
     return jnp.where(mask, cast(value, x.dtype), x)
-
-
-@lowering(aten.relu)
-def relu(x: Array) -> Array:
-    return jnp.where(x > 0, x, jnp.where(jnp.isnan(x), x, 0)).astype(x.dtype)
-
-
-@lowering(aten.gelu)
-def gelu(x: Array, approximate: str = "none") -> Array:
-    return rounded(lambda x: jax.nn.gelu(x, approximate=approximate == "tanh"), x)
-
-
-@lowering(aten.elu)
-def elu(x: Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Array:
-    below = jnp.where(x > 0, 0, x)  # so that the branch not taken has no infinite derivative
-    found = jnp.where(x > 0, x * scale, jnp.expm1(below * input_scale) * (alpha * scale))
-    return found.astype(x.dtype)
-
-
-@lowering(aten.leaky_relu)
-def leaky_relu(x: Array, negative_slope: Any = 0.01) -> Array:
-    return jnp.where(x > 0, x, x * cast(negative_slope, x.dtype))
-
-
-@lowering(aten.hardtanh)
-def hardtanh(x: Array, min_val: Any = -1, max_val: Any = 1) -> Array:
-    return jnp.clip(x, cast(min_val, x.dtype), cast(max_val, x.dtype))
 
 
 @lowering(aten._to_copy, takes_call=True)

@@ -16,5 +16,6 @@ from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH_IF_WIDE as BY_TORCH_IF_WIDE
 from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_ALONE
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
+from functionalize.backends.onnx.rewrites.registry import either as either
 
 FAMILIES = (attention, convolutions, elementwise, layouts, matrices, recurrent)

@@ -6,7 +6,7 @@ Limits: what torch takes apart by itself needs no row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -63,3 +63,19 @@ def rewrite(*ops: Any) -> Callable[[Rewrite], Rewrite]:
         return function
 
     return register
+
+
+def either(*tables: Mapping[Any, Rewrite]) -> dict[Any, Rewrite]:
+    """The rows of several tables; of two for one operator the second where the first does not take the arguments."""
+    found: dict[Any, Rewrite] = {}
+    for table in tables:
+        found |= {op: _either(found[op], row) if op in found else row for op, row in table.items()}
+    return found
+
+
+def _either(one: Rewrite, other: Rewrite) -> Rewrite:
+    def rewritten(*args: Any, **kwargs: Any) -> Any:
+        made = one(*args, **kwargs)
+        return other(*args, **kwargs) if made is NotImplemented else made
+
+    return rewritten
