@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from examples.explicit_state import for_engines, with_explicit_state
+from examples.explicit_state import for_engines
 from functionalize import capture
+from functionalize.errors import UnsupportedExportError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of compilers, about their own tools
 Compiled = Callable[..., list[Tensor]]
@@ -202,9 +203,17 @@ def made(name: str) -> Program:
     return PROGRAMS[name][0]()
 
 
-def exported_program(name: str, core: bool = False) -> ExportedProgram:
+def exported_program(name: str, **options: Any) -> ExportedProgram:
     program = capture(made(name), (torch.randn(PROGRAMS[name][1]),))
-    return for_engines(program.to_core_aten()) if core else program.to_exported_program()
+    return for_engines(program.to_core_aten(**options))
+
+
+def explicit(name: str) -> tuple[ExportedProgram, list[Tensor]]:
+    """A program with explicit state, and that which it begins with."""
+    exported = exported_program(name, explicit_state=True)
+    assert exported.example_inputs is not None
+    *state, _ = exported.example_inputs[0]
+    return exported, state
 
 
 def beside_eager(name: str, call: Program) -> list[bool]:
@@ -229,15 +238,15 @@ def threaded(compiled: Compiled, state: list[Tensor]) -> Program:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_explicit_state_is_that_of_eager(name: str) -> None:
     """What the engines get, run by torch: it writes nothing."""
-    exported, state = with_explicit_state(exported_program(name))
+    exported, state = explicit(name)
     signature = exported.graph_signature
     assert not (signature.buffers_to_mutate or signature.parameters_to_mutate or signature.user_inputs_to_mutate)
     assert all(beside_eager(name, threaded(exported.module(), state)))
 
 
 def test_arguments_that_are_written_have_no_explicit_state() -> None:
-    with pytest.raises(ValueError, match="writes to its arguments"):
-        with_explicit_state(capture(lambda x: x.add_(1), (torch.ones(2),)).to_exported_program())
+    with pytest.raises(UnsupportedExportError, match="writes to its argument `x`"):
+        capture(lambda x: x.add_(1), (torch.ones(2),)).to_exported_program(explicit_state=True)
 
 
 @pytest.mark.full
@@ -246,7 +255,7 @@ def test_arguments_that_are_written_have_no_explicit_state() -> None:
 def test_engines_thread_explicit_state(engine: str, name: str) -> None:
     """Three calls are right, or the engine raises."""
     compiled = installed(engine)
-    exported, state = with_explicit_state(exported_program(name))
+    exported, state = explicit(name)
     if (engine, name) not in REFUSED:
         assert all(beside_eager(name, threaded(compiled(exported), state)))
         return
@@ -259,7 +268,7 @@ def test_engines_thread_explicit_state(engine: str, name: str) -> None:
 @pytest.mark.parametrize("engine", ["executorch", "iree"])
 def test_buffers_stay_in_the_engine(engine: str, name: str) -> None:
     """The ExportedProgram as it is: the engine keeps its buffers."""
-    call = installed(engine)(exported_program(name, core=True))
+    call = installed(engine)(exported_program(name))
     assert all(beside_eager(name, lambda x: call(x)[-1]))
 
 
@@ -273,7 +282,7 @@ def test_buffers_stay_in_the_engine(engine: str, name: str) -> None:
 )
 def test_what_engines_drop(engine: str, name: str) -> None:
     """docs/backends.md warns of it: the second call begins from the first one's state, and nothing is said."""
-    call = installed(engine)(exported_program(name, core=True))
+    call = installed(engine)(exported_program(name))
     assert beside_eager(name, lambda x: call(x)[-1]) == [True, False, False]
 
 

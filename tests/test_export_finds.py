@@ -357,6 +357,49 @@ def test_functions_of_numbers_that_no_graph_has_are_refused() -> None:
         program.to_exported_program()
 
 
+def whole_numbers(x: Tensor, n: Tensor) -> Any:
+    """As factors, as a size, and as results."""
+    at = n.item()
+    return x * round(at) + math.trunc(at), x[: math.floor(at)], math.ceil(at) * 2, round(at)
+
+
+def test_floats_made_whole_are_saved_and_loaded() -> None:
+    x = torch.randn(4, 3)
+    module = _module(capture(whole_numbers, (x, torch.tensor(2.0))), Path())
+    for number in (1.25, 2.5, 3.0):
+        expected = whole_numbers(x, torch.tensor(number))
+        found = module(x, torch.tensor(number))
+        torch.testing.assert_close(found, tuple(map(torch.as_tensor, expected)))
+
+
+@pytest.mark.parametrize("op", [torch.addmm, torch.baddbmm, torch.addmv])
+def test_products_are_scaled_by_numbers_that_the_data_tell(op: Any) -> None:
+    x = torch.randn(3, 3)
+    args = {torch.addmm: (x, x, x), torch.baddbmm: (x[None],) * 3, torch.addmv: (x[0], x, x[1])}[op]
+
+    def program(n: Tensor, *args: Tensor) -> Any:
+        return op(*args, beta=n.item(), alpha=2 * n.item())
+
+    module = capture(program, (torch.tensor(2.0), *args)).to_core_aten().module()
+    torch.testing.assert_close(module(torch.tensor(3.0), *args), program(torch.tensor(3.0), *args))
+
+
+def test_what_torch_cannot_take_apart_is_refused_with_its_line() -> None:
+    program = capture(lambda x, n: x.norm(p=n.item()), (torch.randn(3), torch.tensor(2.0)))
+    program.to_exported_program()
+    with pytest.raises(UnsupportedExportError, match=r"(?s)cannot take linalg_vector_norm apart.*x.norm\(p=n.item"):
+        program.to_core_aten()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_tensors_that_are_not_strided_are_refused(layout: torch.layout) -> None:
+    weight = torch.eye(3).to_sparse(layout=layout)
+    program = capture(lambda x: weight @ x, (torch.randn(3, 3),))
+    with pytest.raises(UnsupportedExportError, match=rf"(?s)takes a tensor of layout {layout}.*weight @ x"):
+        program.to_exported_program()
+
+
 def test_sizes_that_the_data_tell_are_refused_before_operators_are_spelt_out() -> None:
     pytest.importorskip("jax")
     with pytest.raises(UnsupportedProgramError, match=r"arange.* gives a tensor whose size only the data tell"):

@@ -95,6 +95,48 @@ def test_decomposed(name: str) -> None:
         torch.testing.assert_close(module(*mine), twin(*given))
 
 
+SLOW = {"sgd", "adamw", "tied-step"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PROGRAMS])
+def test_core_operators_alone(name: str) -> None:
+    program, inputs = made(name)
+    nodes = capture(program, inputs()).to_core_aten().graph.nodes
+    ops = {node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload)}
+    assertions = {torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg}
+    assert {op for op in ops - assertions if torch.Tag.core not in op.tags} == set()
+
+
+class Tally(torch.nn.Module):
+    """State that is written, state that is read, and a result that is state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.count = torch.nn.Buffer(torch.zeros(3), persistent=False)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, *, more: dict[str, torch.Tensor]) -> dict[str, Any]:
+        self.count.add_((x * self.weight).sum(0))
+        self.calls += 1
+        return {"count": self.count, "x": x, "y": more["z"] * self.calls}
+
+
+def test_explicit_state_with_nesting_keywords_and_sizes() -> None:
+    model, x, z = Tally(), torch.randn(4, 3), torch.randn(2)
+    shapes = {"x": {0: Dim("n", min=2, max=99)}, "more": {"z": None}}
+    program = capture(model, (x,), {"more": {"z": z}}, dynamic_shapes=shapes)
+    program(x, more={"z": z})
+    exported = saved_and_loaded(program.to_exported_program(explicit_state=True))
+    assert [*exported.state_dict] == ["weight"]
+    *state, _ = exported.example_inputs[0]
+    for rows in (2, 5, 7):
+        x = torch.randn(rows, 3)
+        *state, result = exported.module()(*state, x, more={"z": z})
+        torch.testing.assert_close(result, model(x, more={"z": z}))
+    torch.testing.assert_close(state, [model.count, torch.tensor(4)])
+
+
 def test_memory_that_is_addressed_lies_as_it_did() -> None:
     """Where views are no copies any more, what is computed from them has other strides."""
 

@@ -35,7 +35,7 @@ class ExportFakes:
 
     def __init__(self, nodes: Iterable[Node], metas: Mapping[Any, Callable[..., Any]]) -> None:
         """``metas``: what ops give for which torch's meta kernel is not to be asked, where torch traces them again."""
-        self._old = _environment_of(nodes)
+        self._old, self._renamed = _environment_of(nodes), dict[Any, Any]()  # expressions that nodes read off
         self.environment = ShapeEnv()
         self.mode = MetasFakeMode(shape_env=self.environment, allow_non_fake_inputs=True, export=True)
         self.mode.metas = metas
@@ -97,7 +97,7 @@ class ExportFakes:
     def _symbol(self, value: Any) -> Any:
         node = value.node
         hint = node.hint if node.has_hint() else None
-        return type(value)(SymNode(node.expr, self.environment, node.pytype, hint))
+        return type(value)(SymNode(node.expr.xreplace(self._renamed), self.environment, node.pytype, hint))
 
     def empty(self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: Any) -> torch.Tensor:
         """A fake tensor."""
@@ -106,10 +106,12 @@ class ExportFakes:
 
     def read_off(self, look: Any) -> tuple[Any, Mapping[Any, Any]]:
         """A number that a node reads off a tensor, which looked like this; and what the node binds."""
-        if not isinstance(look, torch.SymFloat) or look.node.expr.is_symbol:
+        if not isinstance(look, SYMBOLS) or look.node.expr.is_symbol:
             return self.value(look), {}
         with self.environment.ignore_fresh_unbacked_symbols():
-            made = self.environment.create_unbacked_symfloat()
+            whole = isinstance(look, torch.SymInt)
+            made = self.environment.create_unbacked_symint() if whole else self.environment.create_unbacked_symfloat()
+        self._renamed[look.node.expr] = made.node.expr  # in what comes later
         return made, {made.node.expr: ()}
 
     def settled_bindings(self, node: Node) -> Mapping[Any, Any]:
@@ -157,7 +159,8 @@ def symbols_of(value: Any) -> Iterator[Any]:
 
 def on_numbers(function: Any) -> bool:
     """Whether an exported program may have a function of Python's on numbers."""
-    return function in Verifier().allowed_builtin_ops() or function.__module__.startswith("torch")
+    written = function is not round  # which is allowed, and cannot be saved
+    return written and (function in Verifier().allowed_builtin_ops() or function.__module__.startswith("torch"))
 
 
 def copying(op: Any) -> Any:

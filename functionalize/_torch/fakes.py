@@ -108,7 +108,14 @@ def has_foreign_fakes() -> bool:
 class MetasFakeMode(FakeTensorMode):
     """Makes fake tensors, some ops' by other meta kernels than torch's."""
 
+    supports_higher_order_operators = True
     metas: Mapping[Any, Callable[..., Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A higher-order operator has a rule for the very class of a mode, or one that comes back to the mode.
+        if isinstance(func, HigherOrderOperator) and func not in _RULES_OF_MODE:
+            return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = self.by_own_meta(func, args, kwargs)
@@ -130,7 +137,6 @@ class CaptureFakeMode(MetasFakeMode):
     fake results, and confuse the state of the mode.
     """
 
-    supports_higher_order_operators = True
     thread: int | None = None  # that captures
     _ended = False
     _asked_sizes: list[Any] | None = None
@@ -163,9 +169,8 @@ class CaptureFakeMode(MetasFakeMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._refuse_other_threads()
-        # A higher-order operator has a rule for the very class of a mode, or one that comes back to the mode.
         if isinstance(func, HigherOrderOperator) and func not in _RULES_OF_MODE:
-            return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
+            return super().__torch_dispatch__(func, types, args, kwargs)
         if self._ended and any(type(leaf) in _REAL for leaf in pytree.tree_leaves((args, kwargs))):
             raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended
         if _has_symbols(args) or (kwargs and _has_symbols(kwargs.values())):

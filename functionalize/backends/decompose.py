@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
 from functionalize.backends import interpolation, opmath, optimizer_steps
+from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.backends.primitives import PRIMITIVES
 from functionalize.call_stack import line_of_trace
 from functionalize.ops.tables import row
@@ -137,7 +138,10 @@ def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | 
         given = dict(zip(places, values, strict=True))
         args, kwargs = pytree.tree_unflatten([given.get(n, leaf) for n, leaf in enumerate(leaves)], spec)
         args = interpolation.counting(node.target, args)
-        return function(*_plain(args), **_plain(kwargs))
+        found = function(*_plain(args), **_plain(kwargs))
+        if found is NotImplemented:
+            raise NotImplementedError
+        return tuple(found) if isinstance(found, tuple) else found  # a named one would be a node of the graph
 
     values, gives = [leaves[place].meta["val"] for place in places], node.meta.get("val")
     interpolation.must_scale(node.target, _values(node.args), line_of_trace(node.stack_trace))
@@ -148,6 +152,8 @@ def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | 
     except (NotImplementedError, RuntimeError):  # a decomposition that is not for these arguments
         return None
     graph, attributes = decomposed(body.graph, body, rows, within)
+    if any(getattr(one.target, "namespace", None) == "prims" and not _stays(one, rows) for one in graph.nodes):
+        return None  # nobody has a primitive of torch's references who lacks the operator
     return GraphModule(attributes, graph)
 
 
@@ -157,9 +163,8 @@ def _function(node: Node, within: frozenset[Any]) -> tuple[Callable[..., Any] | 
         return opmath.SPELT_OUT[node.target], within  # the operator itself, of other dtypes
     if node.target in within:
         return None, within
-    function = (
-        PRIMITIVES.get(node.target) or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
-    )
+    function = PRIMITIVES.get(node.target) or DECOMPOSITIONS.get(node.target)
+    function = function or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
     return function, within | {node.target}
 
 

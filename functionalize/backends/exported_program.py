@@ -27,9 +27,13 @@ from torch.fx import Node
 
 from functionalize._torch import pytree
 from functionalize._torch.exporting import symbols_of
+from functionalize.backends.export.core_aten import in_core, unshared
+from functionalize.backends.export.explicit_state import with_explicit_state
 from functionalize.backends.export.first_call import check_first_call
 from functionalize.backends.export.graph import ExportGraph, symbolic_sizes
+from functionalize.backends.export.refused_nodes import refused_layouts
 from functionalize.backends.export.steady import exportable
+from functionalize.backends.export.taking_apart import taken_apart
 from functionalize.backends.export.views import with_views
 from functionalize.errors import UnsupportedExportError
 from functionalize.graph_capture.capture import capture
@@ -48,14 +52,24 @@ _MUTATIONS = {
 
 
 def to_exported_program(
-    program: CapturedProgram, *, to: str = "an ExportedProgram", by_value: bool = False, scales: bool = True
+    program: CapturedProgram,
+    *,
+    explicit_state: bool = False,
+    to: str = "an ExportedProgram",
+    by_value: bool = False,
+    scales: bool = True,
 ) -> ExportedProgram:
     """See :meth:`CapturedProgram.to_exported_program`.
 
     ``to``: what messages call the backend; ``by_value``: whether it gets inputs without the memory that they share;
     ``scales``: whether interpolations may have some, beside the sizes that they give.
     """
+    layouts = refused_layouts(program.graph)
+    if layouts:
+        causes = [UnsupportedExportError.cause(what, why=why, hint=hint, at=at) for what, why, hint, at in layouts]
+        raise UnsupportedExportError(to, causes)
     found = exportable(program)
+    by_value = by_value or explicit_state
     graph = ExportGraph(found, copies=program.remove == "mutations_and_views", by_value=by_value, scales=scales)
     if graph.causes:
         raise UnsupportedExportError(to, graph.causes)
@@ -63,15 +77,15 @@ def to_exported_program(
     made = _assembled(graph)
     if found.first is not None:
         check_first_call(graph, made.graph_module, to)
-    return made
+    return with_explicit_state(made) if explicit_state else made
 
 
-def to_core_aten(program: CapturedProgram) -> ExportedProgram:
+def to_core_aten(program: CapturedProgram, *, explicit_state: bool = False) -> ExportedProgram:
     """See :meth:`CapturedProgram.to_core_aten`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's, about its own specs
-        found: ExportedProgram = with_views(to_exported_program(program, scales=False)).run_decompositions()
-        return found
+        exported = to_exported_program(program, explicit_state=explicit_state, scales=False)
+        return in_core(taken_apart(unshared(with_views(exported)), None, "core ATen"))
 
 
 def from_exported_program(exported: ExportedProgram) -> CapturedProgram:

@@ -33,7 +33,7 @@ def _backend(method: str) -> Callable[..., Any]:
 class Exports:
     """Methods of a captured program."""
 
-    def to_exported_program(self) -> ExportedProgram:
+    def to_exported_program(self, *, explicit_state: bool = False) -> ExportedProgram:
         """The program as ``torch.export`` has programs: saved by ``torch.export.save``, taken by whatever takes one.
 
         Its ``module()`` is called as the original is, and writes back as the original does: what is written is a whole
@@ -42,6 +42,11 @@ class Exports:
         tensors of an argument that is an object (a cache; it is no argument any more), tensors in attributes. Numbers
         of Python's (hyperparameters) are constants, unless the program changes them. Decisions by data are assertions:
         those of the last call.
+
+        Args:
+            explicit_state: whether state that the program writes is passed and returned:
+                ``(*state, *args, **kwargs) -> (*new_state, result)``. Such a program writes nothing that an engine
+                could drop; who calls it threads the state, which begins as it is in ``example_inputs``.
 
         Returns:
             The program, accepted by torch's verifier.
@@ -58,14 +63,24 @@ class Exports:
             >>> _ = module(torch.randn(4, 3)), module(torch.randn(4, 3))
             >>> module.num_batches_tracked
             tensor(2)
+            >>> exported = capture(counter, (torch.randn(4, 3),)).to_exported_program(explicit_state=True)
+            >>> *state, x = exported.example_inputs[0]
+            >>> for _ in range(3):
+            ...     *state, normed = exported.module()(*state, x)
+            >>> state[2]
+            tensor(3)
         """
-        found: ExportedProgram = _backend("to_exported_program")(self)
+        found: ExportedProgram = _backend("to_exported_program")(self, explicit_state=explicit_state)
         return found
 
-    def to_core_aten(self) -> ExportedProgram:
+    def to_core_aten(self, *, explicit_state: bool = False) -> ExportedProgram:
         """The program by the operators of the core ATen set alone, as :meth:`to_exported_program` has it.
 
-        Views are view operators there: the set has none that copy them.
+        Views are view operators there: the set has none that copy them. Beside the set stand assertions, and what torch
+        cannot take apart: docs/backends.md has a list.
+
+        Args:
+            explicit_state: as of :meth:`to_exported_program`.
 
         Raises:
             UnsupportedExportError: no exported program can do what this one does.
@@ -77,7 +92,7 @@ class Exports:
             >>> [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
             ['aten.gelu.default']
         """
-        found: ExportedProgram = _backend("to_core_aten")(self)
+        found: ExportedProgram = _backend("to_core_aten")(self, explicit_state=explicit_state)
         return found
 
     def to_onnx(self, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:

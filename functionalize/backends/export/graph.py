@@ -335,7 +335,7 @@ class ExportGraph:
 
     def _output(self, value: GraphValue) -> Any:
         if value.alias is None:
-            return self._results[value.result]  # type: ignore[index]
+            return self._number(value.result)  # type: ignore[arg-type]
         alias = self._metadata.outputs[value.alias]
         if alias.kind is AliasKind.INPUT:
             return self._final(alias.input)  # type: ignore[arg-type]
@@ -346,6 +346,12 @@ class ExportGraph:
         if node.op == "placeholder" or node in self.written.values():
             return self.emitter.call(aten.clone.default, node)
         return node
+
+    def _number(self, result: int) -> Any:
+        """A number among the results; one that is a tensor here has the dtype of integers if it is an integer."""
+        number, given = self._results[result], self._graph.output_node().args[0][result]  # type: ignore[index]
+        whole = number in self.numbers.tensors and isinstance(given.meta["val"], torch.SymInt)  # type: ignore[union-attr]
+        return self.numbers.whole(number) if whole else number
 
     def _view(self, alias: Any, node: Node) -> Node:
         """An output that is a view of an input which stays as it is: by views where the graph copies them."""

@@ -3,8 +3,8 @@
 An optimizer asks its step (`1 - beta ** step.item()`), and goes on with a Python number. Here that is a float64 tensor,
 as precise; an operator that takes the number takes the tensor.
 
-Invariant: results have the dtypes that they had. Limits: integers stay symbols, for they may be sizes; where no row
-says how an operator takes a tensor, it gets the number again.
+Invariant: results have the dtypes that they had. Limits: integers stay symbols, for they may be sizes, unless they are
+floats made whole; where no row says how an operator takes a tensor, it gets the number again.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ _PYTHON: dict[Any, Any] = {
     torch.sym_float: aten.clone.default,
     math.floor: aten.floor.default,
     math.ceil: aten.ceil.default,
+    math.trunc: aten.trunc.default,
+    round: aten.round.default,
     math.fabs: aten.abs.default,
     math.atan2: aten.atan2.default,
     math.copysign: aten.copysign.Tensor,
@@ -118,7 +120,23 @@ def _scalar_tensor(emitter: Emitter, value: Any, **options: Any) -> Node:
     return emitter.call(aten.clone.default, value)
 
 
+def _plus_product(product: Any) -> Rule:
+    """Of a base that is multiplied by 0 nothing counts, infinities neither."""
+
+    def rule(emitter: Emitter, base: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Node:
+        found = _scaled(emitter, alpha, emitter.call(product, one, other))
+        scaled = _scaled(emitter, beta, base)
+        if isinstance(beta, Node):
+            scaled = emitter.call(aten.where.self, emitter.call(aten.eq.Scalar, beta, 0), beta, scaled)
+        return emitter.call(aten.add.Tensor, scaled, found)
+
+    return rule
+
+
 _RULES: dict[Any, Rule] = {
+    aten.addmm.default: _plus_product(aten.mm.default),
+    aten.addmv.default: _plus_product(aten.mv.default),
+    aten.baddbmm.default: _plus_product(aten.bmm.default),
     aten.add.Tensor: _sum(aten.add.Tensor),
     aten.sub.Tensor: _sum(aten.sub.Tensor),
     aten.addcdiv.default: _addcdiv,
@@ -204,7 +222,9 @@ class Numbers:
         if node.target is _ITEM:
             alone = args[0] if not args[0].meta["val"].dim() else emitter.call(aten.view.default, args[0], [])
             return self._number(emitter.call(aten._to_copy.default, alone, dtype=torch.float64))
-        if node.target in _PYTHON:
+        if node.target is round and args[1:] == (None,):
+            args = args[:1]  # no digits
+        if node.target in _PYTHON and not (node.target is round and args[1:]):
             return self._number(emitter.call(_PYTHON[node.target], *map(self._tensor, args)))
         if node.target in _SPELT_OUT:
             return self._number(_SPELT_OUT[node.target](emitter, *map(self._tensor, args)))
@@ -236,11 +256,17 @@ class Numbers:
         mine = {arg: known[arg] for arg in node.all_input_nodes}
         for arg, value in mine.items():
             if value in self.tensors:
+                if isinstance(arg.meta["val"], torch.SymInt):
+                    value = self.whole(value)
                 item = self._emitter.graph.call_function(_ITEM, (value,))
                 look, bound = self._emitter.fakes.read_off(arg.meta["val"])
                 item.meta = {"val": look, "unbacked_bindings": bound, "stack_trace": "", "nn_module_stack": {}}
                 mine[arg] = item
         return self._emitter.copy(node, mine)
+
+    def whole(self, number: Node) -> Node:
+        """An integer that is there as a float."""
+        return self._emitter.call(aten._to_copy.default, number, dtype=torch.int64)
 
     def assert_equal(self, node: Node, answer: Any, message: str) -> None:
         """Assert what a number is."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
+from functionalize._torch import pytree
 from functionalize._torch.exporting import on_numbers
 from functionalize.backends.decompose import is_operator
 from functionalize.call_stack import line_of_trace
@@ -24,17 +25,36 @@ def refused_nodes(graph: Graph, root: torch.nn.Module) -> Iterator[Refusal]:
     yield from _draws_from_generators(graph, root)
 
 
+def refused_layouts(graph: Graph) -> list[Refusal]:
+    """Nodes whose tensors are not strided: before anything looks at their strides."""
+    found: dict[Refusal, None] = {}
+    for node in graph.nodes:
+        values = [one for one in pytree.tree_leaves(node.meta.get("val")) if isinstance(one, torch.Tensor)]
+        layout = next((one.layout for one in values if one.layout is not torch.strided), None)
+        if layout is not None:
+            verb = "takes" if node.op == "placeholder" else "makes"
+            what = f"the program {verb} a tensor of layout {layout}"
+            why, hint = "an exported program has strided tensors alone", "compute with dense tensors (to_dense())"
+            found[what, why, hint, _line(node)] = None
+    return list(found)
+
+
+def _line(node: Node) -> str:
+    """The line of a node, or of its users: inputs and numbers have none."""
+    traces = (one.meta.get("stack_trace") for one in (node, *node.users))
+    return line_of_trace(next(filter(None, traces), None))
+
+
 def _functions(graph: Graph) -> Iterator[Refusal]:
     for node in graph.nodes:
         if node.op != "call_function" or is_operator(node.target) or node.target is anew:
             continue
         if not on_numbers(node.target):
-            traces = (one.meta.get("stack_trace") for one in (node, *node.users))  # numbers have none
             yield (
                 f"the program computes {node.target.__name__} of a number that the data tell",
                 "torch's graphs have no such function of numbers",
                 "compute it on the tensor, without .item()",
-                line_of_trace(next(filter(None, traces), None)),
+                _line(node),
             )
 
 

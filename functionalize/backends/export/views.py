@@ -66,14 +66,17 @@ def _meta_of_copy(node: Node) -> dict[str, Any]:
     return {key: value for key, value in node.meta.items() if key != "unbacked_bindings"}
 
 
-def remade(exported: ExportedProgram, graph: Graph, results: list[Any]) -> ExportedProgram:
-    """A program with another graph of the same inputs; ``results``: its outputs, which are what they were."""
+def remade(exported: ExportedProgram, graph: Graph, results: list[Any], root: Any = None) -> ExportedProgram:
+    """A program with another graph of the same inputs; ``results``: its outputs, which are what they were.
+
+    ``root``: what the attributes of the graph are found on, where it is another one.
+    """
     specs = copy.deepcopy(list(exported.graph_signature.output_specs))
     for spec, result in zip(specs, results, strict=True):
         if isinstance(result, Node):
             spec.arg.name = result.name
     return ExportedProgram(
-        root=exported.graph_module,
+        root=exported.graph_module if root is None else root,
         graph=graph,
         graph_signature=ExportGraphSignature(list(exported.graph_signature.input_specs), specs),
         state_dict=exported.state_dict,

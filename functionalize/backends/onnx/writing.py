@@ -24,6 +24,7 @@ from torch.fx import Node
 
 from functionalize._torch import pytree
 from functionalize._torch.onnx import by_torch, by_torch_if_wide, decompositions, quiet, translate, untranslated
+from functionalize.backends.export.taking_apart import taken_apart, user_line
 from functionalize.backends.export.views import with_views
 from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import ELEMENTS, KEY
@@ -32,6 +33,7 @@ from functionalize.backends.onnx.prepare import Prepared
 from functionalize.backends.onnx.rewrites import BY_TORCH, BY_TORCH_IF_WIDE, FIRST_ALONE, REWRITES, TRANSLATIONS, either
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.backends.opmath import SPELT_OUT
+from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.captured_program import CapturedProgram
 
@@ -46,10 +48,10 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
-        rows = either(SPELT_OUT, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
-        simple = _decomposed(prepared.program, rows)
+        rows = either(SPELT_OUT, DECOMPOSITIONS, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
+        simple = taken_apart(prepared.program, rows, _TO)
         _refuse_other_sizes(prepared.program, simple)
-        _refuse_untranslated(_decomposed(simple, decompositions()), [*_unknown_types(prepared.program)])
+        _refuse_untranslated(taken_apart(simple, decompositions(), _TO), [*_unknown_types(prepared.program)])
         made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
@@ -68,20 +70,6 @@ def _shared(exported: ExportedProgram) -> list[Any]:
     return shared_memory({s.arg.name: leaf for s, leaf in pairs if isinstance(leaf, torch.Tensor) and leaf.numel()})
 
 
-def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
-    try:
-        made: ExportedProgram = program.run_decompositions(table)
-        return made
-    except UnsupportedExportError:
-        raise
-    except (AssertionError, RuntimeError) as error:  # what torch's decompositions ask of data
-        said, node = str(error).split("\n", maxsplit=1)[0], str(error).partition("While executing %")[2].split(" ")[0]
-        cause = UnsupportedExportError.cause(
-            f"torch cannot take {node or 'the program'} apart", why=said, hint="compute it otherwise"
-        )
-        raise UnsupportedExportError(_TO, [cause]) from error
-
-
 def _refuse_other_sizes(program: ExportedProgram, rewritten: ExportedProgram) -> None:
     """Hold what was taken apart to what it was made of: a row that is wrong must not go unnoticed."""
     for one, other in zip(*(_results(some) for some in (program, rewritten)), strict=True):
@@ -94,7 +82,7 @@ def _refuse_other_sizes(program: ExportedProgram, rewritten: ExportedProgram) ->
                 f"`{one.name}` has the size {tuple(looks[0].size())}, and {tuple(looks[1].size())} when taken apart",
                 why="a rewrite of the ONNX route is wrong",
                 hint="please report it, with the program; compute it otherwise meanwhile",
-                at=_line(one.meta.get("stack_trace") or ""),
+                at=user_line(one),
             )
             raise UnsupportedExportError(_TO, [cause])
 
@@ -119,14 +107,14 @@ def _unknown_types(program: ExportedProgram) -> Iterator[str]:
                 f"the program {verb} `{node.name}`, of {look.dtype}",
                 why="ONNX Runtime has no tensors of that type",
                 hint="pass, keep and return complex numbers by torch.view_as_real, others converted",
-                at=_line(node.meta.get("stack_trace") or ""),
+                at=user_line(node),
             )
 
 
 def _refuse_untranslated(program: ExportedProgram, causes: list[str]) -> None:
     unknown = [*untranslated(program, TRANSLATIONS), *_made_up(program)]
     for node, message in unknown:
-        line = _line(node.meta.get("stack_trace") or "")
+        line = user_line(node)
         cause = UnsupportedExportError.cause(
             f"{node.target} has no translation",
             why=message.split("\n", maxsplit=1)[0] or "the exporter's table has no such operator",
@@ -145,14 +133,6 @@ def _made_up(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
         users = node.users if node.op == "call_function" and node.target in FIRST_ALONE else ()
         if any(user.target is operator.getitem and user.args[1] != 0 and user.users for user in users):
             yield node, "the exporter computes its first result alone, and the program reads others (a backward)"
-
-
-def _line(trace: str) -> str | None:
-    """The user's line in a stack trace: the one that is not torch's, if there is one."""
-    lines = [line.strip() for line in trace.splitlines()]
-    files = [n for n, line in enumerate(lines) if line.startswith("File ")]
-    own = [n for n in files if f"{os.sep}torch{os.sep}" not in lines[n]] or files
-    return None if not own else " ".join(lines[own[-1] : own[-1] + 2])
 
 
 def _translated(program: ExportedProgram, prepared: Prepared) -> Any:

@@ -9,7 +9,6 @@ from functionalize.backends.onnx.rewrites import (
     elementwise,
     layouts,
     matrices,
-    recurrent,
 )
 from functionalize.backends.onnx.rewrites.matrices import TRANSLATIONS as TRANSLATIONS
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
@@ -18,4 +17,4 @@ from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_A
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-FAMILIES = (attention, convolutions, elementwise, layouts, matrices, recurrent)
+FAMILIES = (attention, convolutions, elementwise, layouts, matrices)

@@ -5,24 +5,15 @@ Invariant: the elements are where a program looks for them; of a tensor that is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from functionalize.backends.onnx.rewrites.registry import rewrite
+from functionalize.backends.own_decompositions import places
 from functionalize.errors import UnsupportedExportError
 
 aten = torch.ops.aten
-
-
-def _places(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Any:
-    """The elements of a storage that a layout shows, one after the other."""
-    found: Any = aten.full.default([1] * len(size), offset, dtype=torch.int64)
-    for dim, (count, step) in enumerate(zip(size, stride, strict=True)):
-        shape = [1] * dim + [count] + [1] * (len(size) - dim - 1)
-        found = found + aten.arange.default(count, dtype=torch.int64).reshape(shape) * step
-    return found.expand(size).reshape(-1)
 
 
 def _in_order(base: Any) -> Any:
@@ -40,20 +31,20 @@ def _in_order(base: Any) -> Any:
 @rewrite(aten.as_strided_scatter.default)
 def as_strided_scatter(base: Any, value: Any, size: Any, stride: Any, offset: Any = None) -> Any:
     flat = _in_order(base)
-    return aten.scatter.src(flat, 0, _places(size, stride, offset or 0), value.reshape(-1)).reshape(base.size())
+    return aten.scatter.src(flat, 0, places(size, stride, offset or 0), value.reshape(-1)).reshape(base.size())
 
 
 @rewrite(aten.as_strided.default)
 def as_strided(base: Any, size: Any, stride: Any, offset: Any = None) -> Any:
-    return aten.index_select.default(_in_order(base), 0, _places(size, stride, offset or 0)).reshape(size)
+    return aten.index_select.default(_in_order(base), 0, places(size, stride, offset or 0)).reshape(size)
 
 
 @rewrite(aten.diagonal_scatter.default)
 def diagonal_scatter(base: Any, value: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     stride, step = list(base.contiguous().stride()), list(base.contiguous().size())
     shown = torch.empty_strided(step, stride, device="meta").diagonal(offset, dim1, dim2)
-    places = _places(list(shown.size()), list(shown.stride()), shown.storage_offset())
-    return aten.scatter.src(base.reshape(-1), 0, places, value.reshape(-1)).reshape(base.size())
+    found = places(list(shown.size()), list(shown.stride()), shown.storage_offset())
+    return aten.scatter.src(base.reshape(-1), 0, found, value.reshape(-1)).reshape(base.size())
 
 
 @rewrite(aten.index_copy.default)

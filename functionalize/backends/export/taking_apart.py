@@ -1,0 +1,46 @@
+"""Exported programs taken apart by torch, operator by operator; what it cannot take apart is refused.
+
+Invariant: an error names the operator, and the user's line. Limits: those of torch's decompositions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from functionalize.errors import UnsupportedExportError
+
+
+def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]] | None, to: str) -> ExportedProgram:
+    """The program, with the operators of a table taken apart; without a table, to the core ATen set.
+
+    Raises:
+        UnsupportedExportError: torch's decomposition of an operator asks what only the data tell.
+    """
+    try:
+        made: ExportedProgram = program.run_decompositions(None if table is None else dict(table))
+        return made
+    except UnsupportedExportError:
+        raise
+    except (AssertionError, RuntimeError, TypeError) as error:
+        name = str(error).partition("While executing %")[2].split(" ")[0]
+        node = next((node for node in program.graph.nodes if node.name == name), None)
+        cause = UnsupportedExportError.cause(
+            f"torch cannot take {name or 'the program'} apart" + ("" if node is None else f", {node.target}"),
+            why=str(error).split("\n", maxsplit=1)[0],
+            hint="compute it otherwise",
+            at=None if node is None else user_line(node),
+        )
+        raise UnsupportedExportError(to, [cause]) from error
+
+
+def user_line(node: Node) -> str | None:
+    """The user's line in the stack trace of a node: the one that is not torch's, if there is one."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    files = [n for n, line in enumerate(lines) if line.startswith("File ")]
+    own = [n for n in files if f"{os.sep}torch{os.sep}" not in lines[n]] or files
+    return None if not own else " ".join(lines[own[-1] : own[-1] + 2])

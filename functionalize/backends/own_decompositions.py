@@ -1,0 +1,65 @@
+"""Decompositions that torch's tables lack: operators that engines do not have, by operators of the core ATen set.
+
+Invariant: a row computes what the operator computes; for arguments that it does not take it gives NotImplemented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+_LSTM = 2  # among the kinds of layers
+
+
+def recurrent_layer(*args: Any) -> Any:
+    """One direction of one layer of an LSTM, step by step."""
+    inputs, *weights, first, first_cell, reverse, _, mode, _, _, has_biases, _, _, _ = args
+    if mode != _LSTM:
+        return NotImplemented
+    hidden, cell = (one.reshape(one.size()[-2:]) for one in (first, first_cell))  # some have a dimension of layers
+    of_input, of_hidden = weights[:2]
+    bias = weights[2] + weights[3] if has_biases else None
+    before = inputs @ of_input.t()
+    before = before if bias is None else before + bias
+    outputs = []
+    for step in range(inputs.size(0)):
+        gates = before.select(0, inputs.size(0) - 1 - step if reverse else step) + hidden @ of_hidden.t()
+        enters, forgets, new, leaves = gates.chunk(4, -1)
+        cell = forgets.sigmoid() * cell + enters.sigmoid() * new.tanh()
+        hidden = leaves.sigmoid() * cell.tanh()
+        outputs.append(hidden)
+    outputs = outputs[::-1] if reverse else outputs
+    last = hidden.reshape(first.size()), cell.reshape(first_cell.size())
+    return torch.stack(outputs), *last, inputs.new_zeros([0], dtype=torch.uint8)
+
+
+def places(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Any:
+    """The elements of a storage that a layout shows, one after the other."""
+    found: Any = aten.full.default([1] * len(size), offset, dtype=torch.int64)
+    for dim, (count, step) in enumerate(zip(size, stride, strict=True)):
+        shape = [1] * dim + [count] + [1] * (len(size) - dim - 1)
+        found = found + aten.arange.default(count, dtype=torch.int64).reshape(shape) * step
+    return found.expand(size).reshape(-1)
+
+
+def as_strided_scatter(base: Any, value: Any, size: Any, stride: Any, offset: Any = None) -> Any:
+    """Of a tensor whose elements lie in order."""
+    if not base.is_contiguous():
+        return NotImplemented
+    found = aten.scatter.src(base.reshape(-1), 0, places(size, stride, offset or 0), value.reshape(-1))
+    return found.reshape(base.size())
+
+
+def _every(x: Any) -> list[int]:
+    return list(range(x.dim()))
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.mkldnn_rnn_layer.default: recurrent_layer,
+    aten.as_strided_scatter.default: as_strided_scatter,
+    aten.max.default: lambda x: aten.amax.default(x, _every(x)),
+    aten.min.default: lambda x: aten.amin.default(x, _every(x)),
+}
