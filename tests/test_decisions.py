@@ -720,6 +720,9 @@ BROADCAST: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded": lambda found: found.expand(2, 3) * 2,
     "broadcast": lambda found: torch.broadcast_tensors(found, torch.ones(3))[0] * 2,
     "of two dimensions": lambda found: found[:, None] + torch.ones(3, 2),
+    "as batches": lambda found: torch.matmul(found.reshape(-1, 1, 1), torch.ones(3, 1, 2)),
+    "as batches of tensors": lambda found: torch.ones(2, 3, 2, 1) @ found.view(1, -1, 1, 1),
+    "by letters": lambda found: torch.einsum("bi,bij->bj", found[:, None], torch.ones(3, 1, 2)),
     "chosen": lambda found: torch.where(torch.ones(3) > 0, found, 0.0),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from functionalize._torch import FUSED_STEPS, SYMBOLS, FakeTensor, decide_broadcasts
+from functionalize._torch import FUSED_STEPS, SYMBOLS, FakeTensor, decide_broadcasts, unbacked
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -180,6 +180,23 @@ def _tensor_split(*args: Any, **named: Any) -> Any:
     return split(*args[:1], where.tolist(), *args[2:], **named)
 
 
+def _matmul(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``matmul``, whose decomposition takes no size that the data tell for one."""
+
+    def multiplied(*args: Any, **kwargs: Any) -> Any:
+        batches = [one.size()[:-2] for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)][:2]
+        from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and  # here: loads sympy
+
+        decide_broadcasts(batches)
+        for one, other in zip(*map(reversed, batches), strict=False):
+            if unbacked([one, other]) and statically_known_true(sym_and(one != 1, other != 1)):
+                torch._check(one == other)
+        return call(*args, **kwargs)
+
+    return multiplied
+
+
+_MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.linalg.matmul)
 SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
     torch.broadcast_tensors: _broadcast,
@@ -190,5 +207,6 @@ SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.batch_norm: _batch_norm,
     **{call: _indexed(call) for call in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
     **{call: _select(call) for call in (torch.select, torch.Tensor.select)},
+    **{call: _matmul(call) for call in _MATMULS},
     **{step: _of_tensor(step) for step in FUSED_STEPS},
 }
