@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from functionalize import UnsupportedExportError, UnsupportedProgramError, capture
+from functionalize import InputMismatchError, UnsupportedExportError, UnsupportedProgramError, capture
 from tests.export_programs import made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -278,6 +279,30 @@ def test_scales_count_where_eager_takes_them_in_onnx(mode: str, dims: int, facto
         return nn.functional.interpolate(x, mode=mode, scale_factor=(factor, *[2.0] * (dims - 1)))
 
     torch.testing.assert_close(_onnx(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
+
+
+@pytest.mark.parametrize("size", [(3, 9), (8, 8), (5, 6)])
+def test_nearest_exact_in_onnx(size: tuple[int, int], tmp_path: Path) -> None:
+    x = torch.randn(1, 1, 5, 6)
+
+    def interpolated(x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, size, mode="nearest-exact")
+
+    torch.testing.assert_close(_onnx(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
+
+
+def test_what_decompositions_ask_of_sizes_is_held_to_in_onnx(tmp_path: Path) -> None:
+    """Torch takes pooling to a size apart for sizes that it divides, or for others."""
+    x, dynamic = torch.randn(1, 1, 8, 6), {"x": {2: Dim("h", min=4, max=64), 3: Dim("w", min=4, max=64)}}
+
+    def halved(x: Tensor) -> Any:
+        return nn.functional.interpolate(x, scale_factor=0.5, mode="area"), nn.functional.adaptive_avg_pool2d(x, 2)
+
+    run = _onnx(capture(halved, (x,), dynamic_shapes=dynamic), tmp_path)
+    other = torch.randn(1, 1, 8, 6)
+    torch.testing.assert_close(run(other), halved(other))
+    with pytest.raises(InputMismatchError, match="the program was captured for sizes with"):
+        run(torch.randn(1, 1, 7, 9))
 
 
 def test_antialiasing_by_a_scale_that_onnx_has_not_is_refused(tmp_path: Path) -> None:

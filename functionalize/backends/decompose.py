@@ -74,12 +74,14 @@ class _AllBut(frozenset[Any]):
 
 
 def without_scales(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:
-    """The same, where interpolations by scales that count are spelt out: engines take the quotients of the sizes.
+    """The same, where interpolations by scales that count, and to the exact nearest, are spelt out.
+
+    Engines take the quotients of the sizes for scales.
 
     Raises:
         UnsupportedProgramError: a scale counts at some sizes alone, or torch cannot spell it out.
     """
-    made, attributes = decomposed(graph, root, lambda node: not _scaled(node))
+    made, attributes = decomposed(graph, root, lambda node: not (_scaled(node) or node.target in interpolation.EXACT))
     for node in filter(_scaled, made.nodes):
         interpolation.refuse_scales(node.target, line_of_trace(node.stack_trace))
     return made, attributes

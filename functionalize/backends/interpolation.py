@@ -34,6 +34,8 @@ SCALED = _COPYING | {
     aten._upsample_bicubic2d_aa.default: 2,
 }
 
+EXACT = frozenset(getattr(aten, f"_upsample_nearest_exact{dims}d").default for dims in (1, 2, 3))  # engines lack them
+
 
 def scaled(op: Any, args: Any) -> bool:
     """Whether a call interpolates by other quotients than those of its sizes. ``args``: what they look like."""

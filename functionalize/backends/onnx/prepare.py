@@ -103,10 +103,11 @@ class Prepared:
                 constant = isinstance(spec.arg, ConstantArgument)
                 value = spec.arg.value if constant else None
                 convention.arguments.append(Argument(spec.arg.name, value, constant))
-        self._describe_sizes()
+        self.describe_sizes()
         self._describe_outputs()
 
-    def _describe_sizes(self) -> None:
+    def describe_sizes(self) -> None:
+        """Say what is taken for granted of sizes by now: decompositions ask more than the program did."""
         names = {argument.name for argument in self.convention.arguments if not argument.constant}
         looks = {node.name: node.meta["val"] for node in self._graph.find_nodes(op="placeholder") if node.name in names}
         sizes = self.convention.sizes = Sizes(*sizes_of(looks))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -103,7 +104,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {  # as sympy and torch print them
     "Max": max,
     "Min": min,
     "PowByNatural": operator.pow,
+    "FloatTrueDiv": operator.truediv,
+    "ToFloat": float,
     "TruncToInt": int,
+    "FloorToInt": math.floor,
+    "CeilToInt": math.ceil,
 }
 
 

@@ -55,6 +55,7 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
         made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
+    prepared.describe_sizes()
     _as_declared(made.model, simple)
     rename(made.model, prepared.input_names, prepared.output_names)
     _finish(made.model, prepared)
