@@ -9,6 +9,7 @@ import importlib
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -211,3 +212,19 @@ def test_decoding_with_a_static_cache() -> None:
     for mine, theirs in zip(arrays[1], args[2], strict=True):
         for key, value in theirs.items():
             np.testing.assert_allclose(mine[key], value, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_model_with_an_attention_mask_is_written_as_for_export(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    jax = pytest.importorskip("functionalize.backends.jax")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=20, **sizes)).eval()
+    ids, mask = torch.randint(20, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
+    mask[1, 3:] = 0
+    with torch.no_grad():
+        program = capture(model, (ids,), {"attention_mask": mask}, is_exporting=True)
+        expected = model(ids, attention_mask=mask).last_hidden_state
+    run = jax.load(program.to_stablehlo(tmp_path / "model.stablehlo"))
+    found = run(ids.numpy(), attention_mask=mask.numpy())["last_hidden_state"]
+    torch.testing.assert_close(jax.to_torch(found), expected, rtol=1e-4, atol=1e-5)
