@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         "registers a hook on the gradient of `x`",
     ),
     "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "asks whether `x` is a view"),
-    "a state that is set again": (lambda: drawn_twice, lambda: X, "sets the state of a generator of torch's"),
+    "a state that is set again": (lambda: drawn_twice, lambda: X, "when it has set it back"),
     "another state": (lambda: with_another_state, lambda: X, "sets the state of a generator of torch's"),
     "a seed as before": (lambda: seeded(torch.Generator()), lambda: X, "sets the state of a generator of torch's"),
     "an attribute given": (lambda: lambda x: setattr(x, "scale", 2), lambda: X, "gives the attribute `scale` to `x`"),

@@ -27,7 +27,6 @@ COMPILED_OFTEN = (
     "convolution-func-step",
     "gpt2-eval",
     "kv-cache-decode",
-    "gru",
     "state-space-loop",
 )
 COMPILED = [

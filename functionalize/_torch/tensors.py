@@ -260,6 +260,16 @@ def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
                 bool(size == 1)
 
 
+def decide_batches(batches: Sequence[Sequence[Any]]) -> None:
+    """Ask of the sizes of batches that are multiplied whether they are one; those that are not are equal."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and  # here: loads sympy
+
+    decide_broadcasts(batches)
+    for one, other in zip(reversed(batches[0]), reversed(batches[-1]), strict=False):
+        if unbacked([one, other]) and statically_known_true(sym_and(one != 1, other != 1)):
+            torch._check(one == other)
+
+
 def _differ(size: Any, other: Any) -> bool:
     """Whether a size may be another one, which is not one; -1 is what `expand` writes for the same."""
     if type(other) is int:

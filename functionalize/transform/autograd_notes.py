@@ -5,6 +5,7 @@ Invariant: notes are only added while the program runs. Limits: what is asked by
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -154,8 +155,8 @@ class AutogradNotes:
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`: autograd thinks of it as it was."""
         self.reshapes.note_data(handle)
-        if handle.grad_fn is not None:
-            self.hooked.append(handle.grad_fn)
+        with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
+            self.hooked += [] if handle.grad_fn is None else [handle.grad_fn]
 
     def note_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
         """Note what autograd gave."""

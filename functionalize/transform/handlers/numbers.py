@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from functionalize._torch import FUSED_STEPS, SYMBOLS, FakeTensor, decide_broadcasts, unbacked
+from functionalize._torch import FUSED_STEPS, SYMBOLS, FakeTensor, decide_batches, decide_broadcasts, unbacked
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -185,12 +185,8 @@ def _matmul(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def multiplied(*args: Any, **kwargs: Any) -> Any:
         batches = [one.size()[:-2] for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)][:2]
-        from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and  # here: loads sympy
-
-        decide_broadcasts(batches)
-        for one, other in zip(*map(reversed, batches), strict=False):
-            if unbacked([one, other]) and statically_known_true(sym_and(one != 1, other != 1)):
-                torch._check(one == other)
+        if any(map(unbacked, batches)):
+            decide_batches(batches)
         return call(*args, **kwargs)
 
     return multiplied
