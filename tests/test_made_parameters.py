@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from functionalize import capture, functionalize
+from functionalize import UnsupportedExportError, capture, functionalize
 from functionalize.verify import assert_functional
 from tests.graphs import MODES, REMOVES
 
@@ -179,3 +179,9 @@ def test_what_is_made_keeps_its_gradient(func: Callable[[Tensor], Any]) -> None:
     for _ in range(2):
         x = torch.randn(2, 3)
         assert _looks(program(x)) == _looks(func(x))
+
+
+def test_gradients_of_what_is_made_are_not_dropped_by_exporters() -> None:
+    program = capture(detached_again, (torch.ones(3),))
+    with pytest.raises(UnsupportedExportError, match="a gradient at a tensor that it makes"):
+        program.to_exported_program()

@@ -344,6 +344,8 @@ class ArrayProgram:
             found.append((f"`{effect.path}`" if effect.path else "attributes of the module", _CHANGED_OBJECT))
         if self.metadata.steps:
             found.append(("a scheduler of learning rates", _CHANGED_OBJECT))
+        if self.metadata.gives_gradients:
+            found.append(("gradients of tensors that the program makes", "results of a graph have none"))
         if self._capture.set_in_torch:
             found.append((", ".join(self._capture.set_in_torch), "the program sets what is torch's"))
         read = {node.name for node in self.interpreter.placeholders if node.users}

@@ -92,6 +92,10 @@ def rounds(node: Node) -> bool:
     return node.target in opmath.SPELT_OUT and opmath.counts(node.target, _values(node.args), _values(node.kwargs))
 
 
+class _OtherArgumentsError(Exception):
+    """A decomposition is not for the arguments of a call, which stays as it is."""
+
+
 def _scaled(node: Node) -> bool:
     return node.target in interpolation.SCALED and interpolation.scaled(node.target, _values(node.args))
 
@@ -142,7 +146,7 @@ def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | 
         args = interpolation.counting(node.target, args)
         found = function(*_plain(args), **_plain(kwargs))
         if found is NotImplemented:
-            raise NotImplementedError
+            raise _OtherArgumentsError
         return tuple(found) if isinstance(found, tuple) else found  # a named one would be a node of the graph
 
     values, gives = [leaves[place].meta["val"] for place in places], node.meta.get("val")
@@ -151,7 +155,7 @@ def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | 
         body = traced_call(call, values, gives)
         if any(isinstance(one.target, OpOverload) and row(one.target).written for one in body.graph.nodes):
             body = traced_call(functionalize(call), values, gives)
-    except (NotImplementedError, RuntimeError):  # a decomposition that is not for these arguments
+    except (_OtherArgumentsError, NotImplementedError, RuntimeError):  # torch's own raise the others
         return None
     graph, attributes = decomposed(body.graph, body, rows, within)
     if any(getattr(one.target, "namespace", None) == "prims" and not _stays(one, rows) for one in graph.nodes):

@@ -332,6 +332,11 @@ class ProgramMetadata:
     symbols: SymbolSources = field(default_factory=SymbolSources)
 
     @property
+    def gives_gradients(self) -> bool:
+        """Whether tensors that the program made have gradients, which no graph can give them."""
+        return any(alias.gradient is not None for alias in self.outputs)
+
+    @property
     def side_effects(self) -> Sequence[SideEffect]:
         """What a call leaves in objects."""
         return self.left.side_effects

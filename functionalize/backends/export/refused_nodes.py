@@ -17,6 +17,11 @@ from functionalize.call_stack import line_of_trace
 from functionalize.runtime.random_state import anew
 
 Refusal = tuple[str, str, str, str]
+GRADIENT_OF_RESULT = (
+    "the program leaves a gradient at a tensor that it makes",
+    "results of an exported program have none",
+    "return the gradient itself",
+)
 
 
 def refused_nodes(graph: Graph, root: torch.nn.Module) -> Iterator[Refusal]:
