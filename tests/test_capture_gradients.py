@@ -596,14 +596,15 @@ def test_a_view_of_an_input_whose_memory_another_has_is_of_that_input() -> None:
         assert torch.equal(y.grad, 2 * memory + 1)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("change", [lambda view: view.mul_(2), lambda view: view.t_()], ids=["write", "reshape"])
 @pytest.mark.parametrize("first", [lambda y: y[:1], lambda y: y.diagonal(0, 1, 0)], ids=["slice", "diagonal"])
-def test_a_part_beyond_a_view_that_is_written_afterwards_has_no_gradient(first: Any) -> None:
+def test_a_part_beyond_a_view_that_is_changed_afterwards_has_no_gradient(first: Any, change: Any) -> None:
     def run(x: Tensor, write: bool) -> Tensor:
         y = x * 1
         view = first(y)
         part: Tensor = view.as_strided((1, 1), (1, 1), 3)
         if write:
-            view.mul_(2)
+            change(view)
         return part
 
     for write in (False, True):

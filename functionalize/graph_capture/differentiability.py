@@ -183,9 +183,10 @@ def refused_write(
     for entry in inputs:
         if id(entry.fake) in context.notes.reshapes.replaced:
             return _new_metadata(entry)
-    if _written_beyond(context):
+    if context.notes.finds_beyond:
         return UnsupportedMutationError(
-            "`as_strided` of a tensor that requires gradients goes beyond it, and the memory is written afterwards",
+            "`as_strided` of a tensor that requires gradients goes beyond it, and the memory is written afterwards, or "
+            "gets other metadata in place (t_, squeeze_, ...)",
             why="autograd then takes the part for one of the whole memory, which fake tensors do not show",
             hint="take `as_strided` of the tensor that has the whole memory",
         )
@@ -231,12 +232,6 @@ def _refused_look(mutation: InputMutation, entry: TracedInput, changed: Sequence
     if not mutation.writes or mutation.metadata or mutation.after:
         return _new_metadata(entry)
     return next((_new_metadata(other) for other in changed if _of_one_tensor(entry, other)), None)
-
-
-def _written_beyond(context: FunctionalizationContext) -> bool:
-    """Whether a storage was written after `as_strided` took, of a tensor in it, what lies beyond that tensor."""
-    bases, beyond = context.graph.bases, context.notes.beyond
-    return any(key in bases and len(bases[key].log) > writes for key, writes in beyond.items())
 
 
 def _beyond(entry: TracedInput) -> UnsupportedMutationError:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import VIEW, FakeTensor
+from functionalize._torch import VIEW, FakeTensor, storage_key
 from functionalize._torch.dispatch import identity_of
 from functionalize._torch.tensors import autograd_base, is_view_to_autograd
 from functionalize.aliasing.bases import Base, View
@@ -87,13 +87,14 @@ class AutogradNotes:
         self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
-        self.beyond: dict[int, int] = {}  # storages of such of a part alone: how often written before the first
+        self.finds_beyond = False  # whether autograd may find such a part anew, outside of the tensor it was taken of
         self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
         self.detaches: list[str] = []  # the lines that detach a tensor: its gradients end there
         self.reshapes = Reshapes()
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
+        self._beyond: set[int] = set()  # storages of which `as_strided` took what the tensor does not show
         self._required: dict[int, torch.Tensor] = {}  # told to require gradients; held, so that no other has it
         self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, what autograd gave
 
@@ -114,6 +115,7 @@ class AutogradNotes:
         It does not without grad mode, and where these are no views of one tensor.
         """
         self.reshapes.note_write(base)
+        self.finds_beyond |= base.key in self._beyond
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
         there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
@@ -133,7 +135,7 @@ class AutogradNotes:
         gaps = source.layout.static and part.static and not source.layout.dense
         between = gaps and box_of(source.layout, part) is None  # elements that the tensor leaves out
         if start < first or last < end or between:
-            self.beyond.setdefault(base.key, len(base.log))
+            self._beyond.add(base.key)
 
     def note_pieces(self, source: torch.Tensor) -> None:
         """Note that several views of a handle are made at once: autograd accepts no write to what they are views of."""
@@ -148,6 +150,7 @@ class AutogradNotes:
     def note_reshape(self, handle: torch.Tensor, views_lose: bool) -> None:
         """Note that a handle is about to get other metadata; whether views of it may then show what it does not."""
         self.reshapes.note(handle)
+        self.finds_beyond |= storage_key(handle) in self._beyond
         if handle.requires_grad and views_lose and torch.is_grad_enabled():
             self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
             self.reshapes.note_lost()
