@@ -22,6 +22,7 @@ LAYERS = {
     "_torch": 0,
     "call_stack": 0,
     "errors": 0,
+    "reachability": 0,
     "ops": 1,
     "aliasing": 2,
     "tracing": 3,

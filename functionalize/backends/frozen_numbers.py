@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from functionalize.reachability import nodes_behind
 from functionalize.runtime.decided_call import decided_ahead
 from functionalize.runtime.decisions import Decision, Diverged
 from functionalize.runtime.metadata import ProgramMetadata
@@ -56,7 +57,7 @@ def freeze_numbers(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadat
     made, copies = Graph(), dict[Node, Node]()
     made.output(made.graph_copy(graph, copies))
     results = graph.output_node().args[0]
-    deciding = _behind([results[one.output] for one in decisions])  # type: ignore[index]
+    deciding = nodes_behind([results[one.output] for one in decisions])  # type: ignore[index]
     placeholders = dict(zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True))
     for node in deciding.intersection(placeholders):
         value = numbers[placeholders[node]].item()
@@ -88,14 +89,3 @@ def _replace(node: Node, value: float) -> None:
         user.args = map_arg(user.args, lambda one: value if one is node else one)
         user.kwargs = map_arg(user.kwargs, lambda one: value if one is node else one)
     node.graph.erase_node(node)
-
-
-def _behind(nodes: list[object]) -> set[Node]:
-    """Nodes, and what they are computed from."""
-    found, ahead = set[Node](), [node for node in nodes if isinstance(node, Node)]
-    while ahead:
-        node = ahead.pop()
-        if node not in found:
-            found.add(node)
-            ahead += node.all_input_nodes
-    return found

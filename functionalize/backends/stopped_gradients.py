@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
 from functionalize.call_stack import line_of_trace
+from functionalize.reachability import nodes_behind
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.specialization import Recorded
 
@@ -27,7 +28,7 @@ def stopped_gradients(recorded: Recorded, returned: Collection[int]) -> list[str
     found = [f"{line} (detached)" for line in recorded.detaches]
     graph, metadata = recorded.graph, recorded.metadata
     results: Any = graph.output_node().args[0]
-    leading = _behind([results[at] for at in returned])
+    leading = nodes_behind([results[at] for at in returned], _floats)  # what leads to results by floats
     for node in _computed_from_leaves(graph, metadata):
         if node.meta.get("no_grad") and node in leading:
             found.append(f"{line_of_trace(node.meta.get('stack_trace'))} (without grad mode)")
@@ -43,17 +44,6 @@ def _computed_from_leaves(graph: Graph, metadata: ProgramMetadata) -> list[Node]
         if node not in found and _floats(node) and any(one in found for one in node.all_input_nodes):
             found[node] = None
     return list(found)[leaves:]
-
-
-def _behind(nodes: list[Any]) -> set[Node]:
-    """Nodes, and what leads to them by floats."""
-    found, ahead = set[Node](), [node for node in nodes if isinstance(node, Node)]
-    while ahead:
-        node = ahead.pop()
-        if node not in found and _floats(node):
-            found.add(node)
-            ahead += node.all_input_nodes
-    return found
 
 
 def _floats(node: Node) -> bool:

@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from functionalize._torch import is_symbolic, storage_key
 from functionalize.graph_capture.checkpointing import item_of
+from functionalize.reachability import nodes_behind
 from functionalize.runtime.joint import Sources
 
 aten = torch.ops.aten
@@ -101,12 +102,7 @@ def _read(node: Node) -> list[Node]:
 
 def forget_unread(graph: Graph) -> None:
     """Have memory of any content stand for inputs that no result depends on: of dead nodes, which draw numbers."""
-    read, waiting = set[Node](), list(graph.output_node().all_input_nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in read:
-            read.add(node)
-            waiting += node.all_input_nodes
+    read = nodes_behind(graph.output_node().all_input_nodes)
     for node in graph.find_nodes(op="placeholder"):
         like = node.meta.get("val")
         if node.users and node not in read and isinstance(like, torch.Tensor) and not is_symbolic(like):

@@ -18,6 +18,7 @@ from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.inputs import TracedInput
+from functionalize.reachability import functions_behind
 from functionalize.runtime.metadata import InputMutation, OutputAlias
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Input
@@ -69,14 +70,8 @@ def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[in
 def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[OutputAlias]) -> None:
     """Raise where a leaf that the program made and gives away would get a gradient from what it gives besides."""
     made = {id(handle) for alias, handle in zip(aliases, handles, strict=False) if alias.leaf is not None}
-    ahead = [tensor.grad_fn for tensor in handles] if made else []
-    seen: set[Any] = set()
-    while ahead:
-        node: Any = ahead.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            ahead += [function for function, _ in node.next_functions]
-    if any(id(getattr(node, "variable", None)) in made for node in seen):
+    behind = functions_behind(tensor.grad_fn for tensor in handles) if made else ()
+    if any(id(getattr(function, "variable", None)) in made for function in behind):
         raise UnsupportedProgramError(
             "the program gives away a tensor that it made and that requires gradients, and what was computed of it",
             why="a captured program has gradients for its inputs alone",
@@ -86,20 +81,14 @@ def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[
 
 def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> None:
     """Raise where autograd would, if it came by: it looks only at what leads to the inputs that it was asked for."""
-    seen = {source.node for source in sources if isinstance(source, GradientEdge)}  # what lies before the program
-    waiting = [gradient.grad_fn for gradient in gradients if gradient is not None]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-        if node.name() == "torch::autograd::Error":
-            raise UnsupportedMutationError(
-                "a function that is marked with @once_differentiable is differentiated twice",
-                why="it says itself that its backward has no derivative",
-                hint="take the mark away, or keep the function out of what is differentiated twice",
-            )
+    before = {source.node for source in sources if isinstance(source, GradientEdge)}  # the program
+    behind = functions_behind((gradient.grad_fn for gradient in gradients if gradient is not None), before)
+    if any(function.name() == "torch::autograd::Error" for function in behind):
+        raise UnsupportedMutationError(
+            "a function that is marked with @once_differentiable is differentiated twice",
+            why="it says itself that its backward has no derivative",
+            hint="take the mark away, or keep the function out of what is differentiated twice",
+        )
 
 
 def check_has_gradients(result: torch.Tensor) -> None:
@@ -139,15 +128,7 @@ def forgets(entry: TracedInput) -> bool:
     """Whether an input knows nothing any more of how it was computed, though it requires gradients: by `detach_`."""
     if entry.edge is None or isinstance(entry.edge, torch.Tensor) or entry.fake is None:
         return False
-    waiting, seen = [entry.fake.grad_fn], set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is entry.edge.node:
-            return False
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-    return True
+    return entry.edge.node not in functions_behind([entry.fake.grad_fn])
 
 
 def refuse_written_pieces(

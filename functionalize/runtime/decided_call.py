@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from functionalize.reachability import nodes_behind
 from functionalize.runtime.decisions import Diverged, compare
 from functionalize.runtime.execution import Computed
 from functionalize.runtime.joint import called
@@ -52,12 +53,7 @@ def decided_ahead(
     results: Any = graph.output_node().args[0]
     decisions = metadata.graph.decisions
     wanted = [results[decision.output] for decision in decisions]
-    needed, waiting = set[Node](), [node for node in wanted if isinstance(node, Node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in needed:
-            needed.add(node)
-            waiting += node.all_input_nodes
+    needed = nodes_behind(wanted)
     placeholders = dict(zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True))
     known = {node: number for node, number in placeholders.items() if node in needed}
     numbers = all(isinstance(metadata.inputs[number].slot, NumberSlot) for number in known.values())

@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.autograd import default_partition_fn, partitioning
 from functionalize.ops import tables
+from functionalize.reachability import nodes_behind
 from functionalize.runtime.joint import ForwardCall, JointGraph
 from functionalize.runtime.random_state import is_random
 
@@ -69,13 +70,8 @@ def _keep_draws(graph: Graph, own: int) -> int:
 
     Those that are drawn after them are other ones without them.
     """
-    read, ends = set[Node](), _outputs_of(graph)
-    waiting = [node for node in ends if isinstance(node, Node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in read:
-            read.add(node)
-            waiting += node.all_input_nodes
+    ends = _outputs_of(graph)
+    read = nodes_behind(ends)
     drawn = [node for node in graph.nodes if node not in read and is_random(node)]
     graph.output_node().args = ((*ends[:own], *drawn, *ends[own:]),)
     return len(drawn)
