@@ -619,6 +619,38 @@ def test_a_part_beyond_a_view_that_is_changed_afterwards_has_no_gradient(first: 
             torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], want)
 
 
+def test_a_write_beside_a_backward_inside_is_none_that_gradients_pass_by() -> None:
+    def run(weight: Tensor, x: Tensor) -> None:
+        x[0] = -2
+        (weight * weight).sum().backward()
+
+    def arguments() -> tuple[Tensor, Tensor, Tensor]:
+        leaf = torch.ones(3, requires_grad=True)
+        return leaf, torch.ones(3, requires_grad=True), leaf * 2
+
+    program = capture(run, arguments()[1:])
+    leaf, weight, x = arguments()
+    program(weight, x)
+    assert torch.equal(weight.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="whose own backward"):
+        x.sum().backward()
+    assert leaf.grad is None
+
+
+def test_zeros_of_autograd_that_forget_their_device_are_refused() -> None:
+    def run(x: Tensor) -> Tensor:
+        view = x.view(1, 2, 2)
+        view.cumsum_(0)
+        return view.abs_()
+
+    x = torch.tensor([1.0, -2.0, 3.0, 4.0], requires_grad=True)
+    result = capture(run, (x * 1,))(x * 1)
+    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    assert torch.equal(gradient, x.sign())
+    with pytest.raises(RuntimeError, match="zero everywhere"):
+        gradient.sum().backward()
+
+
 def test_data_of_a_view_that_autograd_accepts_no_more() -> None:
     def run(x: Tensor) -> None:
         first, _ = x.unbind(0)

@@ -91,6 +91,17 @@ def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> No
         )
 
 
+def check_devices(gradients: Sequence[Any], targets: Sequence[torch.Tensor]) -> None:
+    """Raise where gradients of tensors with data are on meta: views of fake zeros (`_efficientzerotensor`) are."""
+    lost = any(gradient is not None and gradient.is_meta for gradient in gradients)
+    if lost and not any(target.is_meta for target in targets):
+        raise UnsupportedMutationError(
+            "a derivative that is zero everywhere, such as that of the sign which `abs` has for one, goes through a view",
+            why="autograd has tensors of its own for such zeros, and fake ones forget their device at a view",
+            hint="compute by operators whose derivatives are no such zeros: torch.where(x < 0, -x, x) for x.abs()",
+        )
+
+
 def check_has_gradients(result: torch.Tensor) -> None:
     """Raise for a tensor of integers that autograd has in its graph: a comparison in place, of such and a leaf."""
     if not (result.dtype.is_floating_point or result.dtype.is_complex):

@@ -112,7 +112,7 @@ class GraphFinalizer:
         held = left_at_made(self.inputs, self.objects)
         others = [*range(left), *range(known, len(self.handles))]
         drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})
-        seen = set() if whole else joint.written_inputs(self.inputs)
+        seen = joint.written_inputs(self.inputs)
         with tracing_disabled():
             epilogue = Epilogue(self.context, entries, self.handles, whole=seen)
             backs = epilogue.prepare()

@@ -29,6 +29,7 @@ from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.checkpointing import CheckpointRegions, item_of
 from functionalize.graph_capture.dependence import forget_unread, reads_storages, sharing, sources_of
 from functionalize.graph_capture.differentiability import (
+    check_devices,
     check_differentiable,
     check_has_gradients,
     drawn_in_backward,
@@ -240,6 +241,7 @@ class JointTracer:
                     gradients = torch.autograd.grad(
                         targets, level.sources, given, allow_unused=True, create_graph=create_graph
                     )
+        check_devices(gradients, targets)
         for key, base in context.graph.bases.items():
             outside = key in writes or base.held is not None
             if outside and len(base.log) > writes.get(key, 0):
