@@ -96,7 +96,7 @@ def check_devices(gradients: Sequence[Any], targets: Sequence[torch.Tensor]) -> 
     lost = any(gradient is not None and gradient.is_meta for gradient in gradients)
     if lost and not any(target.is_meta for target in targets):
         raise UnsupportedMutationError(
-            "a derivative that is zero everywhere, such as that of the sign which `abs` has for one, goes through a view",
+            "a derivative that is zero everywhere, such as the second one of `abs`, goes through a view",
             why="autograd has tensors of its own for such zeros, and fake ones forget their device at a view",
             hint="compute by operators whose derivatives are no such zeros: torch.where(x < 0, -x, x) for x.abs()",
         )
