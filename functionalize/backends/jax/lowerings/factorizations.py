@@ -114,9 +114,12 @@ def slogdet(x: Array) -> tuple[Array, Array, Array, Array]:
     return sign, size, *_lu(x)
 
 
-@lowering(aten.cholesky.default)
 def cholesky(x: Array, upper: bool = False) -> Array:
     return jnp.linalg.cholesky(x, upper=upper, symmetrize_input=False)
+
+
+if hasattr(aten, "cholesky"):  # up to torch 2.14
+    lowering(aten.cholesky.default)(cholesky)
 
 
 @lowering(aten.cholesky_solve.default, aten._cholesky_solve_helper.default)
