@@ -246,9 +246,9 @@ class ExportGraph:
     @property
     def trains(self) -> bool:
         """Whether the program takes gradients itself."""
-        return bool(self._metadata.gradients) or any(
-            self._metadata.inputs[m.input].kind.name == "PARAMETER" for m in self._metadata.mutations
-        )
+        written = [self._metadata.inputs[mutation.input] for mutation in self._metadata.mutations]
+        kept = any(entry.kind.name == "PARAMETER" or entry.gradient_of is not None for entry in written)
+        return bool(self._metadata.gradients) or kept
 
     # What the data decide
 

@@ -39,7 +39,8 @@ def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: i
     try:
         return JaxProgram(program, lowerings, seed)
     except UnsupportedProgramError:
-        steady = _of_tensors(program) if program.specialization.metadata.side_effects else None
+        found = program.specialization
+        steady = _of_tensors(program) if found.metadata.side_effects or found.guards.changes_gradients else None
         if steady is None:
             raise
         return JaxProgram(steady, lowerings, seed)
