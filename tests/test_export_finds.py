@@ -621,3 +621,39 @@ def test_steps_of_parametrized_layers_in_jax(name: str) -> None:
     for _ in range(3):
         state, weight = run(state, jnp.asarray(x.numpy()))
         torch.testing.assert_close(torch.tensor(weight.tolist()), step(layers[1], x))
+
+
+def test_numbers_in_objects_by_which_a_program_decides_are_refused_by_jax() -> None:
+    pytest.importorskip("jax")
+
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.position = nn.Buffer(torch.zeros(6, 3)), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows[self.position] = x
+            self.position += 1
+            return self.rows * 1
+
+    program = capture(Cache(), (torch.ones(3),))
+    with pytest.raises(UnsupportedProgramError, match=r"(?s)decides by its data.*self\.rows\[self\.position\] = x"):
+        program.to_jax()
+
+
+def test_numbers_that_a_program_only_leaves_are_state(tmp_path: Path) -> None:
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = 3.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x.sum().item()
+            return x + 1
+
+    watched = Watched()
+    module = _module(capture(watched, (torch.ones(2),)), tmp_path)
+    assert dict(module.named_buffers()) == {"last": torch.tensor(3.0, dtype=torch.float64)}
+    assert module(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert dict(module.named_buffers()) == {"last": torch.tensor(2.0, dtype=torch.float64)}
+    assert watched.last == 3.0
