@@ -570,3 +570,9 @@ def test_views_of_what_shows_other_elements_have_no_gradients_in_fake_tensors() 
 
     with pytest.raises(UnsupportedMutationError, match="shows other elements"):
         capture(program, (torch.ones(8, 3, requires_grad=True),))
+
+
+@pytest.mark.parametrize("dividend", [7, 7.5, True])
+def test_numbers_are_divided_by_tensors(dividend: float) -> None:
+    n = torch.tensor([2, -3])
+    assert torch.equal(capture(lambda n: dividend // n, (n,))(n), dividend // n)

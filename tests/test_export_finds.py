@@ -456,3 +456,204 @@ def test_generators_of_a_program_are_refused() -> None:
     for program in (reached, made):
         with pytest.raises(UnsupportedExportError, match=r"(?s)a generator of its own.*test_export_finds.*try  draw"):
             capture(program, (torch.ones(3),)).to_exported_program()
+
+
+def _gives_its_gradient(w: Tensor, x: Tensor) -> Any:
+    (w * x).sum().backward()
+    return w.grad
+
+
+def _accumulates(w: Tensor, x: Tensor) -> Any:
+    loss = (w * x).sum()
+    loss.backward()
+    return loss.detach()
+
+
+def _begins_with_zeros(w: Tensor, x: Tensor) -> Any:
+    if w.grad is not None:
+        w.grad.zero_()
+    (w * x).sum().backward()
+    return w.detach() * x
+
+
+@pytest.mark.parametrize("function", [_gives_its_gradient, _accumulates, _begins_with_zeros])
+def test_gradients_of_a_first_call_are_added_to_by_later_ones(function: Any, tmp_path: Path) -> None:
+    mine, twin = (nn.Parameter(torch.tensor([1.0, 3.0])) for _ in range(2))
+    program = capture(lambda x: function(mine, x), (torch.ones(2),))
+    module = _module(program, tmp_path)
+    runs = [module, _stablehlo(program, tmp_path)]
+    for number in range(3):
+        x = torch.tensor([1.0, 2.0]) + number
+        expected = function(twin, x)
+        for run in runs:
+            torch.testing.assert_close(run(x), expected)
+        torch.testing.assert_close(dict(module.named_buffers()), {"mine_grad": twin.grad})
+    assert mine.grad is None
+
+
+def test_a_first_call_that_asks_for_gradients_is_refused() -> None:
+    w = nn.Parameter(torch.tensor([1.0, 3.0]))
+
+    def asks(x: Tensor) -> Tensor:
+        result = w * x * 3 if w.grad is None else w * x
+        (w * w).sum().backward()
+        return result.detach()
+
+    program = capture(asks, (torch.ones(2),), on_guard_failure="recapture")
+    with pytest.raises(UnsupportedExportError, match=r"(?s)first call makes `w\.grad`.*try  call the program once"):
+        program.to_exported_program()
+    assert w.grad is None
+    program(torch.ones(2))
+    assert torch.equal(program.to_exported_program().module()(torch.ones(2)), w.detach())
+
+
+def test_containers_that_are_given_back_are_those_of_the_call_in_jax() -> None:
+    jnp, cache = pytest.importorskip("jax.numpy"), {"rows": torch.zeros(2), "unread": torch.ones(2)}
+
+    def keep(x: Tensor, pair: list[Tensor]) -> Any:
+        cache["rows"].add_(x)
+        pair[0].mul_(2)
+        return cache, pair
+
+    program = capture(keep, (torch.ones(2), [torch.ones(2), torch.zeros(2)])).to_jax()
+    run, state = program.jit(), program.initial_state
+    for number in range(1, 3):
+        state, outputs = run(state, jnp.ones(2), [jnp.ones(2), jnp.zeros(2)])
+        kept, pair = outputs.returned
+        assert [kept["rows"].tolist(), kept["unread"].tolist()] == [[number] * 2, [1.0, 1.0]]
+        assert [one.tolist() for one in pair] == [[2.0, 2.0], [0.0, 0.0]]
+
+
+def test_a_first_call_may_give_back_a_container_of_its_arguments(tmp_path: Path) -> None:
+    jnp, layer = pytest.importorskip("jax.numpy"), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+
+    def step(given: dict[str, Tensor]) -> Any:
+        optimizer.zero_grad()
+        layer(given["x"]).sum().backward()
+        optimizer.step()
+        return given, layer.weight.detach()
+
+    program = capture(step, ({"x": torch.ones(1, 2)},))
+    to_jax, module = program.to_jax(), _module(program, tmp_path)
+    run, state = to_jax.jit(), to_jax.initial_state
+    for _ in range(3):
+        state, (given, weight) = run(state, {"x": jnp.ones((1, 2))})
+        expected = step({"x": torch.ones(1, 2)})[1]
+        torch.testing.assert_close(torch.tensor(weight.tolist()), expected)
+        torch.testing.assert_close(module({"x": torch.ones(1, 2)})[1], expected)
+        assert given["x"].tolist() == [[1.0, 1.0]]
+
+
+def whole_quotients(x: Tensor, n: Tensor) -> Any:
+    return x // 0.1, 0.7 // x, x // x.flip(0), 7 // n, n // 2.5, torch.div(x, n, rounding_mode="floor")
+
+
+def truths(x: Tensor, n: Tensor) -> Any:
+    b = n > 2
+    both = b + ~b, b * b, torch.stack([b, n.to(torch.int8)]), b.masked_fill(b, False), torch.where(b, b, ~b)
+    return both, b.amin(), b.amax(0), b.max(0).values, b.sort(), n.to(torch.uint8).neg(), n.to(torch.int8) ** 2
+
+
+def of_no_elements(x: Tensor, n: Tensor) -> Any:
+    none = x[x > 9]
+    return none.mean(), (none > 0).any(), (none > 0).all(), none.sum(), x[:0].mean(), x[:0].any(), x[x > 0].mean()
+
+
+def without_dimensions(x: Tensor, n: Tensor) -> Any:
+    x, n = x[1], n[1]
+    zero = torch.tensor(0)
+    one = x.topk(1), n.all(0), n.any(0), n.prod(0), x.scatter(0, zero, 2.0), x.amax(), x.aminmax()
+    return one, n.sort(stable=True), x.max(0)
+
+
+@pytest.mark.slow(seconds=6)
+@pytest.mark.parametrize("function", [whole_quotients, truths, of_no_elements, without_dimensions])
+def test_operators_that_onnx_has_otherwise(function: Any, tmp_path: Path) -> None:
+    inputs = torch.tensor([1.0, 2.0, -0.7, 3.0]), torch.tensor([2, -3, 7, 1])
+    run = _onnx(capture(function, inputs), tmp_path)
+    pairs = zip(*(tree_leaves(one) for one in (run(*inputs), function(*inputs))), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_slices_begin_where_the_data_say_in_jax() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    caches = torch.zeros(2, 7, 3), torch.zeros(2, 7, 3)
+
+    def decode(cache: Tensor, x: Tensor, position: Tensor) -> Any:
+        n = position.item()
+        torch._check(n >= 0)
+        torch._check(n + 4 <= 7)
+        cache[:, n : n + 2] = x
+        cache[:, n : n + 4 : 2] += 1
+        return cache[:, n : n + 3] * 1, cache.clone()
+
+    x = torch.randn(2, 2, 3)
+    program = capture(lambda x, n: decode(caches[0], x, n), (x, torch.tensor(0, dtype=torch.int32))).to_jax()
+    run, state = program.jit(), program.initial_state
+    for number in (0, 3, 1):
+        state, found = run(state, jnp.asarray(x.numpy()), jnp.asarray(number, dtype=jnp.int32))
+        expected = decode(caches[1], x, torch.tensor(number))
+        torch.testing.assert_close([torch.tensor(one.tolist()) for one in found], list(expected))
+    assert not caches[0].any()
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm"])
+def test_steps_of_parametrized_layers_in_jax(name: str) -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        layers.append(getattr(nn.utils.parametrizations, name)(nn.Linear(4, 3)))
+
+    def step(layer: Any, x: Tensor) -> Any:
+        layer.zero_grad()
+        layer(x).square().sum().backward()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter -= 0.1 * parameter.grad
+        return layer.weight.detach()
+
+    x = torch.randn(2, 4)
+    program = capture(lambda x: step(layers[0], x), (x,)).to_jax()
+    run, state = program.jit(), program.initial_state
+    for _ in range(3):
+        state, weight = run(state, jnp.asarray(x.numpy()))
+        torch.testing.assert_close(torch.tensor(weight.tolist()), step(layers[1], x))
+
+
+def test_numbers_in_objects_by_which_a_program_decides_are_refused_by_jax() -> None:
+    pytest.importorskip("jax")
+
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.position = nn.Buffer(torch.zeros(6, 3)), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows[self.position] = x
+            self.position += 1
+            return self.rows * 1
+
+    program = capture(Cache(), (torch.ones(3),))
+    with pytest.raises(UnsupportedProgramError, match=r"(?s)decides by its data.*self\.rows\[self\.position\] = x"):
+        program.to_jax()
+
+
+def test_numbers_that_a_program_only_leaves_are_state(tmp_path: Path) -> None:
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = 3.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x.sum().item()
+            return x + 1
+
+    watched = Watched()
+    module = _module(capture(watched, (torch.ones(2),)), tmp_path)
+    assert dict(module.named_buffers()) == {"last": torch.tensor(3.0, dtype=torch.float64)}
+    assert module(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert dict(module.named_buffers()) == {"last": torch.tensor(2.0, dtype=torch.float64)}
+    assert watched.last == 3.0

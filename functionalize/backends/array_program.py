@@ -13,14 +13,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Graph
 
 from functionalize._torch import pytree
 from functionalize.backends.frozen_numbers import freeze_numbers
-from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal
+from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
 from functionalize.backends.leaves import Leaf as _Leaf
 from functionalize.backends.leaves import plain
 from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
@@ -33,7 +33,6 @@ from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.modes import GRAD_MODE
 from functionalize.runtime.objects import GraphNumber, Maker, Seen, tensors_in
-from functionalize.runtime.random_state import is_random
 from functionalize.runtime.specialization import Specialization
 
 RANDOM_KEY = "random_key"
@@ -59,6 +58,10 @@ class Prepared:
     arrays: dict[int, Any]  # by the identity of these tensors
     positions: dict[int, int]  # of the same: the number of the program's input
 
+    def after(self, written: Mapping[int, Any]) -> dict[int, Any]:
+        """The arrays after a call that gives the inputs of some numbers others, by what stands for them."""
+        return {marker: written.get(self.positions.get(marker, -1), array) for marker, array in self.arrays.items()}
+
 
 class ArrayProgram:
     """A captured program over the arrays of a backend.
@@ -83,7 +86,7 @@ class ArrayProgram:
         self.decided = decided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
         graph = with_shared_memory(decided.graph, self.metadata, self._capture.guards.aliasing)
         graph, self._new_values = with_new_values(graph, self.metadata, self._capture.guards.aliasing)
-        self.interpreter = Interpreter(backend, _without_dead(graph), recorded.root)
+        self.interpreter = Interpreter(backend, without_dead(graph), recorded.root)
         causes = [*decided.causes, *self._causes(), *self.interpreter.causes()]
         if causes:
             raise refusal(backend, causes)
@@ -115,10 +118,11 @@ class ArrayProgram:
         """
         new, written, results = found
         self._check_decisions(results)
-        outputs = self.outputs(results, prepared.arguments)
+        after = {**state, **new}
+        outputs = self.outputs(results, after, prepared.after(written), [prepared.arguments])
         if self.written_inputs:
             outputs = Written(outputs, self.arguments_after(prepared, written))
-        return {**state, **new}, outputs
+        return after, outputs
 
     def _check_decisions(self, results: Sequence[Any]) -> None:
         for one in self.decided.asked:
@@ -266,18 +270,12 @@ class ArrayProgram:
     def arguments_after(self, prepared: Prepared, new: Mapping[int, Any]) -> dict[str, Any]:
         """The arguments that a call writes to, by parameter name, built as they were passed."""
         convention, arguments = self._capture.convention, prepared.arguments
-        positions = prepared.positions
-
-        def after(leaf: Any) -> Any:
-            if id(leaf) not in prepared.arrays:
-                return leaf
-            return new.get(positions.get(id(leaf), -1), prepared.arrays[id(leaf)])
-
+        positions, arrays = prepared.positions, prepared.after(new)
         found = {}
         names = zip((*convention.names, *arguments.kwargs), arguments.values, strict=True)
         for name, value in names:
             if any(positions.get(id(leaf)) in new for leaf in pytree.tree_leaves(value)):
-                found[name] = pytree.tree_map(after, value)
+                found[name] = pytree.tree_map(lambda leaf: arrays.get(id(leaf), leaf), value)
         return found
 
     def _result_positions(self) -> frozenset[int]:
@@ -317,17 +315,31 @@ class ArrayProgram:
         kept = self._returned.union(one.output for one in self.decided.asked)
         return new, arguments, [value if at in kept else None for at, value in enumerate(results)]
 
-    def outputs(self, results: Sequence[Any], arguments: CallArguments | None) -> Any:
-        """What the program returns, of tuples, lists and dicts; objects come as dicts of what in them is an array."""
+    def outputs(
+        self,
+        results: Sequence[Any],
+        state: Mapping[str, Any],
+        passed: Mapping[int, Any] = MappingProxyType({}),
+        arguments: Sequence[Seen] = (),
+    ) -> Any:
+        """What the program returns, of tuples, lists and dicts; objects come as dicts of what in them is an array.
+
+        ``state``, ``passed``: arrays after the call, the second by the identity of what stands for them in arguments.
+        """
 
         def tensor(number: int) -> Any:
             return _Leaf(results[self.metadata.outputs[number].result])  # type: ignore[index]
 
+        def array(held: torch.Tensor) -> Any:
+            return after[id(held)] if id(held) in after else self.backend.array(held.detach())
+
+        entries = ((self.metadata.inputs[number], name) for number, name in self.keys.items())
+        after = {id(self._now(entry)): state[name] for entry, name in entries if entry.gradient_of is None}
+        after |= passed
         known = [_Leaf(value) for value in results]
-        states: list[Seen] = [self._capture.state, *([] if arguments is None else [arguments])]
-        maker = Maker(states, tensor, known, self.metadata.graph.numbers)
+        maker = Maker([self._capture.state, *arguments], tensor, known, self.metadata.graph.numbers)
         leaves = [maker.make(made) for made in self.metadata.results]
-        return plain(pytree.tree_unflatten(leaves, self.metadata.spec))
+        return plain(pytree.tree_unflatten(leaves, self.metadata.spec), array)
 
     # What stands in the way
 
@@ -340,10 +352,7 @@ class ArrayProgram:
         for group in unlike_memory(self.metadata, self._capture.guards.aliasing):
             labels = " and ".join(self.metadata.inputs[number].label for number in group)
             found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))
-        for effect in () if self._settled else self.metadata.side_effects:
-            found.append((f"`{effect.path}`" if effect.path else "attributes of the module", _CHANGED_OBJECT))
-        if self.metadata.steps:
-            found.append(("a scheduler of learning rates", _CHANGED_OBJECT))
+        found += [(label, _CHANGED_OBJECT) for label in self._changed_objects()]
         if self.metadata.gives_gradients:
             found.append(("gradients of tensors that the program makes", "results of a graph have none"))
         if self._capture.set_in_torch:
@@ -354,6 +363,13 @@ class ArrayProgram:
                 found.append((entry.label, "it is a number that differs from call to call, and no tensor"))
         return found
 
+    def _changed_objects(self) -> list[str]:
+        changed = [] if self._settled else [effect.path for effect in self.metadata.side_effects]
+        found = [f"`{path}`" if path else "attributes of the module" for path in changed]
+        found += ["a scheduler of learning rates"] if self.metadata.steps else []
+        at_first = not self._settled and self._capture.guards.changes_gradients
+        return [*found, "gradients that a call leaves"] if at_first else found
+
 
 _UNKNOWN = (
     "call it where nothing traces it (`.jit()` compiles it, and compares after each run); or decide by no data: "
@@ -363,14 +379,6 @@ _CHANGED_OBJECT = (
     "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's "
     "state, is there if the original has been called once before it is captured"
 )
-
-
-def _without_dead(graph: Graph) -> Graph:
-    """A graph without what nobody reads, but for draws of random numbers, which move the key on."""
-    for node in reversed(graph.nodes):
-        if node.op in ("call_function", "get_attr") and not node.users and not is_random(node):
-            graph.erase_node(node)
-    return graph
 
 
 def check_array(entry: GraphInput, expected: Any, shape: Sequence[int]) -> None:

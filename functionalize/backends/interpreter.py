@@ -238,3 +238,11 @@ def refusal(backend: Backend, causes: Sequence[tuple[str, str]]) -> UnsupportedP
 
 def _line(node: Node) -> str:
     return line_of_trace(node.meta.get("stack_trace"))
+
+
+def without_dead(graph: Graph) -> Graph:
+    """A graph without what nobody reads, but for draws of random numbers, which move the key on."""
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and not is_random(node):
+            graph.erase_node(node)
+    return graph

@@ -7,8 +7,10 @@ leads to arrays is kept, and what refers to itself is cut off there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
 
 
 class Leaf:
@@ -18,37 +20,41 @@ class Leaf:
         self.value = value
 
 
-def plain(tree: Any) -> Any:
-    """A nest with the arrays of its leaves in place of these.
+def plain(tree: Any, array: Callable[[torch.Tensor], Any]) -> Any:
+    """A nest with the arrays of its leaves in place of these, and of tensors that objects of the caller hold.
 
     Example:
-        >>> plain([Leaf(1), {"two": Leaf(2)}, None])
-        [1, {'two': 2}, None]
+        >>> plain([Leaf(1), {"two": Leaf(2)}, None, torch.tensor(3)], torch.Tensor.item)
+        [1, {'two': 2}, None, 3]
     """
-    return _plain(tree, ())
+    return _Plain(array).of(tree, ())
 
 
-def _plain(tree: Any, within: tuple[int, ...]) -> Any:
-    if isinstance(tree, Leaf):
-        return tree.value
-    if isinstance(tree, tuple):
-        items = [_plain(item, within) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-    if isinstance(tree, list):
-        return [_plain(item, within) for item in tree]
-    if isinstance(tree, Mapping):
-        return {key: _plain(item, within) for key, item in tree.items()}
-    if dataclasses.is_dataclass(tree):
-        return {one.name: _plain(getattr(tree, one.name), within) for one in dataclasses.fields(tree)}
-    if id(tree) in within or not hasattr(tree, "__dict__"):
-        return tree
-    deeper = (*within, id(tree))
-    fields = {name: value for name, value in vars(tree).items() if _leads_to_arrays(value, deeper)}
-    return {name: _plain(value, deeper) for name, value in fields.items()} if fields else tree
+class _Plain:
+    def __init__(self, array: Callable[[torch.Tensor], Any]) -> None:
+        self._array = array
+
+    def of(self, tree: Any, within: tuple[int, ...]) -> Any:
+        if isinstance(tree, (Leaf, torch.Tensor)):
+            return tree.value if isinstance(tree, Leaf) else self._array(tree)
+        if isinstance(tree, tuple):
+            items = [self.of(item, within) for item in tree]
+            return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+        if isinstance(tree, list):
+            return [self.of(item, within) for item in tree]
+        if isinstance(tree, Mapping):
+            return {key: self.of(item, within) for key, item in tree.items()}
+        if dataclasses.is_dataclass(tree):
+            return {one.name: self.of(getattr(tree, one.name), within) for one in dataclasses.fields(tree)}
+        if id(tree) in within or not hasattr(tree, "__dict__"):
+            return tree
+        deeper = (*within, id(tree))
+        fields = {name: value for name, value in vars(tree).items() if _leads_to_arrays(value, deeper)}
+        return {name: self.of(value, deeper) for name, value in fields.items()} if fields else tree
 
 
 def _leads_to_arrays(tree: Any, within: tuple[int, ...]) -> bool:
-    if isinstance(tree, Leaf):
+    if isinstance(tree, (Leaf, torch.Tensor)):
         return True
     if id(tree) in within:
         return False

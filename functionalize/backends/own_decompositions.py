@@ -53,6 +53,14 @@ def as_strided_scatter(base: Any, value: Any, size: Any, stride: Any, offset: An
     return found.reshape(base.size())
 
 
+def weight_norm_backward(gradient: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
+    """Of `v * g / norms`, the norms taken of all dimensions but one."""
+    others = [one for one in range(v.dim()) if one != dim % v.dim()]
+    along = (gradient * v).sum(others, keepdim=True) / norms
+    of_v = (gradient - v * (along / norms)) * (g / norms)
+    return of_v.to(v.dtype), along.to(g.dtype)
+
+
 def _every(x: Any) -> list[int]:
     return list(range(x.dim()))
 
@@ -60,6 +68,7 @@ def _every(x: Any) -> list[int]:
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: recurrent_layer,
     aten.as_strided_scatter.default: as_strided_scatter,
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
 }

@@ -131,6 +131,12 @@ class Guards:
         self.shared_places = SharedPlaces(self.inputs, values, found.state.tensors)
 
     @property
+    def changes_gradients(self) -> bool:
+        """Whether a call leaves other tensors with gradients than it must find."""
+        left = {number: given is not None for number, given in self.metadata.gradients.items()}
+        return any(self.had_gradient.get(number, given) is not given for number, given in left.items())
+
+    @property
     def dynamic(self) -> Set[int]:
         """The inputs whose sizes may differ."""
         return frozenset() if self.sizes is None else self.sizes.inputs

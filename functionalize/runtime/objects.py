@@ -8,7 +8,7 @@ Limits: no `__init__` runs, nor any other code of the object's class, but where 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,17 +63,21 @@ class Recipe:
     rest: list[Any] = field(default_factory=list)  # what `fill` takes
 
 
-def tensors_in(parts: Sequence[Any]) -> set[Any]:
-    """The numbers of the tensors that parts are, and that objects hold which they describe."""
-    found, todo, seen = set[Any](), list(parts), set[Recipe]()
+def references_in(parts: Sequence[Any]) -> Iterator[TensorRef | ObjectRef]:
+    """What parts refer to, and objects that they describe."""
+    todo, seen = list(parts), set[Recipe]()
     while todo:
         part = todo.pop()
-        if isinstance(part, TensorRef):
-            found.add(part.number)
+        if isinstance(part, (TensorRef, ObjectRef)):
+            yield part
         elif isinstance(part, Recipe) and part not in seen:
             seen.add(part)
             todo += [*part.first, *part.rest]
-    return found
+
+
+def tensors_in(parts: Sequence[Any]) -> set[Any]:
+    """The numbers of the tensors that parts are, and that objects hold which they describe."""
+    return {part.number for part in references_in(parts) if isinstance(part, TensorRef)}
 
 
 _BEGIN, _MAKE, _FILL = "begin", "make", "fill"  # what is to be done next with a recipe

@@ -136,7 +136,7 @@ def _dense(op: Any) -> Callable[..., Any]:
 
 def _rounded(dividend: Any, divisor: Any, *, rounding_mode: str | None = "floor") -> Any:
     """Of floor division, which torch decomposes: laid out as sums are."""
-    known = rounding_mode == "floor" and dividend.dtype is not torch.bool
+    known = rounding_mode == "floor" and isinstance(dividend, torch.Tensor) and dividend.dtype is not torch.bool
     return torch.add(dividend, divisor) if known else NotImplemented
 
 

@@ -141,16 +141,15 @@ class EffectReader:
         self.rebindings.append(Rebinding(number, value))
 
     def _pair_constants(self, before: Slot, after: Any, place: tuple[Any, Any] | None) -> None:
-        value = before.get()
         if isinstance(after, GraphValue):
             container, key = place or (before.container, before.key)
             for number, slot in self._slots:
                 if slot.container is container and slot.key == key and slot.steps == before.steps:
                     self.rebindings.append(Rebinding(number, after))
                     return
-        elif same(frozen(after, {}), frozen(value, {})):
+        elif same(frozen(after, {}), frozen(before.get(), {})):
             return
-        self._refuse(before.path, f"a Python value that the program changes (from {value!r})")
+        self._refuse(before.path, "a Python value that the program changes")
 
     def _refuse(self, path: str, what: str) -> None:
         self.causes.append(

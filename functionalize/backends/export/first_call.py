@@ -38,8 +38,10 @@ def check_first_call(graph: ExportGraph, function: Any, to: str) -> None:
     finals = dict(zip(graph.written, results, strict=False))
     pairs = [*zip(_returned(first, before), results[len(graph.written) :], strict=True)]
     for number, output in found.made.items():
-        name = graph.inputs.by_number[number].name
-        pairs.append((before[first.program.metadata.outputs[output].result], finals.get(name)))  # type: ignore[index]
+        of = found.program.metadata.inputs[number].gradient_of
+        one = graph.inputs.by_number[number] if of is None else graph.inputs.gradient(of)
+        after = None if one is None else finals.get(one.name)
+        pairs.append((before[first.program.metadata.outputs[output].result], after))  # type: ignore[index]
     for target, value in _written(first, inputs, before):
         one = next((one for one in graph.inputs.all if one.target == target), None)
         pairs.append((value, None if one is None else finals.get(one.name)))

@@ -86,14 +86,12 @@ class ExportGraph:
         olds = dict(zip(self._metadata.taken, graph.find_nodes(op="placeholder"), strict=True))
         known: dict[Node, Any] = {}
         for one in self.inputs.all:
-            if one.number is None:
-                value = one.value
-                look = self.fakes.mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
-                self._new_input(one.name, look)
-                continue
-            old = olds[one.number]
-            look = self.fakes.value(old.meta["val"])
-            known[old] = self._nodes[one.number] = self._new_input(one.name, look)
+            old, look = None if one.number is None else olds.get(one.number), one.value  # None: the graph reads none
+            if old is not None or isinstance(look, torch.Tensor):
+                look = self.fakes.mode.from_tensor(look) if old is None else self.fakes.value(old.meta["val"])
+            made = self._new_input(one.name, look)
+            self._nodes |= {} if one.number is None else {one.number: made}
+            known |= {} if old is None else {old: made}
         for number, value in self.inputs.numbers.items():
             known[olds[number]] = value
         for number, argument in self.inputs.passed.items():
@@ -246,9 +244,9 @@ class ExportGraph:
     @property
     def trains(self) -> bool:
         """Whether the program takes gradients itself."""
-        return bool(self._metadata.gradients) or any(
-            self._metadata.inputs[m.input].kind.name == "PARAMETER" for m in self._metadata.mutations
-        )
+        written = [self._metadata.inputs[mutation.input] for mutation in self._metadata.mutations]
+        kept = any(entry.kind.name == "PARAMETER" or entry.gradient_of is not None for entry in written)
+        return bool(self._metadata.gradients) or kept
 
     # What the data decide
 

@@ -31,7 +31,7 @@ class ExportInputs:
         self.numbers: dict[int, Any] = {}  # inputs of the program that are constants here
         changing = {one.input for one in found.effects.rebindings}
         self.passed = passed_state(found.program.capture.guards.aliasing, self._metadata, self._bound)
-        taken = [number for number in self._metadata.taken if number not in self.passed]
+        taken = [number for number in sorted({*self._metadata.taken, *changing}) if number not in self.passed]
         state = [one for n in taken if (one := self._state(n, n in changing)) is not None]
         state += self._new_gradients({one.number for one in state})
         paths = attribute_paths([one.target or one.name for one in state])

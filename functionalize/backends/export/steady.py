@@ -10,6 +10,7 @@ Invariant: objects are afterwards as they were. Limits: what is made is zeros, a
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,10 +47,11 @@ def exportable(program: CapturedProgram) -> Exportable:
     """What is to be exported of a program."""
     program = with_steps_followed(program)
     call = ExampleCall(program.current)
-    if not call.program.metadata.side_effects:
+    moved = any(changed_entries(call)) or _got_gradients(call)  # by a call
+    begins = call.program.guards.changes_gradients
+    if not (call.program.metadata.side_effects or begins or moved):
         return Exportable(call, call.inputs, EffectReader(call))
-    moved = any(changed_entries(call))  # by a call
-    if not moved:
+    if not (moved or begins):
         effects = EffectReader(call)
         if not effects.causes:
             return Exportable(call, call.inputs, effects)
@@ -62,6 +64,12 @@ def exportable(program: CapturedProgram) -> Exportable:
     if not moved:
         later_inputs = _numbers_as_before(later, later_inputs)
     return Exportable(later, later_inputs, found, fresh, None if moved else call)
+
+
+def _got_gradients(call: ExampleCall) -> bool:
+    """Whether other tensors have gradients now than when the program was captured, and it is another one then."""
+    had = call.program.guards.had_gradient
+    return any((call.inputs[number].grad is not None) is not given for number, given in had.items())
 
 
 def _numbers_as_before(call: ExampleCall, inputs: list[Any]) -> list[Any]:
@@ -82,6 +90,7 @@ def _after_first(call: ExampleCall) -> Iterator[dict[int, int]]:
     values, looks = call.inputs, _results(call)
     results = list(map(_number, looks))
 
+    @functools.cache
     def tensor(number: int) -> torch.Tensor:
         alias = metadata.outputs[number]
         if alias.kind is AliasKind.INPUT and alias.input is not None:
@@ -94,13 +103,17 @@ def _after_first(call: ExampleCall) -> Iterator[dict[int, int]]:
 
     containers = [container for state in states for container, _ in state.containers.values()]
     before = [(container, copy_of(container)) for container in containers]
-    once: dict[int, torch.Tensor] = {}
-    maker = Maker(states, lambda number: once.setdefault(number, tensor(number)), results, metadata.graph.numbers)
+    gradients = [(values[number], values[number].grad) for number in metadata.gradients]
+    maker = Maker(states, tensor, results, metadata.graph.numbers)
     try:
         for effect in metadata.side_effects:
             effect.apply(states, maker)
+        for number, output in metadata.gradients.items():
+            values[number].grad = None if output is None else tensor(output)
         yield made
     finally:
+        for value, gradient in gradients:
+            value.grad = gradient
         for container, content in before:
             if not unchanged(container, content):
                 assign(container, content)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from functionalize.backends.array_program import ArrayProgram, Prepared, Written
 from functionalize.backends.first_call import Settled, settled
 from functionalize.backends.interpreter import Backend, refusal
+from functionalize.runtime.objects import ObjectRef, references_in
 from functionalize.runtime.specialization import Specialization
 
 FIRST_CALL = "first_call"
@@ -40,6 +41,10 @@ class _OfTwo(ArrayProgram):
         if asked:
             why = "it decides by data, and makes state at the first call: one graph cannot ask for both"
             raise refusal(backend, [(one.location, why) for one in asked])
+        results = [*first.metadata.results, *self.metadata.results]
+        if any(isinstance(part, ObjectRef) and part.state for part in references_in(results)):
+            why = "it returns an object among its arguments, and makes state at the first call"
+            raise refusal(backend, [("what it returns", why)])
         self._without = found.made
         outputs = first.metadata.outputs
         self._made = {self.keys[n]: outputs[output].result for n, output in found.made.items() if n in self.keys}
@@ -70,11 +75,13 @@ class _OfTwo(ArrayProgram):
             new, arguments, results = self._first.run(state, given)
             arguments = {n: arguments[mine] for n, mine in self._numbers.items() if mine in arguments}
             made = {name: results[at] for name, at in self._made.items()}  # type: ignore[index]
-            return _ended(names, {**state, **new, **made}), arguments, self._first.outputs(results, None)
+            after = {**state, **new, **made}
+            return _ended(names, after), arguments, self._first.outputs(results, after)
 
         def later(_: Any) -> Any:
             new, arguments, results = ArrayProgram.run(self, state, inputs)
-            return _ended(names, {**state, **new}), arguments, ArrayProgram.outputs(self, results, None)
+            after = {**state, **new}
+            return _ended(names, after), arguments, ArrayProgram.outputs(self, results, after)
 
         return jax.lax.cond(state[FIRST_CALL], first, later, None)
 

@@ -39,7 +39,8 @@ def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: i
     try:
         return JaxProgram(program, lowerings, seed)
     except UnsupportedProgramError:
-        steady = _of_tensors(program) if program.specialization.metadata.side_effects else None
+        found = program.specialization
+        steady = _of_tensors(program) if found.metadata.side_effects or found.guards.changes_gradients else None
         if steady is None:
             raise
         return JaxProgram(steady, lowerings, seed)
@@ -51,14 +52,22 @@ _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_asy
 def _of_tensors(program: CapturedProgram) -> CapturedProgram | None:
     """A program that changes objects, with all that it changes there as tensors; None where there is none.
 
-    Neither is there one for a program that decides by data: an exported program asserts what JAX cannot.
+    Raises:
+        UnsupportedProgramError: it decides by data as well: an exported program asserts what JAX cannot.
     """
     try:
         exported = to_exported_program(program, to="JAX")
     except UnsupportedExportError:
         return None
-    if any(node.target in _ASSERTIONS for node in exported.graph.nodes):
-        return None
+    assertion = next((node for node in exported.graph.nodes if node.target in _ASSERTIONS), None)
+    if assertion is not None:
+        raise UnsupportedProgramError(
+            "the program decides by its data, and changes objects of Python's",
+            why="a function of arrays has no objects; with tensors for what they hold, nobody compares the decision",
+            hint="keep what changes in tensors (register_buffer), or decide by no data: an index by a number asks for "
+            "its sign, one by a tensor does not",
+            at=str(assertion.args[1]),
+        )
     return from_exported_program(exported)
 
 

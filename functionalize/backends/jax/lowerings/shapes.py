@@ -103,10 +103,20 @@ def _inside(place: Any, size: Any) -> Any:
     return min(max(place + size if place < 0 else place, 0), size)
 
 
-@lowering(aten.slice.Tensor)
-def slice_(x: Array, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Array:
+def _begin(size: int, start: Array) -> Array:
+    """Where a slice begins, if the data tell it."""
+    return jnp.clip(jnp.where(start < 0, start + size, start), 0, size)
+
+
+@lowering(aten.slice.Tensor, takes_call=True)
+def slice_(call: Call, x: Array, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Array:
+    dim = dim % x.ndim
+    if isinstance(start, jax.Array):
+        count = call.value.shape[dim]
+        span = jax.lax.dynamic_slice_in_dim(x, _begin(x.shape[dim], start), max((count - 1) * step + 1, 0), dim)
+        return jax.lax.slice_in_dim(span, 0, None, step, dim)
     begin, stop = bounds(x.shape[dim], start, end)
-    return jax.lax.slice_in_dim(x, begin, stop, step, dim % x.ndim)
+    return jax.lax.slice_in_dim(x, begin, stop, step, dim)
 
 
 @lowering(aten.diagonal)
@@ -156,6 +166,11 @@ def select_scatter(x: Array, src: Array, dim: int, index: Any) -> Array:
 @lowering(aten.slice_scatter)
 def slice_scatter(x: Array, src: Array, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Array:
     dim = dim % x.ndim
+    if isinstance(start, jax.Array) and step == 1:
+        return jax.lax.dynamic_update_slice_in_dim(x, cast(src, x.dtype), _begin(x.shape[dim], start), dim)
+    if isinstance(start, jax.Array):
+        places = _begin(x.shape[dim], start) + np.arange(src.shape[dim]) * step
+        return x.at[(*[slice(None)] * dim, places)].set(cast(src, x.dtype))
     begin, stop = bounds(x.shape[dim], start, end)
     part = list(x.shape)
     part[dim] = max(stop - begin, 0) if step == 1 else len(range(begin, stop, step))

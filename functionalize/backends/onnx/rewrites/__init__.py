@@ -9,6 +9,8 @@ from functionalize.backends.onnx.rewrites import (
     elementwise,
     layouts,
     matrices,
+    reductions,
+    types,
 )
 from functionalize.backends.onnx.rewrites.matrices import TRANSLATIONS as TRANSLATIONS
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
@@ -17,4 +19,4 @@ from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_A
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-FAMILIES = (attention, convolutions, elementwise, layouts, matrices)
+FAMILIES = (attention, convolutions, elementwise, layouts, matrices, reductions, types)

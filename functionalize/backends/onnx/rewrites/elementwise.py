@@ -28,6 +28,49 @@ def is_any_true(values: Any) -> Any:
     return aten.any.default(values)
 
 
+@rewrite(aten.add.Tensor)
+def either_is_true(one: Any, other: Any, *, alpha: Any = 1) -> Any:
+    """The sum of two truths, of which ONNX has none."""
+    if not (_are_truths(one, other) and alpha == 1):
+        return NotImplemented
+    return aten.logical_or.default(*map(_truth, (one, other)))
+
+
+@rewrite(aten.mul.Tensor)
+def both_are_true(one: Any, other: Any) -> Any:
+    """The product of two truths."""
+    return aten.logical_and.default(*map(_truth, (one, other))) if _are_truths(one, other) else NotImplemented
+
+
+def _are_truths(*values: Any) -> bool:
+    return all(one is True or one is False or getattr(one, "dtype", None) is torch.bool for one in values)
+
+
+def _truth(value: Any) -> Any:
+    return value if isinstance(value, torch.Tensor) else _full(value, torch.bool)
+
+
+def _full(value: Any, dtype: torch.dtype) -> Any:
+    return aten.full.default([], value, dtype=dtype)
+
+
+@rewrite(aten.floor_divide.default, aten.floor_divide.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
+def floor_divide(one: Any, other: Any, *, rounding_mode: str | None = "floor") -> Any:
+    """Of floats: by the rest of the division, as eager's kernel, for the quotient is rounded up to whole numbers."""
+    dtype = torch.result_type(one, other)
+    if rounding_mode == "floor" and not dtype.is_floating_point and not isinstance(one, torch.Tensor):
+        return aten.floor_divide.default(_full(one, dtype), other)
+    if rounding_mode != "floor" or not dtype.is_floating_point:
+        return NotImplemented
+    one, other = (value.to(dtype) if isinstance(value, torch.Tensor) else _full(value, dtype) for value in (one, other))
+    rest = aten.fmod.Tensor(one, other)
+    below = aten.logical_and.default(rest != 0, aten.ne.Tensor(other < 0, rest < 0))
+    quotient = (one - rest) / other - below.to(dtype)
+    floor = quotient.floor()
+    floor = floor + (quotient - floor > 0.5).to(dtype)
+    return torch.where(other == 0, one / other, torch.where(quotient == 0, one / other * 0, floor))
+
+
 @rewrite(aten.uniform.default)
 def uniform(like: Any, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
     return NotImplemented if generator else aten.rand.default(like.size(), dtype=like.dtype) * (high - low) + low

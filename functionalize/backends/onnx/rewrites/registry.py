@@ -56,10 +56,11 @@ FIRST_ALONE = frozenset(
 
 
 def rewrite(*ops: Any) -> Callable[[Rewrite], Rewrite]:
-    """Register a row."""
+    """Register a row; behind one that there is for the arguments that this one does not take."""
 
     def register(function: Rewrite) -> Rewrite:
-        REWRITES.update(dict.fromkeys(ops, function))
+        for op in ops:
+            REWRITES[op] = _either(REWRITES[op], function) if op in REWRITES else function
         return function
 
     return register

@@ -1,0 +1,98 @@
+"""What is taken of many elements at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch.tensors import hint_of
+from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
+
+aten = torch.ops.aten
+
+
+@rewrite(aten.any.default)
+def any_of_all(values: Any) -> Any:
+    return any_of_dims(values, range(values.dim()))
+
+
+@rewrite(aten.any.dim)
+def any_of_dim(values: Any, dim: int, keepdim: bool = False) -> Any:
+    return any_of_dims(values, [dim], keepdim)
+
+
+@rewrite(aten.any.dims)
+def any_of_dims(values: Any, dim: Sequence[int] | None = None, keepdim: bool = False) -> Any:
+    """Of no elements, the largest of which is less than all to ONNX, and so no zero."""
+    dims = list(range(values.dim())) if dim is None else list(dim)
+    if not values.dim():
+        return aten.ne.Scalar(values, 0)
+    return aten.ne.Scalar(values, 0).sum(dims, keepdim=keepdim) > 0 if _may_be_none(values, dims) else NotImplemented
+
+
+@rewrite(aten.mean.default)
+def mean_of_all(values: Any, *, dtype: torch.dtype | None = None) -> Any:
+    return mean(values, list(range(values.dim())), dtype=dtype)
+
+
+@rewrite(aten.mean.dim)
+def mean(values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """Of no elements, which is no number; ONNX says zero."""
+    dims = list(dim or range(values.dim()))
+    if not values.dim() or not _may_be_none(values, dims):
+        return NotImplemented
+    return values.sum(dims, keepdim=keepdim, dtype=dtype) / math.prod(values.size(one) for one in dims)
+
+
+def _may_be_none(values: Any, dims: Sequence[int]) -> bool:
+    """Whether there may be no elements along some dimensions; sizes that arguments tell are others than zero."""
+    return any(size == 0 if type(size) is int else hint_of(size) is None for size in map(values.size, dims))
+
+
+def _largest(whole: Any, of_truths: Any, values: Any, dim: Sequence[int], keepdim: bool) -> Any:
+    if not values.dim():
+        return aten.clone.default(values)
+    if dim and values.dtype is not torch.bool:
+        return NotImplemented
+    return (of_truths if values.dtype is torch.bool else whole)(values, list(dim or range(values.dim())), keepdim)
+
+
+@rewrite(aten.amax.default)
+def largest(values: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    return _largest(aten.amax.default, aten.any.dims, values, dim, keepdim)
+
+
+@rewrite(aten.amin.default)
+def smallest(values: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    return _largest(aten.amin.default, aten.all.dims, values, dim, keepdim)
+
+
+@rewrite(aten.aminmax.default)
+def smallest_and_largest(values: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    dims = list(range(values.dim())) if dim is None else [dim]
+    return aten.amin.default(values, dims, keepdim), aten.amax.default(values, dims, keepdim)
+
+
+@rewrite(aten.sort.stable)
+def sort(values: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """ONNX's operator gives equal elements in their order."""
+    return aten.sort.default(values, dim, descending)
+
+
+def _on_one_element(op: Any) -> Rewrite:
+    """Along a dimension of a tensor that has none."""
+
+    def with_a_dimension(*args: Any, **kwargs: Any) -> Any:
+        if args[0].dim():
+            return NotImplemented
+        found = op(*(one.reshape(1) if isinstance(one, torch.Tensor) else one for one in args), **kwargs)
+        return found.reshape([]) if isinstance(found, torch.Tensor) else tuple(one.reshape([]) for one in found)
+
+    return with_a_dimension
+
+
+for _op in (aten.all.dim, aten.prod.dim_int, aten.topk.default, aten.scatter.src, aten.scatter.value):
+    rewrite(_op)(_on_one_element(_op))

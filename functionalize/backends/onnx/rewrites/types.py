@@ -1,0 +1,72 @@
+"""Operators that ONNX has for other types alone: computed in one of these, and converted back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
+
+aten = torch.ops.aten
+_NOT_CHOSEN = frozenset({torch.bool, torch.int8, torch.int16})  # for which ONNX Runtime's `Where` has no kernel
+_NARROW = frozenset({torch.uint8, torch.int8, torch.int16})
+_TRUTHS = frozenset({torch.bool})
+_ROWS = {  # by the types that ONNX's operator does not take
+    _NARROW: (aten.neg.default, aten.relu.default, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
+    _TRUTHS: (
+        *(aten.max.dim, aten.min.dim, aten.sort.default, aten.sort.stable, aten.topk.default),
+        *(aten.cummax.default, aten.cummin.default),
+    ),
+}
+
+
+def _widened(value: Any) -> Any:
+    return value.int() if isinstance(value, torch.Tensor) else value
+
+
+def _through_32_bits(op: Any, types: frozenset[torch.dtype]) -> Rewrite:
+    """Whole numbers wrap around in the end as they do on the way."""
+
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        of = {one.dtype for one in args if isinstance(one, torch.Tensor)}
+        if len(of) != 1 or not of <= types:
+            return NotImplemented
+        dtype, found = min(of, key=str), op(*map(_widened, args), **kwargs)
+        if isinstance(found, torch.Tensor):
+            return found.to(dtype) if found.dtype is torch.int32 else NotImplemented
+        return found[0].to(dtype), *found[1:]
+
+    return converted
+
+
+for _types, _ops in _ROWS.items():
+    for _op in _ops:
+        rewrite(_op)(_through_32_bits(_op, _types))
+
+
+@rewrite(aten.where.self)
+def where(condition: Any, one: Any, other: Any) -> Any:
+    dtype = torch.promote_types(one.dtype, other.dtype)
+    if dtype not in _NOT_CHOSEN:
+        return NotImplemented
+    return aten.where.self(condition, one.int(), other.int()).to(dtype)
+
+
+@rewrite(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(values: Any, mask: Any, value: Any) -> Any:
+    if values.dtype not in _NOT_CHOSEN:
+        return NotImplemented
+    value = value.int() if isinstance(value, torch.Tensor) else aten.full.default([], int(value), dtype=torch.int32)
+    return aten.where.self(mask, value, values.int()).to(values.dtype)
+
+
+@rewrite(aten.stack.default)
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Of tensors of several types."""
+    dtypes = {one.dtype for one in tensors}
+    if len(dtypes) == 1:
+        return NotImplemented
+    return aten.stack.default([one.to(reduce(torch.promote_types, dtypes)) for one in tensors], dim)
