@@ -619,9 +619,12 @@ def test_a_part_beyond_a_view_that_is_changed_afterwards_has_no_gradient(first: 
             torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], want)
 
 
-def test_a_write_beside_a_backward_inside_is_none_that_gradients_pass_by() -> None:
+@pytest.mark.parametrize("anew", [False, True], ids=["added", "anew"])
+def test_a_write_beside_a_backward_inside_is_none_that_gradients_pass_by(anew: bool) -> None:
     def run(weight: Tensor, x: Tensor) -> None:
         x[0] = -2
+        if anew:
+            weight.grad = None
         (weight * weight).sum().backward()
 
     def arguments() -> tuple[Tensor, Tensor, Tensor]:
@@ -632,9 +635,13 @@ def test_a_write_beside_a_backward_inside_is_none_that_gradients_pass_by() -> No
     leaf, weight, x = arguments()
     program(weight, x)
     assert torch.equal(weight.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="whose own backward"):
+    if anew:  # the backward is a part of the graph
+        with pytest.raises(RuntimeError, match="whose own backward"):
+            x.sum().backward()
+        assert leaf.grad is None
+    else:
         x.sum().backward()
-    assert leaf.grad is None
+        assert torch.equal(leaf.grad, torch.tensor([0.0, 2.0, 2.0]))  # type: ignore[arg-type]
 
 
 def test_zeros_of_autograd_that_forget_their_device_are_refused() -> None:
