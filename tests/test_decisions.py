@@ -119,6 +119,20 @@ def test_questions_of_complex_numbers() -> None:
     assert follows(lambda x: x.conj() if x.sum().item().imag > 1 else x * 2, ONES * 1j, ONES * (2 + 0j), calls=6) == 2
 
 
+@pytest.mark.parametrize("ask", [bool, torch.is_nonzero, Tensor.is_nonzero])
+def test_whether_the_elements_that_the_data_count_are_true(ask: Callable[[Tensor], bool]) -> None:
+    def run(x: Tensor) -> Tensor:
+        (places,) = torch.where(x == 3)
+        return x + 1 if ask(places) else x - 1
+
+    assert follows(run, torch.tensor([1, 3, 2]), torch.tensor([3, 1, 2]), calls=4) == 2
+    program = capture(run, (torch.tensor([1, 3, 2]),))
+    for data, text in (([3, 3, 0], "more than one value"), ([0, 0, 0], "no values")):
+        for call in (run, program, lambda x: capture(run, (x,))):
+            with pytest.raises(RuntimeError, match=f"Boolean value of Tensor with {text} is ambiguous"):
+                call(torch.tensor(data))
+
+
 def test_istft_asks_its_window() -> None:
     window = torch.hann_window(16)
 

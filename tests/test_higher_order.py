@@ -16,8 +16,9 @@ from torch._higher_order_ops.map import map as higher_order_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from functionalize import UnsupportedMutationError, functionalize
+from functionalize import UnsupportedMutationError, capture, functionalize
 from functionalize.verify import assert_equivalent
 from tests.graphs import MODES, REMOVES, operators
 
@@ -401,3 +402,21 @@ def test_what_a_graph_cannot_say_is_refused(remove: str) -> None:
             make_fx(call, tracing_mode="fake")(torch.ones(3, 2))
         assert_equivalent(torch.no_grad()(func), torch.ones(3, 2), remove=remove)
     assert_equivalent(torch.no_grad()(moved), torch.ones(3, 2), remove=remove)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_bodies_of_flex_attention_read_tensors_at_their_positions() -> None:
+    def masked(q: Tensor, parts: Tensor) -> Any:
+        blocks = create_block_mask(lambda b, h, i, j: parts[i] == parts[j], None, None, 128, 128, device="cpu")
+        return flex_attention(q, q, q, block_mask=blocks)
+
+    def scored(q: Tensor, parts: Tensor) -> Any:
+        return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + parts[i] * parts[j])
+
+    q, parts = torch.linspace(-1, 1, 2 * 128 * 4).view(1, 2, 128, 4), torch.arange(128) // 50
+    for func in (masked, scored):
+        with torch.no_grad():
+            program = capture(func, (q, parts))
+            for other in (parts, parts.flip(0) * 2):
+                torch.testing.assert_close(program(q, other), func(q, other))

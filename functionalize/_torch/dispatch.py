@@ -21,6 +21,7 @@ from torch._higher_order_ops.auto_functionalize import (  # the graph form of a 
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode  # the mode of `make_fx`, known by no public name
+from torch.overrides import _get_current_function_mode_stack  # what stands below a mode for calls of functions
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
     TorchDispatchMode,
     _disable_current_modes,
@@ -190,6 +191,11 @@ def symbols_in_making(modes: Sequence[TorchDispatchMode]) -> Mapping[Any, Any]:
             ranges: Mapping[Any, Any] = mode.shape_env.var_to_range
             return ranges
     return {}
+
+
+def indices_stay_tensors() -> bool:
+    """Whether a body of `flex_attention` is traced: torch has its indices by tensors computed, not read from data."""
+    return any(type(mode).__name__ == "TransformGetItemToIndex" for mode in _get_current_function_mode_stack())
 
 
 def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:

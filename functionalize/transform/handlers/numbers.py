@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from functionalize._torch import FUSED_STEPS, SYMBOLS, FakeTensor, decide_batches, decide_broadcasts, unbacked
+from functionalize._torch import (
+    FUSED_STEPS,
+    SYMBOLS,
+    FakeTensor,
+    decide_batches,
+    decide_broadcasts,
+    indices_stay_tensors,
+    unbacked,
+)
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -25,6 +33,17 @@ def _integer(tensor: torch.Tensor) -> int:
         return torch.Tensor.__int__(tensor)
     number: Any = tensor.item()
     return int(math.trunc(number) if isinstance(number, torch.SymFloat) else number)
+
+
+def _truth(tensor: torch.Tensor) -> bool:
+    """``bool(tensor)``, which in C++ takes no symbol for how many elements there are."""
+    count: Any = tensor.numel()
+    if not isinstance(count, torch.SymInt):
+        return torch.is_nonzero(tensor)
+    if count == 1:
+        return bool(tensor.reshape(()))
+    values = "no values" if count == 0 else "more than one value"
+    raise RuntimeError(f"Boolean value of Tensor with {values} is ambiguous")
 
 
 def _formatted(tensor: torch.Tensor, text: str) -> str:
@@ -92,7 +111,7 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def indexed(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
         parts = index if type(index) is tuple else (index,)
-        if not any(map(_told_by_data, parts)):
+        if not any(map(_told_by_data, parts)) or indices_stay_tensors():
             return call(tensor, index, *value)
         counts = [_dims_of(part) for part in parts]
         others = tensor.dim() - sum(count for count in counts if count is not None)
@@ -195,6 +214,7 @@ def _matmul(call: Callable[..., Any]) -> Callable[..., Any]:
 _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.linalg.matmul)
 SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
+    **dict.fromkeys((torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero), _truth),
     torch.broadcast_tensors: _broadcast,
     torch.Tensor.__format__: _formatted,
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), _tensor_split),
