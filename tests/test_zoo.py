@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.zoo.__main__ import cause, main, summary
 from tests.zoo.check import CRASH, EAGER, MODES, REFUSED, RIGHT, WRONG, Verdict, check
 from tests.zoo.ci import CI, REFUSALS
+from tests.zoo.diffusers_inputs import attempts, normal
 from tests.zoo.families import FAMILIES
 from tests.zoo.observe import difference, fakes, observe
 from tests.zoo.shrink import Scale, small
@@ -132,6 +133,9 @@ def test_changed_buffers_and_gradients_are_told() -> None:
         ("num_attention_heads", 16, Scale(8, heads=True), 2),
         ("head_dim", 128, Scale(8), 16),
         ("head_dim", 128, Scale(8, heads=True), 128),
+        ("axes_dims_rope", (16, 56, 56), Scale(8), (2, 7, 7)),
+        ("axes_dims_rope", (16, 56, 56), Scale(8, heads=True), (16, 56, 56)),
+        ("norm_num_groups", 32, Scale(8), 4),
         ("num_hidden_layers", 24, Scale(8), 2),
         ("vocab_size", 32000, Scale(8), 128),
         ("image_size", 224, Scale(8), 64),
@@ -146,6 +150,27 @@ def test_changed_buffers_and_gradients_are_told() -> None:
 )
 def test_settings_become_small(name: str, value: Any, scale: Scale, expected: Any) -> None:
     assert small(name, value, scale) == expected
+
+
+class Denoiser(nn.Module):
+    """A model as those of diffusers are."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Any = None, guidance: Any = None) -> Any:
+        return sample
+
+
+def test_arguments_by_names_and_settings() -> None:
+    plain, guided = Denoiser(in_channels=7, text_dim=5), Denoiser(in_channels=7, guidance_embeds=True)
+    calls = [{name: tuple(one.shape) for name, one in attempt()[1].items()} for attempt in attempts(plain, {})]
+    assert calls[0] == {"sample": (2, 7, 16, 16), "timestep": (2,), "encoder_hidden_states": (2, 8, 5)}
+    assert {"sample": (2, 16, 7), "timestep": (2,)} in calls
+    assert "guidance" in next(attempts(guided, {}))()[1]
+    own = next(attempts(plain, {"sample": normal(3, "text_dim")}))()[1]
+    assert tuple(own["sample"].shape) == (3, 5)
 
 
 def test_families_have_one_small_model_of_each_module() -> None:

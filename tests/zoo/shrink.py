@@ -36,7 +36,8 @@ _WIDTH = re.compile(
     r"proj|planes|mrope_section|inplanes|filters|^d_|^dff$"
 )
 _HEADS = re.compile(r"^(num_|n_)(\w+_)?heads?$|^n_head$|_attention_heads$|^attention_heads$")
-_OF_ONE_HEAD = re.compile(r"head_dim|head_size|^d_kv$|dim_head|mrope_section")
+_OF_ONE_HEAD = re.compile(r"head_dim|head_size|^d_kv$|dim_head|mrope_section|axes_dims?|rope_(axes_)?dim")
+_GROUPS = re.compile(r"norm_num_groups$|^groups$")
 Settings = Mapping[str, Any]
 
 
@@ -78,6 +79,8 @@ def small(name: str, value: Any, scale: Scale) -> Any:
             return rule(value)
     if _IMAGE.search(name):
         return min(value, scale.image)
+    if _GROUPS.search(name):
+        return max(1, value // scale.factor)
     if scale.heads and _HEADS.search(name):
         return max(1, value // scale.factor)
     return value // scale.factor if _is_width(name, value, scale) and value >= 4 * scale.factor else value
