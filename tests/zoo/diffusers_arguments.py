@@ -5,6 +5,8 @@ Invariant: nothing is here that names and sizes of settings tell.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.zoo.diffusers_inputs import (
@@ -14,6 +16,7 @@ from tests.zoo.diffusers_inputs import (
     TEXT,
     TOKENS,
     Maker,
+    Settings,
     below,
     full,
     listed,
@@ -34,6 +37,15 @@ _HUNYUAN_TEXT = {
     "style": whole([0] * BATCH),
 }
 _FRAME_TEXT = {"encoder_hidden_states": normal(BATCH * FRAMES, TEXT, "cross_attention_dim")}
+
+
+def _rotary(settings: Settings) -> Any:
+    """Cosines and sines for each token and width."""
+    width = settings["num_attention_heads"] * settings["attention_head_dim"]
+    angles = torch.randn(BATCH, TOKENS, width)
+    return angles.cos(), angles.sin()
+
+
 # Instead of, or beside, what the names of parameters tell.
 ARGUMENTS: dict[str, dict[str, Maker]] = {
     "AceStepTransformer1DModel": {
@@ -45,7 +57,7 @@ ARGUMENTS: dict[str, dict[str, Maker]] = {
     "AnyFlowFARTransformer3DModel": {**_FAR, "chunk_partition": plain([1, 2, 2])},
     "AutoencoderKLHunyuanVideo15": {"sample": normal(1, 3, FRAMES, 2 * SIDE, 2 * SIDE)},
     "AutoencoderKLLTX2Video": {"sample": normal(1, 3, 9, 8 * SIDE, 8 * SIDE)},
-    "AutoencoderKLMiniMaxH3": {"sample": normal(1, 3, 17, 4 * SIDE, 4 * SIDE)},
+    "AutoencoderKLMiniMaxH3": {"sample": normal(1, 3, 18, 2 * SIDE, 2 * SIDE)},
     "AutoencoderKLMochi": {"sample": normal(1, 3, 7, 2 * SIDE, 2 * SIDE)},
     "AutoencoderKLQwenImage21": {"sample": normal(BATCH, 4, 1, 4 * SIDE, 4 * SIDE)},
     "BriaFibo2Transformer2DModel": {"encoder_hidden_states": normal(BATCH, 3, TEXT, "cap_feat_dim")},
@@ -111,7 +123,7 @@ ARGUMENTS: dict[str, dict[str, Maker]] = {
         "position_ids": below(8, TEXT + TOKENS, 3),
         "encoder_hidden_states": normal(BATCH, TEXT, "num_text_layers", "text_hidden_dim"),
     },
-    "LTX2VideoDiffusionDecoderModel": {"z": normal(BATCH, "latent_channels", 1, 4, 4)},
+    "LTX2VideoDiffusionDecoderModel": {"z": normal(1, "latent_channels", 3, 4, 4)},
     "LuminaNextDiT2DModel": {
         "image_rotary_emb": lambda settings: torch.randn(SIDE, SIDE, 8, dtype=torch.complex64),
         "cross_attention_kwargs": plain({}),
@@ -143,6 +155,7 @@ ARGUMENTS: dict[str, dict[str, Maker]] = {
         "encoder_hidden_states": normal(BATCH, "num_embeddings", "embedding_dim"),
     },
     "QwenImage21Transformer2DModel": {"img_mask": whole([[False] * TEXT + [True] * 4] * BATCH)},
+    "SanaWMLTX2RefinerTransformer3DModel": {"timestep": full(5.0, BATCH, TOKENS), "video_rotary_emb": _rotary},
     "SanaWMTransformer3DModel": {
         "mask": mask(BATCH, TEXT),
         "encoder_hidden_states": normal(BATCH, 1, TEXT, "caption_channels"),

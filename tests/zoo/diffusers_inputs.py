@@ -53,8 +53,14 @@ def full(value: float, *sizes: Size) -> Maker:
 
 
 def mask(*sizes: Size) -> Maker:
-    """Of a text without padding."""
-    return lambda settings: torch.ones(_shape(settings, sizes), dtype=torch.bool)
+    """Of texts of which the last is padded."""
+
+    def make(settings: Settings) -> torch.Tensor:
+        made = torch.ones(_shape(settings, sizes), dtype=torch.bool)
+        made[-1, -2:] = False
+        return made
+
+    return make
 
 
 def below(limit: Size, *sizes: Size) -> Maker:

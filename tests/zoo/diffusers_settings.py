@@ -12,6 +12,7 @@ from tests.zoo.diffusers_inputs import FRAMES, SIDE, TEXT
 _DIT = {"in_channels": 4, "patch_size": 2, "num_attention_heads": 2, "attention_head_dim": 16, "sample_size": SIDE}
 _HUNYUAN = {**_DIT, "hidden_size": 32, "text_len": TEXT, "text_len_t5": TEXT, "cross_attention_dim": 32}
 _VIDEO = {"sample_height": SIDE, "sample_width": SIDE, "max_text_seq_length": TEXT}
+_BLOCKS = {"block_out_channels": (32, 32, 64, 64), "norm_num_groups": 32, "cross_attention_dim": 32}
 # Which take several models in a list, but run with one alone.
 SINGLE = {"QwenImageMultiControlNetModel"}
 # Instead of the small defaults.
@@ -59,6 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "HunyuanDiT2DControlNetModel": _HUNYUAN,
     "HunyuanDiT2DModel": _HUNYUAN,
     "HunyuanVideoFramepackTransformer3DModel": {"has_image_proj": True, "has_clean_x_embedder": True},
+    "I2VGenXLUNet": {**_BLOCKS, "attention_head_dim": 8},
     "Kandinsky6SRLatentUpscalerBank": {
         "stage_channels": (64, 32, 32),
         "num_x2_adapter_blocks": 1,
@@ -73,6 +75,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "decoder_t_emb_dim": 32,
         "decoder_stage5_kernel": (3, 3, 3),
         "decoder_stage_kernels": ((1, 3, 3),) * 4,
+        "decoder_upsample_strides": ((1, 1, 1),) * 4,
     },
     "LatteTransformer3DModel": {**_DIT, "caption_channels": 32, "cross_attention_dim": 32, "video_length": FRAMES},
     "LuminaNextDiT2DModel": {"num_kv_heads": 4, "num_attention_heads": 4, "hidden_size": 64},
@@ -85,6 +88,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "Transformer2DModel": {"in_channels": 32, "norm_num_groups": 8},
     "TransformerTemporalModel": {"in_channels": 32},
+    "UNet3DConditionModel": {**_BLOCKS, "attention_head_dim": 8},
     "UNet1DModel": {"extra_in_channels": 64, "block_out_channels": (32, 32, 64), "norm_num_groups": 8},
     "UNetMotionModel": {
         "block_out_channels": (32, 32, 64, 64),
