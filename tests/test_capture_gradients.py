@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from functionalize import UnsupportedMutationError, UnsupportedProgramError, capture, dynamo_backend
-from functionalize._torch import FakeTensor
+from functionalize._torch import FakeTensor, pytree
 from functionalize._torch.autograd import default_partition_fn
 
 pytestmark = [
@@ -642,6 +642,29 @@ def test_a_write_beside_a_backward_inside_is_none_that_gradients_pass_by(anew: b
     else:
         x.sum().backward()
         assert torch.equal(leaf.grad, torch.tensor([0.0, 2.0, 2.0]))  # type: ignore[arg-type]
+
+
+PARTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "slice": lambda x, at: x[at[0].item() :],
+    "between": lambda x, at: x[at[0].item() : at[1].item()],
+    "narrow": lambda x, at: x.narrow(0, int(at[0].item()), 2),
+    "pieces": lambda x, at: torch.tensor_split(x, at, 0),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_that_begin_where_the_data_say_are_views_with_gradients(part: str) -> None:
+    program = capture(PARTS[part], (torch.ones(5, 2, requires_grad=True), torch.tensor([1, 3])))
+    for bounds in ((1, 3), (2, 4), (0, 2)):
+        x = torch.arange(10.0).reshape(5, 2).requires_grad_()
+        at = torch.tensor(bounds)
+        found = [pytree.tree_leaves(run(x, at)) for run in (PARTS[part], program)]
+        for want, got in zip(*found, strict=True):
+            assert got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+            assert (got.stride(), got.storage_offset()) == (want.stride(), want.storage_offset())
+            assert torch.equal(got, want)
+            gradients = [torch.autograd.grad(one.sin().sum(), x) for one in (want, got)]
+            assert torch.equal(*(gradient for (gradient,) in gradients))
 
 
 def test_zeros_of_autograd_that_forget_their_device_are_refused() -> None:

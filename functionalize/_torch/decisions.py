@@ -49,6 +49,7 @@ class DecidingShapeEnv(ShapeEnv):
     decider: Decider | None = None
     on_data_symbol: Callable[[], None] | None = None  # is told that there is about to be a number that the data tell
     _asked: Any = None  # the number whose value is asked for
+    _learnt: int = 0  # how many answers
     _later: list[Any] | None = None  # gets the numbers that are to be guards later, and not at once
 
     @property
@@ -96,6 +97,9 @@ class DecidingShapeEnv(ShapeEnv):
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """The value of an expression, which the trace takes for granted."""
         asked, self._asked = self._asked, None
+        known = self._maybe_evaluate_static(orig_expr) if self._learnt else None
+        if known is not None:
+            return known  # torch remembers what it fell back to before an answer told
         try:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:
@@ -116,7 +120,12 @@ class DecidingShapeEnv(ShapeEnv):
         fact = sympy.Eq(expression, answer) if type(answer) is int else expression if answer else sympy.Not(expression)
         self._maybe_guard_rel(fact)
         self.axioms.update(dict(self.get_implications(self.simplify(fact))))
+        self._learnt += 1
         self._update_version_counter()
+
+    def _get_key(self) -> Any:
+        """What torch's caches of answers hold for: they would not see what was learnt since."""
+        return (*super()._get_key(), self._learnt)
 
 
 @contextlib.contextmanager

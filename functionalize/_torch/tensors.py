@@ -248,6 +248,15 @@ def decide_ones(sizes: Sequence[Any]) -> None:
                 torch._check(size != 1)
 
 
+def decide_start(tensor: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> None:
+    """Ask of the start of a slice, where only the data tell it and somebody answers, whether it lies in the tensor.
+
+    Else torch has a symbol of its own for where in memory the slice begins, which no data tell.
+    """
+    if is_symbol(start) and getattr(start.node.shape_env, "is_answered", False) and unbacked([start]):
+        bool(start >= 0) and bool(start <= tensor.size(dim))
+
+
 def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
     """Ask of each size that only the data tell, and that is to be broadcast with another one, whether it is one.
 

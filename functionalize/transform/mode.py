@@ -24,6 +24,7 @@ from functionalize._torch import (
     counts_versions,
     current_proxy_mode,
     decide_ones,
+    decide_start,
     mode_stack,
     on_handles,
     storage_key,
@@ -362,12 +363,20 @@ def _squeezing(handler: Handler) -> Handler:
     return squeeze
 
 
+def _slicing(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    """A slice, once it is known whether it begins in its tensor."""
+    decide_start(*args, **kwargs)
+    return mode._view(func, args, kwargs)
+
+
 def _choose(func: Any) -> Handler:
     """The handler of an op, by its kind and its row."""
     if isinstance(func, HigherOrderOperator):
         return FunctionalizeMode._higher_order
     if func in _BY_OP:
         return _BY_OP[func]
+    if func is aten.slice.Tensor:
+        return _slicing
     handler = _by_row(func)
     return _squeezing(handler) if func.overloadpacket in _SQUEEZES else handler
 
