@@ -667,6 +667,12 @@ def test_parts_that_begin_where_the_data_say_are_views_with_gradients(part: str)
             assert torch.equal(*(gradient for (gradient,) in gradients))
 
 
+def test_parts_of_which_nobody_says_where_they_begin_are_refused() -> None:
+    arguments = torch.ones(5, 2, requires_grad=True), torch.tensor([1, 3])
+    with pytest.raises(UnsupportedProgramError, match="begins where only the data say"):
+        capture(PARTS["slice"], arguments, on_data="raise")
+
+
 def test_zeros_of_autograd_that_forget_their_device_are_refused() -> None:
     def run(x: Tensor) -> Tensor:
         view = x.view(1, 2, 2)

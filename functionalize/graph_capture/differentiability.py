@@ -19,7 +19,7 @@ from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.reachability import functions_behind
-from functionalize.runtime.metadata import InputMutation, OutputAlias
+from functionalize.runtime.metadata import InputMutation, OutputAlias, SymbolSources
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Input
 
@@ -118,6 +118,18 @@ def drawn_in_backward(node: Node) -> UnsupportedMutationError:
         why="the derivative of the next order computes that backward again, and would draw other random numbers",
         hint="draw the random numbers in the forward, or take the gradients inside of what is captured",
     )
+
+
+def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) -> None:
+    """Raise where gradients would flow through a view of an input of which a call does not learn where it lies."""
+    for alias in aliases:
+        of_input = alias.input is not None and alias.requires_grad and not alias.own_gradient
+        if of_input and not alias.layout.static and symbols.untold([alias.layout], []):
+            raise UnsupportedProgramError(
+                "a part of an input that requires gradients is a result, and begins where only the data say",
+                why="nobody answers that while the program is captured, and calls do not learn it",
+                hint="give a copy of the part (`.clone()`), or capture with on_data='decide' and example data",
+            )
 
 
 def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]) -> None:

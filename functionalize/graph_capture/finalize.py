@@ -25,6 +25,7 @@ from functionalize.graph_capture.differentiability import (
     forgets,
     refuse_gradients_of_made,
     refuse_new_histories,
+    refuse_untold_views,
     refused_write,
 )
 from functionalize.graph_capture.gradients_of_state import drop_unread, left_at_made, left_by
@@ -125,9 +126,9 @@ class GraphFinalizer:
         analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
         aliases = analysis.outputs(self.handles, self._results, held)
         refuse_gradients_of_made(() if whole else self.handles, aliases)
-        asserted = joint.asserted()
-        read = looked_up(mutations, aliases, analysis.bases)
-        symbols = symbol_sources(self.tracer, self.outputs, (self.inputs, layouts.before, aliases), read, asserted)
+        read, sized = looked_up(mutations, aliases, analysis.bases), (self.inputs, layouts.before, aliases)
+        symbols = symbol_sources(self.tracer, self.outputs, sized, read, joint.asserted())
+        refuse_untold_views(aliases, symbols)
         decisions = self._decisions()
         further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions)]
         wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
