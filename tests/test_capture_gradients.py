@@ -671,6 +671,8 @@ def test_parts_of_which_nobody_says_where_they_begin_are_refused() -> None:
     arguments = torch.ones(5, 2, requires_grad=True), torch.tensor([1, 3])
     with pytest.raises(UnsupportedProgramError, match="begins where only the data say"):
         capture(PARTS["slice"], arguments, on_data="raise")
+    with pytest.raises(UnsupportedProgramError, match="begins where only the data say"):
+        capture(lambda x, at: ((y := x * 2), y[at[0].item() :]), arguments, on_data="raise")
 
 
 def test_zeros_of_autograd_that_forget_their_device_are_refused() -> None:

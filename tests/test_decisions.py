@@ -913,3 +913,9 @@ def test_dicts_are_as_they_were_where_the_program_raises() -> None:
     with pytest.raises(KeyError, match="of the program's"):
         capture(run, (torch.ones(2),))
     assert counts == {5: 1} and module.weight is weight and bool(weight.any())
+
+
+def test_truth_is_asked_by_the_name_of_the_argument() -> None:
+    program = capture(lambda x, flag: x * 2 if torch.is_nonzero(input=flag) else x, (torch.ones(2), torch.tensor(1)))
+    assert torch.equal(program(torch.ones(2), torch.tensor(1)), torch.full((2,), 2.0))
+    assert torch.equal(program(torch.ones(2), torch.tensor(0)), torch.ones(2))

@@ -121,12 +121,13 @@ def drawn_in_backward(node: Node) -> UnsupportedMutationError:
 
 
 def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) -> None:
-    """Raise where gradients would flow through a view of an input of which a call does not learn where it lies."""
+    """Raise where gradients would flow through a view of which a call does not learn where it lies."""
     for alias in aliases:
-        of_input = alias.input is not None and alias.requires_grad and not alias.own_gradient
-        if of_input and not alias.layout.static and symbols.untold([alias.layout], []):
+        is_view = alias.input is not None or alias.base is not None
+        flows = is_view and alias.requires_grad and not alias.own_gradient
+        if flows and not alias.layout.static and symbols.untold([alias.layout], []):
             raise UnsupportedProgramError(
-                "a part of an input that requires gradients is a result, and begins where only the data say",
+                "a part of a tensor that requires gradients is a result, and begins where only the data say",
                 why="nobody answers that while the program is captured, and calls do not learn it",
                 hint="give a copy of the part (`.clone()`), or capture with on_data='decide' and example data",
             )

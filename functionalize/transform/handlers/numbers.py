@@ -35,13 +35,13 @@ def _integer(tensor: torch.Tensor) -> int:
     return int(math.trunc(number) if isinstance(number, torch.SymFloat) else number)
 
 
-def _truth(tensor: torch.Tensor) -> bool:
+def _truth(input: torch.Tensor) -> bool:
     """``bool(tensor)``, which in C++ takes no symbol for how many elements there are."""
-    count: Any = tensor.numel()
+    count: Any = input.numel()
     if not isinstance(count, torch.SymInt):
-        return torch.is_nonzero(tensor)
+        return torch.is_nonzero(input)
     if count == 1:
-        return bool(tensor.reshape(()))
+        return bool(input.reshape(()))
     values = "no values" if count == 0 else "more than one value"
     raise RuntimeError(f"Boolean value of Tensor with {values} is ambiguous")
 
