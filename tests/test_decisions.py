@@ -915,6 +915,17 @@ def test_dicts_are_as_they_were_where_the_program_raises() -> None:
     assert counts == {5: 1} and module.weight is weight and bool(weight.any())
 
 
+def test_functions_are_called_by_the_names_of_their_arguments() -> None:
+    functional: Any = torch.nn.functional
+    runs: tuple[Callable[[Any], Any], ...] = (
+        lambda x: torch.select(input=x, dim=0, index=1),
+        lambda x: functional.batch_norm(x, running_mean=torch.zeros(2), running_var=torch.ones(2)),
+    )
+    for run in runs:
+        x = torch.arange(6.0).reshape(3, 2)
+        assert torch.equal(capture(run, (x,))(x), run(x))
+
+
 def test_truth_is_asked_by_the_name_of_the_argument() -> None:
     program = capture(lambda x, flag: x * 2 if torch.is_nonzero(input=flag) else x, (torch.ones(2), torch.tensor(1)))
     assert torch.equal(program(torch.ones(2), torch.tensor(1)), torch.full((2,), 2.0))

@@ -92,16 +92,20 @@ def _of_tensor(step: Callable[..., Any]) -> Callable[..., Any]:
     return stepped
 
 
-def _batch_norm(input: Any, mean: Any, var: Any, *options: Any, momentum: Any = 0.1, **named: Any) -> Any:
+def _batch_norm(
+    input: Any, running_mean: Any, running_var: Any, *options: Any, momentum: Any = 0.1, **named: Any
+) -> Any:
     """Batch norm that weighs what it has seen by a number of the trace's, as an average over all batches does."""
     plain: Any = torch.nn.functional.batch_norm
     weight: Any = momentum  # stubs know no symbol that takes part in arithmetic with tensors
-    if not (isinstance(momentum, torch.SymFloat) and named.get("training") and mean is not None):
-        return plain(input, mean, var, *options, **({} if len(options) > 3 else {"momentum": momentum}), **named)
-    seen = [torch.zeros_like(one) for one in (mean, var)]
+    if not (isinstance(momentum, torch.SymFloat) and named.get("training") and running_mean is not None):
+        return plain(
+            input, running_mean, running_var, *options, **({} if len(options) > 3 else {"momentum": momentum}), **named
+        )
+    seen = [torch.zeros_like(one) for one in (running_mean, running_var)]
     result = plain(input, *seen, *options, momentum=1.0, **named)
     with torch.no_grad():
-        for running, now in zip((mean, var), seen, strict=True):
+        for running, now in zip((running_mean, running_var), seen, strict=True):
             running.data.copy_(weight * now + (1 - weight) * running)  # no version tells of it, as in eager
     return result
 
@@ -176,8 +180,8 @@ def _position(index: torch.Tensor, size: Any) -> Any:
 def _select(call: Callable[..., Any]) -> Callable[..., Any]:
     """``select``, of an index that only the data tell."""
 
-    def selected(tensor: torch.Tensor, dim: Any, index: Any) -> Any:
-        return call(tensor, dim, _signed(index, tensor, dim))
+    def selected(input: torch.Tensor, dim: Any, index: Any) -> Any:
+        return call(input, dim, _signed(index, input, dim))
 
     return selected
 
