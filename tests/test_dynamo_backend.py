@@ -390,6 +390,23 @@ def test_tensors_that_a_function_makes_of_numbers(requires_grad: bool) -> None:
     check(func, torch.randn(3).requires_grad_(requires_grad), graphs=2 if requires_grad else 1)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_slices_that_begin_where_the_data_say(dynamic: bool) -> None:
+    def run(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[at[0].item() :] * 2, x[:, at[1].item() :].cos(), torch.zeros(x[at[0].item() :].storage_offset() + 1)
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(run, backend="functionalize", dynamic=dynamic, fullgraph=True)
+        for bounds in ((2, 3), (0, 4), (-2, 1), (9, -9)):
+            found = []
+            for call in (run, compiled):
+                x = torch.arange(24.0).reshape(6, 4).requires_grad_()
+                results = call(x, torch.tensor(bounds))
+                found.append([*results, *torch.autograd.grad(results[0].sin().sum() + results[1].sum(), x)])
+            for want, got in zip(*found, strict=True):
+                assert torch.equal(want, got)
+
+
 def test_a_backward_whose_sizes_the_data_tell() -> None:
     def func(x: torch.Tensor, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return torch.index_fill(x, 0, index, value)

@@ -248,13 +248,13 @@ def decide_ones(sizes: Sequence[Any]) -> None:
                 torch._check(size != 1)
 
 
-def decide_start(tensor: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> None:
-    """Ask of the start of a slice, where only the data tell it and somebody answers, whether it lies in the tensor.
-
-    Else torch has a symbol of its own for where in memory the slice begins, which no data tell.
-    """
-    if is_symbol(start) and getattr(start.node.shape_env, "is_answered", False) and unbacked([start]):
-        bool(start >= 0) and bool(start <= tensor.size(dim))
+def offset_of_slice(tensor: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    """The storage offset of a slice whose start only the data tell; None where torch says it as well."""
+    if not (is_symbol(start) and unbacked([start])):
+        return None
+    size = tensor.size(dim)
+    begin = torch.sym_max(torch.sym_min(torch.sym_ite(start < 0, start + size, start), size), 0)
+    return tensor.storage_offset() + begin * tensor.stride(dim)
 
 
 def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:

@@ -29,7 +29,9 @@ from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tens
     _sym_register,
     disable_autocast_cache,
     fetch_sym_proxy,
+    get_proxy_slot,
     set_original_aten_op,
+    set_proxy_slot,
     track_tensor_tree,
 )
 from torch.fx.immutable_collections import immutable_dict
@@ -384,6 +386,14 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
             same = sympy_interp(_arithmetic(), values, expression)
         if is_symbol(same) and same in tracer.symnode_tracker:
             tracer.symnode_tracker[symbol] = tracer.symnode_tracker[same]
+
+
+def track_symbol(mode: ProxyTorchDispatchMode, symbol: Any, same: Any) -> None:
+    """Let a symbol that no node gives stand for a number that is computed from such."""
+    tracer: Any = mode.tracer
+    known, name = tracer.sympy_expr_tracker, symbol.node.expr
+    if not name.free_symbols <= known.keys():
+        set_proxy_slot(symbol, tracer, get_proxy_slot(same, tracer))
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from functionalize._torch import (
     counts_versions,
     current_proxy_mode,
     decide_ones,
-    decide_start,
     mode_stack,
+    offset_of_slice,
     on_handles,
     storage_key,
     unbacked,
@@ -364,9 +364,12 @@ def _squeezing(handler: Handler) -> Handler:
 
 
 def _slicing(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """A slice, once it is known whether it begins in its tensor."""
-    decide_start(*args, **kwargs)
-    return mode._view(func, args, kwargs)
+    """A slice, and where it begins if the data say that, for which torch has a new symbol."""
+    part = mode._view(func, args, kwargs)
+    offset = offset_of_slice(*args, **kwargs)
+    if offset is not None:
+        mode.context.executor.track_symbol(part.storage_offset(), offset)
+    return part
 
 
 def _choose(func: Any) -> Handler:

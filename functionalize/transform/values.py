@@ -23,6 +23,7 @@ from functionalize._torch import (
     current_proxy_mode,
     forget_offset,
     has_symbols,
+    is_symbol,
     last_node,
     memory_write,
     mode_stack,
@@ -37,6 +38,7 @@ from functionalize._torch import (
     storage_id,
     storage_key,
     tensors_with_storage,
+    track_symbol,
     track_symbols,
     tracked_node,
     unbacked,
@@ -227,6 +229,11 @@ class ValueExecutor:
         """Tell the tracer the symbols in the sizes of a handle that it did not see made."""
         if self.proxies is not None and handle.layout is torch.strided:
             track_symbols(self.proxies, handle)
+
+    def track_symbol(self, symbol: Any, same: Any) -> None:
+        """Let a symbol of which no op of the graph tells stand for a number of which they do."""
+        if self.proxies is not None and is_symbol(symbol):
+            track_symbol(self.proxies, symbol, same)
 
     def is_constant(self, handle: torch.Tensor) -> bool:
         """Whether a tracer below takes a handle for a constant: neither an input nor an op gave it to the program."""
