@@ -633,11 +633,12 @@ def test_numbers_in_objects_by_which_a_program_decides_are_refused_by_jax() -> N
 
         def forward(self, x: Tensor) -> Tensor:
             self.rows[self.position] = x
-            self.position += 1
+            if self.position < 3:
+                self.position += 1
             return self.rows * 1
 
     program = capture(Cache(), (torch.ones(3),))
-    with pytest.raises(UnsupportedProgramError, match=r"(?s)decides by its data.*self\.rows\[self\.position\] = x"):
+    with pytest.raises(UnsupportedProgramError, match=r"(?s)decides by its data.*if self\.position < 3:"):
         program.to_jax()
 
 

@@ -65,6 +65,17 @@ def attended(cache: Cache, x: Tensor) -> Tensor:
     return attention(x, keys, cache.rows[:, : cache.position], attn_mask=seen)
 
 
+def row(cache: Cache, x: Tensor) -> Tensor:
+    cache.rows[:, cache.position] = x[:, 0]
+    cache.position += 1
+    return cache.rows * 1
+
+
+def rows_at_both_ends(cache: Cache, x: Tensor) -> Tensor:
+    cache.rows[:, -cache.position].add_(x[:, 0])
+    return row(cache, x)
+
+
 def trained(cache: Cache, x: Tensor) -> Tensor:
     weight = x.detach().requires_grad_()
     return torch.autograd.grad((append(cache, x) * weight).square().sum(), weight)[0]
@@ -76,6 +87,8 @@ STEPS: dict[str, Step] = {
     "in place": prefix_in_place,
     "window": window,
     "rest": rest,
+    "row": row,
+    "rows at both ends": rows_at_both_ends,
     "swapped": swapped,
     "attended": attended,
     "trained": trained,
@@ -94,6 +107,22 @@ def assert_equal_calls(run: Callable[..., Any], twin: Cache, strict: bool) -> No
             assert not strict or one.stride() == other.stride()
 
 
+def in_jax(program: Any) -> Callable[..., Any]:
+    """A program in JAX on torch's tensors, which goes on from the state that the call before left."""
+    import jax
+
+    step = program.to_jax()
+    states = [step.initial_state]
+
+    def run(*args: Tensor) -> Any:
+        states[0], outputs = step(states[0], *(jax.numpy.asarray(arg.numpy()) for arg in args))
+        return pytree.tree_map(
+            lambda one: torch.from_numpy(jax.device_get(one).copy()), getattr(outputs, "returned", outputs)
+        )
+
+    return run
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_two_captures(name: str) -> None:
     ours, twin = Cache(STEPS[name]), Cache(STEPS[name])
@@ -106,14 +135,66 @@ def test_two_captures(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("to", "name"),
-    [*(("module", name) for name in STEPS), *(("onnx", name) for name in ("given", "in place", "attended", "trained"))],
+    [
+        ("jax", "row"),
+        *(("module", name) for name in STEPS),
+        *(("onnx", name) for name in ("given", "in place", "rows at both ends", "attended", "trained")),
+    ],
 )
 def test_exported(to: str, name: str, tmp_path: Path) -> None:
     program, twin = capture(Cache(STEPS[name]), (torch.ones(2, 1, 4),)), Cache(STEPS[name])
     if to == "module":
         assert_equal_calls(program.to_exported_program().module(), twin, strict=False)
         return
+    if to == "jax":
+        pytest.importorskip("jax")
+        assert_equal_calls(in_jax(program), twin, strict=False)
+        return
     pytest.importorskip("onnxruntime")
     from functionalize.backends import onnx
 
     assert_equal_calls(onnx.load(program.to_onnx(tmp_path / "program.onnx")), twin, strict=False)
+
+
+def written(rows: Tensor, x: Tensor, at: Tensor) -> Tensor:
+    rows = rows.clone()
+    rows[at] = x
+    return rows
+
+
+def added(rows: Tensor, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    rows = rows.clone()
+    rows[:, at] += x
+    rows[at, at] = 7
+    return rows, rows[at]
+
+
+def selected(rows: Tensor, x: Tensor, at: Tensor) -> Tensor:
+    rows = rows.clone()
+    rows.select(1, at.item()).mul_(2)  # type: ignore[arg-type]
+    rows[at.item()].add_(x)
+    return rows
+
+
+@pytest.mark.parametrize("to", ["decide", "raise", "jax", "onnx"])
+@pytest.mark.parametrize("write", [written, added, selected])
+def test_positions_of_either_sign(write: Callable[..., Any], to: Any, tmp_path: Path) -> None:
+    rows, x = torch.randn(4, 4), torch.randn(4)
+    program = capture(write, (rows, x, torch.tensor(2)), on_data="raise" if to == "raise" else "decide")
+    run: Callable[..., Any] = program
+    if to == "jax":
+        pytest.importorskip("jax")
+        run = in_jax(program)
+    if to == "onnx":
+        pytest.importorskip("onnxruntime")
+        from functionalize.backends import onnx
+
+        run = onnx.load(program.to_onnx(tmp_path / "program.onnx"))
+    for at in map(torch.tensor, (1, -1, -4, 3)):
+        for one, other in zip(*(pytree.tree_leaves(call(rows, x, at)) for call in (run, write)), strict=True):
+            assert torch.equal(one, other)
+    assert len(program.variants) == 1
+    if to in ("decide", "raise"):
+        for at in map(torch.tensor, (4, -5)):
+            with pytest.raises(IndexError, match="out of range"):
+                run(rows, x, at)

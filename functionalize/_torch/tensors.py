@@ -248,8 +248,11 @@ def decide_ones(sizes: Sequence[Any]) -> None:
                 torch._check(size != 1)
 
 
-def offset_of_slice(tensor: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
-    """The storage offset of a slice whose start only the data tell; None where torch says it as well."""
+def offset_of_part(tensor: torch.Tensor, dim: int = 0, start: Any = None, *_: Any) -> Any:
+    """The storage offset of a slice, or of a selected position, that only the data tell; None for a known one.
+
+    As slices do, it takes a start beyond the tensor for the nearest one; a position beyond it is an error elsewhere.
+    """
     if not (is_symbol(start) and unbacked([start])):
         return None
     size = tensor.size(dim)

@@ -25,7 +25,7 @@ from functionalize._torch import (
     current_proxy_mode,
     decide_ones,
     mode_stack,
-    offset_of_slice,
+    offset_of_part,
     on_handles,
     storage_key,
     unbacked,
@@ -363,12 +363,12 @@ def _squeezing(handler: Handler) -> Handler:
     return squeeze
 
 
-def _slicing(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """A slice, and where it begins if the data say that, for which torch has a new symbol."""
+def _part(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    """A slice or a position, and where it begins if the data say that, for which torch has a new symbol."""
     part = mode._view(func, args, kwargs)
-    offset = offset_of_slice(*args, **kwargs)
+    offset = offset_of_part(*args, **kwargs)
     if offset is not None:
-        mode.context.executor.track_symbol(part.storage_offset(), offset)
+        mode.context.executor.track_offset(part, offset)
     return part
 
 
@@ -378,8 +378,8 @@ def _choose(func: Any) -> Handler:
         return FunctionalizeMode._higher_order
     if func in _BY_OP:
         return _BY_OP[func]
-    if func is aten.slice.Tensor:
-        return _slicing
+    if func in (aten.slice.Tensor, aten.select.int):
+        return _part
     handler = _by_row(func)
     return _squeezing(handler) if func.overloadpacket in _SQUEEZES else handler
 

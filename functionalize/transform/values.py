@@ -230,10 +230,12 @@ class ValueExecutor:
         if self.proxies is not None and handle.layout is torch.strided:
             track_symbols(self.proxies, handle)
 
-    def track_symbol(self, symbol: Any, same: Any) -> None:
-        """Let a symbol of which no op of the graph tells stand for a number of which they do."""
-        if self.proxies is not None and is_symbol(symbol):
-            track_symbol(self.proxies, symbol, same)
+    def track_offset(self, handle: torch.Tensor, offset: Any) -> None:
+        """Tell the tracer a storage offset that is a new symbol: it is a number that is computed of known ones."""
+        symbol = handle.storage_offset()
+        if self.proxies is not None and isinstance(handle, FakeTensor) and is_symbol(symbol):
+            forget_offset(handle)
+            track_symbol(self.proxies, symbol, offset)
 
     def is_constant(self, handle: torch.Tensor) -> bool:
         """Whether a tracer below takes a handle for a constant: neither an input nor an op gave it to the program."""

@@ -111,7 +111,7 @@ def _batch_norm(
 
 
 def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``tensor[index]``: an integer among the indices that only the data tell is a symbol, whose sign is known."""
+    """``tensor[index]``: an integer among the indices that only the data tell is a symbol."""
 
     def indexed(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
         parts = index if type(index) is tuple else (index,)
@@ -120,7 +120,7 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
         counts = [_dims_of(part) for part in parts]
         others = tensor.dim() - sum(count for count in counts if count is not None)
         dims = [others if count is None else count for count in counts]
-        known = [_signed(part, tensor, sum(dims[:at])) for at, part in enumerate(parts)]
+        known = [_number(part) for part in parts]
         symbols = [at for at, part in enumerate(known) if isinstance(part, torch.SymInt)]
         for at in reversed(symbols):  # reading takes integers alone
             tensor = torch.select(tensor, sum(dims[:at]), known[at])
@@ -148,40 +148,25 @@ def _dims_of(index: Any) -> int | None:
     return index.dim() if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
 
 
-def _signed(index: Any, tensor: torch.Tensor, dim: int) -> Any:
-    """An index whose sign the trace knows, since memory is addressed by it; of a tensor, counted from the front."""
-    if not _told_by_data(index):
+def _number(index: Any) -> Any:
+    """An index as a number, if it is a tensor that tells one."""
+    if not _told_by_data(index) or isinstance(index, torch.SymInt):
         return index
-    if isinstance(index, torch.SymInt):
-        bool(index >= 0)  # a question: the answer holds from here on
-        return index
-    key = index._version, str(tensor.size(dim))
-    known = _POSITIONS.get(index)
-    if known is None or known[0] != key:
-        known = _POSITIONS[index] = key, _position(index, tensor.size(dim))
+    known = _PLACES.get(index)
+    if known is None or known[0] != index._version:
+        known = _PLACES[index] = index._version, index.item()
     return known[1]
 
 
 # `tensor[index] += 1` reads and writes at one place: both are to have one symbol.
-_POSITIONS: Any = WeakIdKeyDictionary()
-
-
-def _position(index: torch.Tensor, size: Any) -> Any:
-    from functionalize._torch.symbols import assume  # here: loads sympy
-
-    with torch.no_grad():
-        whole = index.long()  # of eight bits the sum with a size may have too many
-        number: Any = torch.where(whole < 0, whole + size, whole).item()
-    if isinstance(number, torch.SymInt):
-        assume(number >= 0)
-    return number
+_PLACES: Any = WeakIdKeyDictionary()
 
 
 def _select(call: Callable[..., Any]) -> Callable[..., Any]:
     """``select``, of an index that only the data tell."""
 
     def selected(input: torch.Tensor, dim: Any, index: Any) -> Any:
-        return call(input, dim, _signed(index, input, dim))
+        return call(input, dim, _number(index))
 
     return selected
 
