@@ -150,20 +150,22 @@ class _Called:
     def gradients(self, without: set[int]) -> tuple[list[Any], list[Any]]:
         """What the outputs and inputs give for random tangents, and the gradients of that, where these are asked."""
         wanted = [tensor for place, tensor in enumerate(self.wanted) if place not in without]
-        random_numbers = torch.Generator().manual_seed(0)
 
         def derived(results: Sequence[Any], **options: Any) -> list[Any]:
-            roots = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
-            # Whole numbers, whose sums are the same in any order, also in float16.
-            tangents = [
-                torch.randint(1, 8, r.shape, generator=random_numbers).sub(3.5).mul(2).to(r.dtype) for r in roots
-            ]
+            # By the place: of zeros one side may say that they depend on nothing, and has the same tangents else.
+            roots = {at: r for at, r in enumerate(results) if isinstance(r, torch.Tensor) and r.requires_grad}
+            tangents = [_tangent(root, torch.Generator().manual_seed(at)) for at, root in roots.items()]
             if not roots or not wanted:
                 return []
-            return list(torch.autograd.grad(roots, wanted, tangents, allow_unused=True, **options))
+            return list(torch.autograd.grad(list(roots.values()), wanted, tangents, allow_unused=True, **options))
 
         first = derived([*self.seen.outputs, *self.tensors], create_graph=self._twice)
         return first, (derived(first) or [None] * len(wanted)) if self._twice else []
+
+
+def _tangent(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Whole numbers, whose sums are the same in any order, also in float16."""
+    return torch.randint(1, 8, root.shape, generator=generator).sub(3.5).mul(2).to(root.dtype)
 
 
 def _state(tensors: Tensors) -> dict[str, Any]:
