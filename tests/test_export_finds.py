@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from functionalize import InputMismatchError, UnsupportedExportError, UnsupportedProgramError, capture
@@ -560,6 +561,20 @@ def of_no_elements(x: Tensor, n: Tensor) -> Any:
     return none.mean(), (none > 0).any(), (none > 0).all(), none.sum(), x[:0].mean(), x[:0].any(), x[x > 0].mean()
 
 
+def means_of_no_elements(x: Tensor, n: Tensor) -> Any:
+    losses: list[Callable[..., Any]] = [
+        functional.mse_loss,
+        functional.smooth_l1_loss,
+        functional.huber_loss,
+        functional.soft_margin_loss,
+        functional.binary_cross_entropy_with_logits,
+        lambda a, b: functional.binary_cross_entropy(a.sigmoid(), b),
+    ]
+    parts = x[:0], x[x > 9], x[x > 0]
+    spread = [(one.var(), one.std(correction=0), *torch.var_mean(one, 0, keepdim=True)) for one in parts]
+    return spread, [loss(one, torch.ones_like(one)) for loss in losses for one in parts]
+
+
 def without_dimensions(x: Tensor, n: Tensor) -> Any:
     x, n = x[1], n[1]
     zero = torch.tensor(0)
@@ -568,13 +583,25 @@ def without_dimensions(x: Tensor, n: Tensor) -> Any:
 
 
 @pytest.mark.slow(seconds=6)
-@pytest.mark.parametrize("function", [whole_quotients, truths, of_no_elements, without_dimensions])
+@pytest.mark.parametrize(
+    "function", [whole_quotients, truths, of_no_elements, means_of_no_elements, without_dimensions]
+)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 def test_operators_that_onnx_has_otherwise(function: Any, tmp_path: Path) -> None:
     inputs = torch.tensor([1.0, 2.0, -0.7, 3.0]), torch.tensor([2, -3, 7, 1])
     run = _onnx(capture(function, inputs), tmp_path)
     pairs = zip(*(tree_leaves(one) for one in (run(*inputs), function(*inputs))), strict=True)
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_a_median_of_no_elements_in_jax() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    program = capture(
+        lambda x, n: (x.median(), x.nanmedian(), n.median()), (torch.ones(0), torch.ones(0).int())
+    ).to_jax()
+    floats, other, whole = program(program.initial_state, jnp.ones(0), jnp.ones(0, jnp.int32))[1]
+    assert [math.isnan(floats), math.isnan(other), int(whole)] == [True, True, torch.iinfo(torch.int32).min]
 
 
 def test_slices_begin_where_the_data_say_in_jax() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from functionalize.backends.jax.lowerings.registry import lowering
@@ -82,6 +83,13 @@ def _median(x: Array, dim: int, keepdim: bool, counts_all: bool) -> tuple[Array,
     return tuple(one if keepdim else jnp.squeeze(one, dim) for one in found)  # type: ignore[return-value]
 
 
+def _median_of_all(x: Array, counts_all: bool) -> Array:
+    """Of no elements no number, or the least integer."""
+    if not x.size:
+        return jnp.full((), jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min, x.dtype)
+    return _median(x.reshape(-1), 0, False, counts_all)[0]
+
+
 @lowering(aten.median.dim)
 def median_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     return _median(x, dim, keepdim, True)
@@ -94,9 +102,9 @@ def nanmedian_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Arr
 
 @lowering(aten.median.default)
 def median(x: Array) -> Array:
-    return _median(x.reshape(-1), 0, False, True)[0]
+    return _median_of_all(x, True)
 
 
 @lowering(aten.nanmedian.default)
 def nanmedian(x: Array) -> Array:
-    return _median(x.reshape(-1), 0, False, False)[0]
+    return _median_of_all(x, False)

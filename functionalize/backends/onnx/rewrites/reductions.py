@@ -47,6 +47,63 @@ def mean(values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype
     return values.sum(dims, keepdim=keepdim, dtype=dtype) / math.prod(values.size(one) for one in dims)
 
 
+def _mean_loss(op: Any) -> Rewrite:
+    """The mean of a loss of no elements, which is no number."""
+    names = [argument.name for argument in op._schema.arguments]
+
+    def of_elements(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if given.get("reduction", _MEAN) != _MEAN or not _may_be_none(args[0], range(args[0].dim())):
+            return NotImplemented
+        return mean_of_all(op(**given | {"reduction": 0}))
+
+    return of_elements
+
+
+_MEAN = 1  # among the reductions
+for _op in (
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.huber_loss.default,
+    aten.soft_margin_loss.default,
+    aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_with_logits.default,
+):
+    rewrite(_op)(_mean_loss(_op))
+
+
+@rewrite(aten.var_mean.correction)
+def var_mean(
+    values: Any, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    """Of no elements, which are no numbers; ONNX says zero."""
+    dims = list(dim or range(values.dim()))
+    if not values.dim() or not _may_be_none(values, dims):
+        return NotImplemented
+    count: Any = math.prod(values.size(one) for one in dims)
+    squares = (values - mean(values, dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
+    freedom = torch.sym_max(count - (1 if correction is None else correction), 0)
+    return squares / freedom, mean(values, dims, keepdim)
+
+
+@rewrite(aten.var.correction)
+def var(values: Any, *dim: Any, **options: Any) -> Any:
+    found = var_mean(values, *dim, **options)
+    return found if found is NotImplemented else found[0]
+
+
+@rewrite(aten.std.correction)
+def std(values: Any, *dim: Any, **options: Any) -> Any:
+    found = var_mean(values, *dim, **options)
+    return found if found is NotImplemented else found[0].sqrt()
+
+
+@rewrite(aten.std_mean.correction)
+def std_mean(values: Any, *dim: Any, **options: Any) -> Any:
+    found = var_mean(values, *dim, **options)
+    return found if found is NotImplemented else (found[0].sqrt(), found[1])
+
+
 def _may_be_none(values: Any, dims: Sequence[int]) -> bool:
     """Whether there may be no elements along some dimensions; sizes that arguments tell are others than zero."""
     return any(size == 0 if type(size) is int else hint_of(size) is None for size in map(values.size, dims))
