@@ -14,7 +14,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from functionalize._torch import OFFSET, STORAGE, storage_key
-from functionalize._torch.tracing import SYMBOLS, keeps_workspaces, symbol_node, tracked_node
+from functionalize._torch.tensors import SYMBOLS
+from functionalize._torch.traced_symbols import symbol_node
+from functionalize._torch.tracing import keeps_workspaces, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian

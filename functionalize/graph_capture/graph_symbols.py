@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import OutputKind
 
-from functionalize._torch.tracing import symbol_node_of
+from functionalize._torch.traced_symbols import symbol_node_of
 from functionalize.aliasing.geometry import Layout
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.output_analysis import GraphOutputs

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler as schedulers
 
-from functionalize._torch.tracing import SYMBOLS, opaque_float
+from functionalize._torch.tensors import SYMBOLS
+from functionalize._torch.traced_symbols import opaque_float
 
 _EXPONENTIALS = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "sqrt", "cbrt")
 _CIRCULAR = ("acos", "asin", "atan", "atan2", "cos", "sin", "tan", "degrees", "radians")

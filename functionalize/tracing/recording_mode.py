@@ -19,12 +19,9 @@ from torch.fx import Node
 
 from functionalize._torch import HigherOrderOperator, is_symbolic, last_node, on_handles, record_view, settled
 from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent
+from functionalize._torch.traced_symbols import compared, endless, is_endless, is_foregone
 from functionalize._torch.tracing import (
     ProxyTorchDispatchMode,
-    compared,
-    endless,
-    is_endless,
-    is_foregone,
     name_for,
     new_node,
     new_tracer,
