@@ -22,16 +22,12 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tensors by no public call
     ProxyTorchDispatchMode,
     PythonKeyTracer,
-    _enable_thunkify,
     _MakefxTracer,
     _ProxyTensor,
     _set_make_fx_tracer,
-    _sym_register,
     disable_autocast_cache,
     fetch_sym_proxy,
-    get_proxy_slot,
     set_original_aten_op,
-    set_proxy_slot,
     track_tensor_tree,
 )
 from torch.fx.immutable_collections import immutable_dict
