@@ -504,3 +504,44 @@ def test_no_write_in_place_gives_another_size(name: str) -> None:
     for attempt in [*attempts, *(lambda x, mode=mode: trace(run, x, mode=mode) for mode in MODES)]:
         with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
             attempt(torch.ones(9, 1))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_part_beyond_what_an_empty_storage_held_before_it_got_a_size_that_the_data_tell(remove: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        chosen = x[x > 0]
+        summed = torch.add(chosen, chosen, out=torch.empty(0))
+        return summed, summed.as_strided((1,), (1,), 2)
+
+    program = capture(f, (torch.tensor([1.0, -1, 2, 3, 4]),), remove=remove)
+    for data in ([1.0, -1, 2, 3, 4], [5.0, 6, 7, 8, 9], [1.0, 2, 3, -1, -1]):
+        assert_equivalent(f, torch.tensor(data), transform=lambda _: program)
+    for attempt in (f, program):
+        with pytest.raises(RuntimeError):
+            attempt(torch.tensor([1.0, 2, -3, -4, -5]))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_write_in_place_of_a_size_that_the_data_tell(remove: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x -= x[x > 0]
+        return x
+
+    program = capture(f, (torch.tensor([2.0]),), remove=remove)
+    assert_equivalent(f, torch.tensor([3.0]), transform=lambda _: program)
+    for attempt in (f, program):
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            attempt(torch.tensor([-3.0]))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_decision_about_the_larger_of_two_numbers_in_a_method_of_a_tensor(remove: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        found = x.nonzero().unflatten(1, (1, 2))
+        found.index_put_((torch.tensor([2, 0, 2]),), torch.tensor(3), True)
+        found[:6:2] = 3
+        return x, found
+
+    program = capture(f, (torch.tensor([[-5.0, 2, -2, 5, 1, -3]]),), remove=remove)
+    for x in ([[1.0, 2, 3, 4, 5, 6]], [[6.0, -5, 4, -3, 2, -1]]):
+        assert_equivalent(f, torch.tensor(x), transform=lambda _: program)

@@ -180,7 +180,8 @@ def _arithmetic(tracer: Any, expression: Any, symbols: dict[Any, Proxy]) -> Node
     """Nodes that compute an expression, each with its value as a symbol in its meta."""
     last: Node = next(reversed(tracer.graph.nodes))
     plain = {symbol: Proxy(proxy.node, tracer) for symbol, proxy in symbols.items()}
-    result: Node = _interpreted(PythonReferenceAnalysis, plain, expression).node
+    with torch._C._EnableTorchFunction():  # what stands for a node reaches the larger of two numbers by it
+        result: Node = _interpreted(PythonReferenceAnalysis, plain, expression).node
     added = itertools.takewhile(lambda node: node is not last, reversed(tracer.graph.nodes))
     with disable_proxy_modes_tracing():
         for node in reversed(list(added)):

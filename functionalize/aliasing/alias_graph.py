@@ -180,7 +180,8 @@ class AliasGraph:
             self.prepare_write(plain)
             return plain, _rule(op, plain, layout, ())
         top = base.top.layout
-        if base.capacity is not None and unbacked(top.size) and not is_empty(layout):
+        grown = base.capacity is not None and not (type(base.capacity) is int and base.capacity == 0)
+        if grown and unbacked(top.size) and not is_empty(layout):
             raise UnsupportedMutationError(
                 f"a tensor of size {tuple(layout.size)} of a storage that had {tuple(top.size)}, and was resized",
                 why="only the data tell how much the storage held before, and what it has gained",

@@ -121,7 +121,7 @@ class WritingCall:
     def _legalized(self, handle: torch.Tensor, value: Value, results: Sequence[Any], variant: Call) -> Value:
         if differ(value.size(), handle.size()) or value.dtype != handle.dtype:
             if self.row.kind is Kind.INPLACE and is_fake(handle) and differ(value.size(), handle.size()):
-                raise RuntimeError(_CANNOT_GROW.format(list(handle.size()), list(value.size())))
+                value = self._of_size(handle, value)
             cannot = torch.Tag.dynamic_output_shape in self.func.tags
             cannot |= self._resizes_by_data and value.dtype == handle.dtype
             twin = value if cannot else self._twins[id(handle)]
@@ -144,6 +144,12 @@ class WritingCall:
         if value.device != handle.device:
             value = self.context.executor.call(aten._to_copy.default, value, device=handle.device)
         return value
+
+    def _of_size(self, handle: torch.Tensor, value: Value) -> Value:
+        """What is written in place to a handle: its size is the handle's, as the data say where only they tell."""
+        if tuple(value.size()) != tuple(handle.size()):
+            raise RuntimeError(_CANNOT_GROW.format(list(handle.size()), list(value.size())))
+        return self.context.executor.call(aten.view.default, value, list(handle.size()))
 
     def _as_in_eager(self, value: Value, results: Sequence[Any], variant: Call) -> Value:
         """A result with the strides that eager gives it, which its value may not have."""
