@@ -545,3 +545,52 @@ def test_decision_about_the_larger_of_two_numbers_in_a_method_of_a_tensor(remove
     program = capture(f, (torch.tensor([[-5.0, 2, -2, 5, 1, -3]]),), remove=remove)
     for x in ([[1.0, 2, 3, 4, 5, 6]], [[6.0, -5, 4, -3, 2, -1]]):
         assert_equivalent(f, torch.tensor(x), transform=lambda _: program)
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_view_of_what_data_were_before_a_backward_inside_requires_gradients(remove: str) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = x.expand(2, 4)
+        x.data = x + 1
+        rows.sum().backward()
+        return rows, x
+
+    x = torch.arange(4.0).requires_grad_()
+    rows, same = capture(f, (torch.arange(4.0).requires_grad_(),), remove=remove)(x)
+    assert rows.requires_grad
+    assert same is x
+    assert torch.equal(rows.detach(), torch.arange(4.0).expand(2, 4))
+    assert x.grad is not None and torch.equal(x.grad, torch.full((4,), 2.0))
+    try:
+        rows.sum().backward()
+    except RuntimeError as error:
+        assert "whose own backward" in str(error)
+    else:
+        assert torch.equal(x.grad, torch.full((4,), 4.0))
+
+
+def test_backward_inside_to_a_leaf_of_another_shape() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.data = x.t()
+        (x * 3).sum().backward()
+        return x.detach()
+
+    def leaf() -> torch.Tensor:
+        return torch.arange(2.0).view(2, 1).requires_grad_()
+
+    program, x = capture(f, (leaf(),)), leaf()
+    assert_equivalent(f, leaf(), transform=lambda _: program)
+    program(x)
+    assert x.grad is not None and torch.equal(x.grad, torch.full((1, 2), 3.0))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_out_of_a_size_that_the_data_tell_beyond_what_an_input_shows(remove: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        chosen = x[x > 0]
+        torch.sub(chosen, 2, out=x.split([3, 0], 1)[1])
+        return chosen
+
+    x = torch.arange(24.0)[7:].as_strided((1, 3), (6, 2))
+    with pytest.raises(UnsupportedMutationError, match="not known while tracing"):
+        capture(f, (x,), remove=remove)(x)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import unbacked
-from functionalize.aliasing.geometry import Layout, hint, hinted_span, is_empty, plain, stop
+from functionalize.aliasing.geometry import Layout, hint, hinted_span, plain, stop
 
 aten = torch.ops.aten
 RouteStep = tuple[Any, tuple[Any, ...], Layout]  # a view op, its arguments, and the layout that it gives
@@ -174,11 +174,13 @@ def _grid(layout: Layout, length: int) -> Layout | None:
 
 def reaches(source: Layout, layout: Layout) -> bool:
     """Whether ``as_strided`` of a contiguous source can address a layout."""
-    if not source.contiguous or (is_empty(source) and unbacked(layout.size)):
+    if not source.contiguous:
         return False
     if unbacked(source.size):
         return source.dtype == layout.dtype  # the op checks its bounds
     (low, high), (first, last) = hinted_span(source), hinted_span(layout)
+    if unbacked(layout.size) and not low <= first < high:
+        return False
     if source.dtype != layout.dtype and (len(source.size) != 1 or not _aligned((low, high), layout.dtype)):
         return False
     return first == last or (low <= first and last <= high)
@@ -205,7 +207,12 @@ def flat_base_layout(old: Layout, layout: Layout) -> Layout | None:
         whole = old.order is not None and old.dtype == layout.dtype
         return Layout((math.prod(old.size),), (1,), old.offset, old.dtype) if whole else None
     item, unit = old.dtype.itemsize, min(old.dtype.itemsize, layout.dtype.itemsize)
-    layouts = [g for g in (old, layout) if 0 not in map(hint, g.size)] or [layout if unbacked(layout.size) else old]
+    layouts = [g for g in (old, layout) if 0 not in map(hint, g.size)]
+    if unbacked(layout.size):
+        if layouts and not hinted_span(old)[0] <= hinted_span(layout)[0] < hinted_span(old)[1]:
+            return None  # beyond the old, to where only the data say
+        layouts = layouts or [layout]
+    layouts = layouts or [old]
     first = min(layouts, key=lambda g: hinted_span(g)[0])
     last = max(layouts, key=lambda g: hinted_span(g)[1])
     if first is last is old and old.order is not None and _aligned(hinted_span(old), layout.dtype):

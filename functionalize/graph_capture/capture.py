@@ -24,7 +24,7 @@ from functionalize.graph_capture.training import training_step
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.specialization import CAPTURING, Capture
+from functionalize.runtime.specialization import CAPTURING, Capture, Recorded
 from functionalize.runtime.state_walk import is_module
 
 
@@ -195,6 +195,16 @@ def _found(
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
     first.empty_caches()
     second = begun(hooked=hooked, suppose_gradients=True)
-    assuming = second.run()
-    serves = serves_without_gradients(assuming, found)
-    return second.capture(assuming) if serves else first.capture(found)
+    assuming = _run_unless_raising(second)
+    if assuming is not None and serves_without_gradients(assuming, found):
+        return second.capture(assuming)
+    return first.capture(found)
+
+
+def _run_unless_raising(session: CaptureSession) -> Recorded | None:
+    """What a run finds that supposes more than this call has; None if it raises, which is then not this call's."""
+    try:
+        return session.run()
+    except Exception:
+        session.empty_caches()
+        return None

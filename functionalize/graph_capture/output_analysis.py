@@ -154,7 +154,7 @@ class OutputAnalysis:
             return AliasKind.INPUT, itself, False
         if key in old and key not in new:
             # Of that storage the call has detached tensors alone.
-            return AliasKind.VIEW_OF_OLD_STORAGE, old[key], self._differentiable and handle.requires_grad
+            return AliasKind.VIEW_OF_OLD_STORAGE, old[key], handle.requires_grad
         if key not in new:
             return AliasKind.RESULT, None, False
         kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
