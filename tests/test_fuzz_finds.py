@@ -594,3 +594,24 @@ def test_out_of_a_size_that_the_data_tell_beyond_what_an_input_shows(remove: str
     x = torch.arange(24.0)[7:].as_strided((1, 3), (6, 2))
     with pytest.raises(UnsupportedMutationError, match="not known while tracing"):
         capture(f, (x,), remove=remove)(x)
+
+
+def test_input_that_becomes_an_inference_tensor_and_goes_back_to_its_storage() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.data = x + 1
+        x.set_(y)  # type: ignore[call-overload]
+        return x.add_(1)
+
+    def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+        memory = torch.arange(12.0)
+        return memory[:4], memory[4:8]
+
+    program = capture(f, inputs(), on_guard_failure="recapture")
+    for mode in (torch.no_grad, torch.inference_mode):
+        (x, y), (same, other) = inputs(), inputs()
+        with mode():
+            f(x, y)
+            program(same, other)
+        assert (same.is_inference(), other.is_inference()) == (x.is_inference(), y.is_inference())
+        assert torch.equal(same, x)
+        assert same.data_ptr() == other.data_ptr()

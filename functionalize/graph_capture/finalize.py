@@ -221,7 +221,7 @@ class GraphFinalizer:
             self._written.append((kind, target, view.base))
         metadata, after = self._frozen_steps(back.metadata, layouts), self._frozen_steps(back.after, layouts)
         overlaps = layouts.after[number].has_internal_overlap
-        becomes = handle.is_inference() and back.input.storage != storage_key(handle)
+        becomes = handle.is_inference()  # by `.data =` of a tensor that is one: a call makes it one if it is none yet
         detached = differentiable and forgets(entry)
         return InputMutation(number, metadata, writes, after, layout, differentiable, detached, overlaps, becomes)
 
