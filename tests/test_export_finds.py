@@ -685,3 +685,30 @@ def test_numbers_that_a_program_only_leaves_are_state(tmp_path: Path) -> None:
     assert module(torch.ones(2)).tolist() == [2.0, 2.0]
     assert dict(module.named_buffers()) == {"last": torch.tensor(2.0, dtype=torch.float64)}
     assert watched.last == 3.0
+
+
+def test_symbols_of_an_export_that_would_get_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch names symbols by a hash of where they are from, and looks for collisions in one environment alone."""
+
+    def first_free(env: Any, _: str) -> int:
+        free = next(number for number in range(100) if number not in env.unique_ids)
+        env.unique_ids.add(free)
+        return free
+
+    monkeypatch.setattr(torch.fx.experimental.symbolic_shapes.ShapeEnv, "_generate_unique_id", first_free)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).square().mean()
+
+    model, sizes = Loss(), ({0: Dim("n", min=2, max=64)},)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    exported = capture(model, (torch.ones(4, 3),), dynamic_shapes=sizes, optimizer=optimizer).to_exported_program()
+    module = exported.module()
+    module(torch.ones(6, 3))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        module(torch.ones(65, 3))

@@ -17,6 +17,7 @@ from torch._dynamo.source import (  # guards of an exported program are code tha
     LocalSource,
     TensorProperty,
     TensorPropertySource,
+    is_from_local_source,
 )
 from torch._export.verifier import Verifier  # which functions on numbers an exported program may have
 from torch.export.graph_signature import InputKind
@@ -53,6 +54,7 @@ class ExportFakes:
             new.backed_var_to_val[symbol] = hint
             new.var_to_sources[symbol] = [ConstantSource(str(symbol))]
             new.symbol_guard_counter[symbol] = 0
+        new.unique_ids |= old.unique_ids  # symbols that this mode makes get other names
         new.size_like |= old.size_like
         new.replacements.update(old.replacements)
         new.unbacked_symint_counter = old.unbacked_symint_counter
@@ -71,7 +73,7 @@ class ExportFakes:
             else:
                 source = GetItemSource(source, key.key if isinstance(key, pytree.MappingKey) else key.idx)
         found = TensorPropertySource(source, TensorProperty.SIZE, dim)
-        known = [one for one in self.environment.var_to_sources[symbol] if not isinstance(one, ConstantSource)]
+        known = [one for one in self.environment.var_to_sources[symbol] if is_from_local_source(one)]
         self.environment.var_to_sources[symbol] = [*known, found]
 
     def ranges(self, symbols: set[Any]) -> dict[Any, Any]:
