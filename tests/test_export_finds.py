@@ -703,7 +703,7 @@ def test_symbols_of_an_export_that_would_get_one_name(monkeypatch: pytest.Monkey
             self.layer = nn.Linear(3, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x).square().mean()
+            return torch.as_tensor(self.layer(x)).square().mean()
 
     model, sizes = Loss(), ({0: Dim("n", min=2, max=64)},)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
