@@ -615,3 +615,39 @@ def test_input_that_becomes_an_inference_tensor_and_goes_back_to_its_storage() -
         assert (same.is_inference(), other.is_inference()) == (x.is_inference(), y.is_inference())
         assert torch.equal(same, x)
         assert same.data_ptr() == other.data_ptr()
+
+
+def test_leaf_that_gets_data_of_another_size_where_the_results_have_no_backward() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made = y + 4
+        x.data = made.data
+        (made * made).sum().backward()
+        return made
+
+    def leaves() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.arange(6.0).requires_grad_(), torch.ones(2, 2).requires_grad_()
+
+    program, (x, y) = capture(f, leaves()), leaves()
+    made = program(x, y)
+    (x * 2).sum().backward()  # while the result lives, and with it what autograd knows of the leaf
+    assert x.grad is not None and torch.equal(x.grad, torch.full((2, 2), 2.0))
+    for source in (x, y):
+        with pytest.raises(RuntimeError, match="whose own backward"):
+            torch.autograd.grad(made.sum(), source, allow_unused=True)
+
+
+def test_set_to_a_storage_that_it_outgrows() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        view = x.view(2)
+        view.neg_()
+        view.set_(x.untyped_storage(), 11, (1,), (1,))  # type: ignore[call-overload]
+        return x.add(1)
+
+    def inputs(room: int) -> torch.Tensor:
+        return torch.arange(float(room))[5:7]
+
+    program = capture(f, (inputs(12),), on_guard_failure="recapture")
+    for room in (12, 7):
+        assert_equivalent(f, inputs(room), transform=lambda _: program)
+        x = inputs(room)
+        assert torch.equal(program(x), torch.tensor([-4.0, -5.0]))

@@ -37,7 +37,8 @@ from functionalize.graph_capture.differentiability import OverlappingInputsError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.runtime.alias_pattern import alias_pattern
-from functionalize.runtime.execution import Computed, compute, compute_differentiably, finish
+from functionalize.runtime.computation import Computed, compute, compute_differentiably
+from functionalize.runtime.execution import finish
 from functionalize.runtime.joint import ForwardCall, Orders
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
 from functionalize.runtime.modes import set_modes

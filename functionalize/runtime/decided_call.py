@@ -12,8 +12,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from functionalize.reachability import nodes_behind
+from functionalize.runtime.computation import Computed
 from functionalize.runtime.decisions import Diverged, compare
-from functionalize.runtime.execution import Computed
 from functionalize.runtime.joint import called
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.random_state import RandomState, source_of

@@ -1,16 +1,15 @@
-"""One call of a program: compute by its graph, write back, give the outputs the aliasing of the original.
+"""How a call of a program ends: write back what its graph gave, give the outputs the aliasing of the original.
 
 Captured programs and compiled Dynamo graphs run through here alike.
 
-Invariant: a call computes by the graph alone; whatever is refused is refused before anything is written. An output is
-the caller's own tensor, or a view of it, exactly where the original returns that.
+Invariant: nothing is refused from here on. An output is the caller's own tensor, or a view of it, exactly where the
+original returns that.
 Limits: outputs that share a storage which neither an input nor a single output has are copied into one.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -29,13 +28,10 @@ from functionalize.aliasing.strided_layout import (
     with_lazy_bits,
     with_own_bits,
 )
-from functionalize.errors import DataDependentError, UnsupportedMutationError
-from functionalize.runtime.autograd import InMemory, Undifferentiable, differentiable_call
-from functionalize.runtime.decisions import Diverged, check
-from functionalize.runtime.joint import Orders, called
+from functionalize.runtime.autograd import InMemory
+from functionalize.runtime.computation import Computed
 from functionalize.runtime.metadata import (
     AliasKind,
-    BaseResult,
     InputMutation,
     InputRef,
     NewStorage,
@@ -46,50 +42,39 @@ from functionalize.runtime.objects import Maker
 from functionalize.runtime.side_effects import Walked
 
 aten = torch.ops.aten
-Computed = tuple[Sequence[Any], Sequence[Any]]  # the results of a program's graph, and the values of its bases
-_BACKWARD_INSIDE = (
-    "a backward through a result of a captured program whose own backward() left gradients\n"
-    "    why  that backward is a part of the graph, and what it needed of the forward is gone\n"
-    "    try  capture the forward alone, and call backward() on its results"
-)
 _OF_INPUTS = frozenset({AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE})
 
 
-def compute(
-    metadata: ProgramMetadata,
-    function: Callable[..., Any],
-    inputs: Sequence[Any],
-    positions: Sequence[int] | None = None,
-) -> Computed:
-    """What a graph gives, unseen by autograd; ``positions``: which of the program's results it gives, if not all."""
-    _require_gradients(metadata, inputs)
-    taken = [inputs[number] for number in metadata.taken]
-    workspaces = torch.enable_grad() if metadata.graph.keeps_workspaces else contextlib.nullcontext()
-    with BelowVersions(), workspaces, _told_of_sizes(metadata):
-        results = called(function, taken)
-    if positions is None:
-        positions = range(metadata.graph.outputs)
-    given = dict(zip(positions, results, strict=True))
-    if torch.is_grad_enabled():
-        reason = RuntimeError(_BACKWARD_INSIDE) if metadata.leaves_gradients else None
-        given = _known_to_autograd(metadata, given, reason, inputs)
-    return _computed(metadata, inputs, given, {})
+def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed) -> list[Any]:
+    """Write back, leave gradients and side effects, and give the leaves that the program returns.
 
-
-def checked(metadata: ProgramMetadata, inputs: Sequence[Any], results: Sequence[Any]) -> Computed:
-    """What a graph gave that gives all results.
-
-    Raises:
-        DataDependentError: the data gave one of them another size.
+    ``states``: the objects of the program's state, and those of the call's arguments.
     """
-    return _computed(metadata, inputs, dict(enumerate(results)), {})
-
-
-def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None:
-    """Have inputs require gradients of which the program says so."""
+    ending = _Ending(metadata, inputs, computed)
+    counted = dict.fromkeys(metadata.versions, 0)
+    targets = list[torch.Tensor]()
+    for mutation in metadata.mutations:
+        with _write_mode(mutation):
+            targets.append(ending.moved(mutation))
+    ending.tell_autograd()
+    for mutation, target in zip(metadata.mutations, targets, strict=True):
+        with _write_mode(mutation):
+            ending.write_back(mutation, target)
+        if mutation.differentiable:
+            counted[mutation.input] = len(mutation.writes) + len(mutation.metadata) + len(mutation.after)
+    for number, count in metadata.versions.items():
+        count_writes(inputs[number], count - counted[number])
+    for number, gradient in metadata.gradients.items():
+        inputs[number].grad = None if gradient is None else ending.tensor(gradient)
     for number, requires in metadata.requiring:
-        if requires:
-            inputs[number].requires_grad_()
+        if not requires:
+            _require_none(inputs[number])
+    maker = Maker(states, ending.tensor, computed.results, metadata.graph.numbers)
+    for effect in metadata.side_effects:
+        effect.apply(states, maker)
+    for step in metadata.steps:
+        step.apply(states, maker)
+    return [maker.make(result) for result in metadata.results]
 
 
 def _require_none(tensor: torch.Tensor) -> None:
@@ -100,141 +85,16 @@ def _require_none(tensor: torch.Tensor) -> None:
         tensor.detach_()
 
 
-def compute_differentiably(metadata: ProgramMetadata, orders: Orders, inputs: Sequence[Any]) -> Computed:
-    """What a graph gives, with the captured backward as its derivative."""
-    _require_gradients(metadata, inputs)
-    with _told_of_sizes(metadata):
-        outputs = differentiable_call(orders, [inputs[number] for number in metadata.taken])
-    results = dict(zip(orders.first.joint.results, outputs, strict=False))
-    further = dict(zip(orders.first.joint.bases, outputs[len(results) :], strict=True))
-    return _computed(metadata, inputs, results, further)
-
-
-def compute_undifferentiably(
-    metadata: ProgramMetadata, function: Callable[..., Any], inputs: Sequence[Any], reason: Exception
-) -> Computed:
-    """What a graph gives; the reason why it has no backward is raised by those who ask for gradients.
-
-    Raises:
-        UnsupportedMutationError: the reason, where autograd must know of the writes to inputs, and cannot be told.
-    """
-    if isinstance(reason, UnsupportedMutationError) and any(m.differentiable for m in metadata.mutations):
-        raise reason
-    with torch.no_grad():
-        results, _ = compute(metadata, function, inputs)
-    return _computed(metadata, inputs, _known_to_autograd(metadata, dict(enumerate(results)), reason, inputs), {})
-
-
-def _known_to_autograd(
-    metadata: ProgramMetadata, given: dict[int, Any], reason: Exception | None, inputs: Sequence[Any]
-) -> dict[int, Any]:
-    """Results by position, those that require gradients as autograd knows them: a backward raises the reason why not.
-
-    Without a reason they require gradients of leaves that the program made itself and kept: nobody gets any.
-    """
-    described: list[OutputAlias | BaseResult] = [*metadata.bases]
-    described += [alias for alias in metadata.outputs if _of_its_own(alias, metadata.bases)]
-    found = {one.result for one in described if one.requires_grad and one.result is not None}
-    found |= {write.result for m in metadata.mutations if m.differentiable for write in m.writes}
-    positions = sorted(position for position in found if given.get(position) is not None)
-    if not positions:
-        return given
-    if reason is None:
-        leaves = [torch.empty(0, requires_grad=True)]
-    else:
-        leaves = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
-    values = [given[position] for position in positions]
-    with torch.enable_grad():
-        known = Undifferentiable.apply(reason, len(values), *values, *leaves)  # type: ignore[no-untyped-call]
-    return given | dict(zip(positions, known, strict=True))
-
-
-def _of_its_own(alias: OutputAlias, bases: Sequence[BaseResult]) -> bool:
-    """Whether an output has the gradient of its result: here no joint graph gives bases that are none."""
-    unbased = alias.base is not None and bases[alias.base].result is None
-    return alias.kind is AliasKind.RESULT or alias.own_gradient or unbased
-
-
-def _computed(
-    metadata: ProgramMetadata, inputs: Sequence[Any], given: dict[int, Any], further: dict[int, Any]
-) -> Computed:
-    """Results, by position, with the values of bases; ``further``: of bases that are no results.
-
-    Raises where the data gave a size that tracing took for another (a broadcast asks for one).
-    """
-    results = [given.get(position) for position in range(metadata.graph.outputs)]
-    if metadata.graph.decisions:
-        check(metadata.graph.decisions, results)
-    if metadata.symbols.asserted:
-        _check_asserted(metadata, inputs, results)
-    bases = [further.get(n) if base.result is None else results[base.result] for n, base in enumerate(metadata.bases)]
-    return results, bases
-
-
-def _check_asserted(metadata: ProgramMetadata, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-    """Raise where the data gave sizes that operators of the program do not take."""
-    bindings = metadata.symbols.bind(inputs, results)
-    for condition in metadata.symbols.asserted:
-        if not bindings.holds(condition):
-            raise _sized_otherwise(f"the data give sizes ({bindings}) for which {condition} does not hold")
-
-
-@contextlib.contextmanager
-def _sizes_explained() -> Iterator[None]:
-    try:
-        yield
-    except Diverged:
-        raise
-    except (RuntimeError, IndexError) as error:
-        raise _sized_otherwise("the data give sizes that an operator of the graph does not take") from error
-
-
-def _told_of_sizes(metadata: ProgramMetadata) -> AbstractContextManager[None]:
-    """Have an operator that fails say that it may be for the sizes, of a program that took some for granted."""
-    return _sizes_explained() if metadata.symbols.asserted else contextlib.nullcontext()
-
-
-def _sized_otherwise(what: str) -> DataDependentError:
-    return DataDependentError(
-        what,
-        why="an operator of the program takes only such sizes, or was captured for them alone: where a size "
-        "that only the data tell met a number, tracing took the two for equal, and eager may broadcast",
-        hint="say what is known of the size before (torch._check), or expand what has one element by itself",
-    )
-
-
-def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed) -> list[Any]:
-    """Write back, leave gradients and side effects, and give the leaves that the program returns.
-
-    ``states``: the objects of the program's state, and those of the call's arguments.
-    """
-    ending = _Ending(metadata, inputs, computed)
-    counted = dict.fromkeys(metadata.versions, 0)
-    for mutation in metadata.mutations:
-        with torch.enable_grad() if mutation.differentiable else BelowVersions():
-            ending.write_back(mutation)
-        if mutation.differentiable:
-            counted[mutation.input] = len(mutation.writes) + len(mutation.metadata) + len(mutation.after)
-    for number, count in metadata.versions.items():
-        count_writes(inputs[number], count - counted[number])
-    for number, gradient in metadata.gradients.items():
-        inputs[number].grad = None if gradient is None else ending.tensor(gradient)
-    for number, requires in metadata.requiring:
-        if not requires:
-            _require_none(inputs[number])
-    maker = Maker(states, ending.tensor, computed[0], metadata.graph.numbers)
-    for effect in metadata.side_effects:
-        effect.apply(states, maker)
-    for step in metadata.steps:
-        step.apply(states, maker)
-    return [maker.make(result) for result in metadata.results]
+def _write_mode(mutation: InputMutation) -> AbstractContextManager[Any]:
+    return torch.enable_grad() if mutation.differentiable else BelowVersions()
 
 
 class _Ending:
     """What one call does with the results of its graph."""
 
     def __init__(self, metadata: ProgramMetadata, inputs: Sequence[Any], computed: Computed) -> None:
-        self._metadata, self._inputs, (self._results, self._bases) = metadata, inputs, computed
+        self._metadata, self._inputs, self._computed = metadata, inputs, computed
+        self._results = computed.results
         self._symbols = metadata.symbols.bind(inputs, self._results)
         # Tensors that keep the storages of inputs which are about to leave them, or have writes beyond themselves.
         self._originals: dict[int, torch.Tensor] = (
@@ -245,9 +105,9 @@ class _Ending:
         self._made: dict[int, torch.Tensor] = {}
         self._based: dict[int, torch.Tensor] = {}  # the bases that were used, laid out
 
-    def write_back(self, mutation: InputMutation) -> None:
-        """Do to the caller's tensor what the program did to its input."""
-        target = self._inputs[mutation.input]
+    def moved(self, mutation: InputMutation) -> torch.Tensor:
+        """Have the caller's tensor get the metadata that the program gave to its input; what is then written to."""
+        target: torch.Tensor = self._inputs[mutation.input]
         if mutation.layout is not None:
             layout, target = self._symbols.layout(mutation.layout), self._originals[mutation.input]
             make_room(target, layout)
@@ -261,6 +121,14 @@ class _Ending:
                 now = Layout.of(target)
                 make_room(target, replace(now, size=tuple(size), stride=tuple(stride), offset=(*offset, now.offset)[0]))
             op(target, *given)
+        return target
+
+    def tell_autograd(self) -> None:
+        """Have the results require gradients as those of the program do."""
+        self._results = self._computed.told()
+
+    def write_back(self, mutation: InputMutation, target: torch.Tensor) -> None:
+        """Do to the caller's tensor what the program wrote to its input."""
         for write in mutation.writes:
             part = target
             for op, args in write.path:
@@ -287,7 +155,7 @@ class _Ending:
         """The tensor of a number that the caller gets: one object, however often it is asked for."""
         if number not in self._made:
             alias = self._metadata.outputs[number]
-            unbased = alias.base is not None and self._bases[alias.base] is None
+            unbased = alias.base is not None and self._base(alias.base) is None
             if alias.kind is AliasKind.SHARED or unbased:
                 self._make_shared(alias.group)
             else:
@@ -334,6 +202,11 @@ class _Ending:
         result: torch.Tensor = self._results[alias.result]
         return result
 
+    def _base(self, number: int) -> Any:
+        """The value of a base; None where the graph that was run does not give it."""
+        described = self._metadata.bases[number]
+        return self._computed.further.get(number) if described.result is None else self._results[described.result]
+
     def _of_base(self, alias: OutputAlias) -> torch.Tensor:
         assert alias.base is not None
         described = self._metadata.bases[alias.base]
@@ -341,7 +214,7 @@ class _Ending:
         if not (layout.static and base_layout.static):
             return self._result(alias)
         if alias.base not in self._based:
-            self._based[alias.base] = with_layout(self._bases[alias.base], base_layout)
+            self._based[alias.base] = with_layout(self._base(alias.base), base_layout)
         base = self._based[alias.base]
         if alias.result is not None and alias.result == described.result:
             return base

@@ -24,15 +24,15 @@ from functionalize.aliasing.history import Historian
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
 from functionalize.runtime.call_tree import CallTree
-from functionalize.runtime.decided_call import compute_as_decided, decided_ahead
-from functionalize.runtime.execution import (
+from functionalize.runtime.computation import (
     Computed,
     checked,
     compute,
     compute_differentiably,
     compute_undifferentiably,
-    finish,
 )
+from functionalize.runtime.decided_call import compute_as_decided, decided_ahead
+from functionalize.runtime.execution import finish
 from functionalize.runtime.fast_guards import FastGuards, Passes, fast_guards
 from functionalize.runtime.graph_forms import executable, reinplace
 from functionalize.runtime.guards import Guards
@@ -198,7 +198,7 @@ class Specialization:
         if self.capture.modes_left:
             set_modes(self.capture.modes_left)
         elif self._fast is not None and self._joint is None and self.capture.seed is None:
-            self._make_plain(self._fast, inputs, computed[0], leaves)
+            self._make_plain(self._fast, inputs, computed.results, leaves)
         return self._assemble(leaves)
 
     def _make_plain(

@@ -248,12 +248,16 @@ class FunctionalizationContext:
             return backward(*args, **kwargs)
 
     def find_storage(self, storage: torch.UntypedStorage) -> None:
-        """Make a base for a storage that the program is about to set a tensor to, if there is none."""
-        if storage_id(storage) in self.graph.bases:
+        """Make a base for a storage that the program is about to set a tensor to, which may have it grow."""
+        base = self.graph.bases.get(storage_id(storage))
+        if base is not None:
+            holding = base.original() if base.original is not None else None  # what the program made grows as it is
+            if holding is not None and storage_key(holding) == base.key:
+                self.prepare_resize(holding)
             return
         holding = self.executor.tensor_with_storage(storage)
         if holding is not None:
-            self.graph.ensure(holding)
+            self.prepare_resize(holding)
         elif self.executor.observed and storage.nbytes():
             raise UnsupportedMutationError(
                 f"set_ to a storage of {storage.nbytes()} bytes",
