@@ -640,7 +640,7 @@ def test_set_to_a_storage_that_it_outgrows() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         view = x.view(2)
         view.neg_()
-        view.set_(x.untyped_storage(), 11, (1,), (1,))  # type: ignore[call-overload]
+        view.set_(x.untyped_storage(), 11, (1,), (1,))
         return x.add(1)
 
     def inputs(room: int) -> torch.Tensor:
@@ -651,3 +651,34 @@ def test_set_to_a_storage_that_it_outgrows() -> None:
         assert_equivalent(f, inputs(room), transform=lambda _: program)
         x = inputs(room)
         assert torch.equal(program(x), torch.tensor([-4.0, -5.0]))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_writes_to_parts_of_a_tensor_in_a_storage_of_no_whole_number_of_its_elements(remove: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.as_strided((2,), (2,)).add_(1)
+        x[1:3] += 1
+        x[0] = 3
+        return x.sum()
+
+    def floats_in_bytes() -> torch.Tensor:
+        return torch.zeros(102, dtype=torch.uint8)[:100].view(torch.float32)
+
+    assert_equivalent(f, floats_in_bytes(), transform=lambda f: capture(f, (floats_in_bytes(),), remove=remove))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_storage_that_grows_to_no_whole_number_of_the_elements_of_another_input(remove: str) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.resize_((1, 40))
+        y.view(-1)[37:].fill_(2)
+        x[..., 1] = 0.5
+        x.div_(2)
+        return y
+
+    def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+        memory = torch.arange(24.0)
+        numbers = torch.empty(0, dtype=torch.int16)
+        return memory[6::2][:4], numbers.set_(memory.untyped_storage(), 11, (2, 14), (14, 1))
+
+    assert_equivalent(f, *inputs(), transform=lambda f: capture(f, inputs(), remove=remove))

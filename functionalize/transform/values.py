@@ -262,7 +262,7 @@ class ValueExecutor:
 
 _LEGAL_BY_STRIDES = frozenset({aten.view.default, aten.view.dtype, aten.view_as_complex.default})
 _CHECKED_AS_COPY = _LEGAL_BY_STRIDES - {aten.view.default}  # view_copy takes any strides
-# They copy their source and what lies before it in its storage, so that the copy has the source's offset.
+# They copy their source with all of its storage, as elements of its dtype, so that the copy has the source's offset.
 _KEEP_OFFSET = frozenset({aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default})
 _BY_STORAGE = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
 
@@ -271,6 +271,8 @@ def _prepared(op: Any, args: tuple[Any, ...], *, copies: bool) -> tuple[Any, ...
     """Arguments for an op on values; ``copies`` says that the op's ``*_copy`` will run."""
     if op in _BY_STORAGE:
         return _by_storage(op, args)
+    if op in _KEEP_OFFSET and not _fills_storage(args[0]):
+        return (aten.clone.default(args[0]), *args[1:])
     if op in (_CHECKED_AS_COPY if copies else _LEGAL_BY_STRIDES):
         return (_with_legal_strides(op, args), *args[1:])
     return args
@@ -279,9 +281,10 @@ def _prepared(op: Any, args: tuple[Any, ...], *, copies: bool) -> tuple[Any, ...
 def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """``as_strided`` counts from the start of the value's storage, a rule from the value's first element."""
     base, *rest, offset = args
-    # A scatter copies its base, and its meta kernel forgets that the copy starts where the base did.
-    shifted = op is aten.as_strided_scatter.default and not _starts_storage(base)
-    if shifted or not is_contiguous(base):
+    # A scatter copies its base with all of the storage, and its meta kernel forgets that the copy starts where the
+    # base did.
+    moved = op is aten.as_strided_scatter.default and not (_starts_storage(base) and _fills_storage(base))
+    if moved or not is_contiguous(base):
         base = aten.clone.default(base, memory_format=torch.contiguous_format)
     if type(offset) is int and offset == 0:
         return (base, *rest)  # where the value begins, wherever that is in a later call
@@ -291,6 +294,10 @@ def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _starts_storage(value: Value) -> bool:
     offset = value.storage_offset()
     return type(offset) is int and offset == 0
+
+
+def _fills_storage(base: Value) -> bool:
+    return hint(base.untyped_storage().nbytes()) % base.element_size() == 0
 
 
 def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
