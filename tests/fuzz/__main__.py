@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.check import MODES, check
+from tests.fuzz.check import MODES, check, run_in_eager
 from tests.fuzz.generate import generate, well_defined
 from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
 from tests.fuzz.verdict import FAILED, NOT_COUNTED, REFUSED, Verdict
-from tests.fuzz.workers import run_all
+from tests.fuzz.workers import run_all, run_alone
 from tests.fuzz.worlds import generate as worlds
 from tests.fuzz.worlds.check import check_world
 from tests.fuzz.worlds.program import World
@@ -81,7 +81,18 @@ def _timed(program: Program | World, mode: str) -> Verdict:
 
 
 def _crashed(job: tuple[int, str, int]) -> list[Result]:
-    return [(job[0], "any", Verdict(NOT_COUNTED, DIED))]
+    """The verdict on what killed a process: of a program that kills eager, too, none."""
+    lives = run_alone(_lives_in_eager, job, lambda job: False, _start)
+    return [(job[0], job[1], Verdict(FAILED, DIED) if lives else Verdict(NOT_COUNTED, "eager dies"))]
+
+
+def _lives_in_eager(job: tuple[int, str, int]) -> bool:
+    seed, mode, length = job
+    program = made(seed, mode, length)
+    if isinstance(program, Program):
+        for name in modes_of(seed, mode):
+            run_in_eager(program, name)
+    return True
 
 
 def _unshrunk(job: tuple[Result, int]) -> tuple[Result, str, str]:
@@ -141,8 +152,6 @@ def main(arguments: list[str] | None = None) -> int:
         for seed, mode, verdict in found:
             if verdict.status == FAILED:
                 print(f"failed: {seed} {mode}: {verdict.kind}: {verdict.reason[:300]}", file=sys.stderr, flush=True)
-            elif verdict.kind == DIED:
-                print(f"died: {seed}", file=sys.stderr, flush=True)
     failed = sorted((r for r in results if r[2].status == FAILED), key=lambda r: r[:2])
     by_look: dict[str, list[Result]] = collections.defaultdict(list)
     for result in failed:

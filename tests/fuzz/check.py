@@ -27,7 +27,7 @@ from functionalize.errors import (
 )
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import Observation, differences, leaf_differences, observe
-from tests.fuzz.check_calls import check_calls
+from tests.fuzz import check_calls
 from tests.fuzz.program import Program
 from tests.fuzz.verdict import FAILED, NOT_COUNTED, PASSED, Verdict, line_of, refusal, visible_differences
 
@@ -49,13 +49,23 @@ def check(program: Program, mode: str, implementation: Any = functionalize) -> V
                 return function if implementation is functionalize else implementation(function, remove=REMOVES[remove])
 
             if way == "calls":
-                return check_calls(program, REMOVES[remove], made)
+                return check_calls.check_calls(program, REMOVES[remove], made)
             return _captured(program, function, made(function), REMOVES[remove])
         transformed = implementation(function, remove=REMOVES[remove])
         eager = observe(function, program.arguments())
         if way == "direct":
             return _direct(program, transformed, eager)
         return _traced(program, function, transformed, eager, way, REMOVES[remove])
+
+
+def run_in_eager(program: Program, mode: str) -> None:
+    """The part of eager in `check`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if mode.startswith("calls/"):
+            return check_calls.run_in_eager(program)
+        eager = observe(program.function(), program.arguments())
+        list(_backward_differences(eager, eager, ()))
 
 
 def _direct(program: Program, transformed: Any, eager: Observation) -> Verdict:

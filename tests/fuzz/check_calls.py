@@ -8,6 +8,7 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +70,14 @@ def check_calls(program: Program, remove: str, implementation: Callable[[Any], A
     if refused == len(calls):
         return verdict
     return Verdict(PASSED, equal=len(calls) - refused, refused=refused)
+
+
+def run_in_eager(program: Program) -> None:
+    """All that `check_calls` does with a program but for what is captured."""
+    for call in calls_of(program):
+        eager = _Called(program, call)
+        with contextlib.suppress(RuntimeError, TypeError):
+            eager.gradients(eager.rewritten)
 
 
 def _callable(program: Program) -> Any:

@@ -36,14 +36,15 @@ def run_all(
         except BrokenProcessPool:
             suspects = left[done : done + CHUNK * workers * 2]
             for job in suspects:
-                yield _alone(function, job, crashed, start)
+                yield run_alone(function, job, crashed, start)
             done += len(suspects)
         left = left[done:]
 
 
-def _alone(
+def run_alone(
     function: Callable[[Job], Result], job: Job, crashed: Callable[[Job], Result], start: Callable[[], None]
 ) -> Result:
+    """``function(job)`` in a worker of its own, ``crashed(job)`` where that died."""
     try:
         with _pool(1, start) as pool:
             return pool.submit(function, job).result()
