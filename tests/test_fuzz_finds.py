@@ -682,3 +682,27 @@ def test_storage_that_grows_to_no_whole_number_of_the_elements_of_another_input(
         return memory[6::2][:4], numbers.set_(memory.untyped_storage(), 11, (2, 14), (14, 1))
 
     assert_equivalent(f, *inputs(), transform=lambda f: capture(f, inputs(), remove=remove))
+
+
+def test_gradient_by_older_views_of_what_is_not_contiguous() -> None:
+    def leaf(stride: tuple[int, int]) -> torch.Tensor:
+        return torch.ones(6).as_strided((2, 3), stride).detach().requires_grad_()
+
+    def by_view(x: torch.Tensor) -> torch.Tensor:
+        row = x.select(0, 1)
+        with torch.no_grad():
+            x.mul_(2)
+        return torch.autograd.grad(row.sin().sum(), [x])[0]
+
+    def by_newer_view(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.mul_(2)
+        row = x.select(0, 1)
+        return torch.autograd.grad(row.sin().sum(), x)[0]
+
+    assert_equivalent(by_view, leaf((3, 1)), transform=lambda f: capture(f, (leaf((3, 1)),)))
+    assert_equivalent(by_newer_view, leaf((1, 2)), transform=lambda f: capture(f, (leaf((1, 2)),)))
+    with pytest.raises(
+        UnsupportedMutationError, match="not contiguous"
+    ):  # the strides of eager's are those of the leaf
+        capture(by_view, (leaf((1, 2)),))

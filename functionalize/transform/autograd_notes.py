@@ -94,6 +94,8 @@ class AutogradNotes:
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
+        # By identity, views of what is not contiguous, which was written since.
+        self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
         self._beyond: set[int] = set()  # storages of which `as_strided` took what the tensor does not show
         self._required: dict[int, torch.Tensor] = {}  # told to require gradients; held, so that no other has it
         self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, what autograd gave
@@ -118,6 +120,8 @@ class AutogradNotes:
         self.finds_beyond |= base.key in self._beyond
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
+        if handle.requires_grad and len(base.handles) > 1:
+            self._note_older_views(handle, base)
         there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
         if len(there) > 1 and any(id(other) in self._required for other in there):
             self.asked.add(VIEW)  # a write makes autograd look for the others where that begins
@@ -125,6 +129,30 @@ class AutogradNotes:
             told = autograd_base(handle) if torch.is_grad_enabled() and handle.requires_grad else None
             others = (other for ref in base.handles.values() if (other := ref()) is not None)
             self.hides_writes = any(other.requires_grad and autograd_base(other) is not told for other in others)
+
+    def _note_older_views(self, handle: torch.Tensor, base: Base) -> None:
+        others = [other for ref in base.handles.values() if (other := ref()) is not None and other is not handle]
+        for other in others:
+            is_older = other.requires_grad and is_view_to_autograd(other)
+            if is_older and not autograd_base(other).is_contiguous():
+                self._outdated[id(other)] = weakref.ref(other)
+
+    def refuse_laid_out_otherwise(self, inputs: Any) -> None:
+        """Raise for tensors whose gradients eager may lay out as these are, by their views.
+
+        Raises:
+            UnsupportedMutationError: one of them was written after views were made of it that are still there.
+        """
+        asked = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+        views = [view for known in self._outdated.values() if (view := known()) is not None]
+        if any(autograd_base(view) is one for view in views for one in asked):
+            raise UnsupportedMutationError(
+                "the program takes the gradient of a tensor that is not contiguous, has views, and was written since "
+                "these were made",
+                why="of fake tensors, autograd takes views by the same steps again, and so lays the gradient out "
+                "otherwise than eager, which takes them by their place",
+                hint="make the views after the write, or call backward() outside of what is captured",
+            )
 
     def note_address(self, source: View, part: Layout) -> None:
         """Note that `as_strided`, in place or not, takes a part of a storage, given by a tensor of it."""

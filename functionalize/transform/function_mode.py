@@ -121,10 +121,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in _ASKS:
             self._context.notes.asked.update(_ASKS[func])
         if func in _BACKWARD:
-            self._context.notes.asked.add(HOOKS)
-            gradients = self._context.differentiate(func, args, kwargs)
-            self._context.notes.note_gradients(gradients or ())
-            return gradients
+            return self._differentiate(func, args, kwargs)
         if func in _NOTED:
             self._note(func, args[0])
         if func in SPELT_OUT:
@@ -140,6 +137,15 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
         return func(*args, **kwargs)
+
+    def _differentiate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        notes = self._context.notes
+        notes.asked.add(HOOKS)
+        if func is torch.autograd.grad and self._context.executor.observed:
+            notes.refuse_laid_out_otherwise(args[1] if len(args) > 1 else kwargs["inputs"])
+        gradients = self._context.differentiate(func, args, kwargs)
+        notes.note_gradients(gradients or ())
+        return gradients
 
     def _note(self, func: Any, tensor: torch.Tensor) -> None:
         """Note what becomes of a tensor's gradients; refuse what only eager counts."""
