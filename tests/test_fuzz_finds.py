@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from functionalize import UnsupportedMutationError, capture, functionalize
+from functionalize.errors import DataDependentError
 from functionalize.verify import assert_equivalent
 from tests.graphs import MODES, REMOVES, trace
 
@@ -706,3 +707,37 @@ def test_gradient_by_older_views_of_what_is_not_contiguous() -> None:
         UnsupportedMutationError, match="not contiguous"
     ):  # the strides of eager's are those of the leaf
         capture(by_view, (leaf((1, 2)),))
+
+
+def test_computed_inputs_are_no_leaves_without_gradients() -> None:
+    def computed() -> torch.Tensor:
+        return torch.ones(3, requires_grad=True) * 1
+
+    def is_leaf(x: torch.Tensor) -> bool:
+        return x.is_leaf
+
+    def new_leaf(x: torch.Tensor) -> None:
+        x.detach_()
+        x.requires_grad_()
+
+    for mode in (torch.no_grad, torch.inference_mode):
+        x, y = computed(), computed()
+        with mode():
+            assert not capture(is_leaf, (x,))(y)
+    with torch.no_grad(), pytest.raises(UnsupportedMutationError, match="requires gradients again"):
+        capture(new_leaf, (x,))
+
+
+def test_refused_call_leaves_inputs_without_gradients() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.requires_grad_()
+        return y.nonzero().split([0, 0], 0)[0]
+
+    def inputs(number: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(2), torch.full((3,), number)
+
+    program, (x, y) = capture(f, inputs(0)), inputs(1)
+    with pytest.raises(DataDependentError, match="does not hold"):
+        program(x, y)
+    assert not x.requires_grad
+    program(*inputs(0))

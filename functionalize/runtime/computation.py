@@ -51,15 +51,14 @@ def compute(
     positions: Sequence[int] | None = None,
 ) -> Computed:
     """What a graph gives, unseen by autograd; ``positions``: which of the program's results it gives, if not all."""
-    _require_gradients(metadata, inputs)
     taken = [inputs[number] for number in metadata.taken]
     workspaces = torch.enable_grad() if metadata.graph.keeps_workspaces else contextlib.nullcontext()
-    with BelowVersions(), workspaces, _told_of_sizes(metadata):
-        results = called(function, taken)
     if positions is None:
         positions = range(metadata.graph.outputs)
-    given = dict(zip(positions, results, strict=True))
-    computed = _computed(metadata, inputs, given)
+    with _requiring(metadata, inputs):
+        with BelowVersions(), workspaces, _told_of_sizes(metadata):
+            results = called(function, taken)
+        computed = _computed(metadata, inputs, dict(zip(positions, results, strict=True)))
     if not torch.is_grad_enabled():
         return computed
     reason = RuntimeError(_BACKWARD_INSIDE) if metadata.leaves_gradients else None
@@ -75,21 +74,33 @@ def checked(metadata: ProgramMetadata, inputs: Sequence[Any], results: Sequence[
     return _computed(metadata, inputs, dict(enumerate(results)))
 
 
-def _require_gradients(metadata: ProgramMetadata, inputs: Sequence[Any]) -> None:
-    """Have inputs require gradients of which the program says so."""
-    for number, requires in metadata.requiring:
-        if requires:
-            inputs[number].requires_grad_()
+def _requiring(metadata: ProgramMetadata, inputs: Sequence[Any]) -> AbstractContextManager[None]:
+    """Have inputs require gradients of which the program says so; of a call that is refused they do not."""
+    return _now_requiring(metadata, inputs) if metadata.requiring else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _now_requiring(metadata: ProgramMetadata, inputs: Sequence[Any]) -> Iterator[None]:
+    told = [inputs[number] for number, requires in metadata.requiring if requires]
+    told = [tensor for tensor in told if not tensor.requires_grad]
+    for tensor in told:
+        tensor.requires_grad_()
+    try:
+        yield
+    except BaseException:
+        for tensor in told:
+            tensor.requires_grad_(False)
+        raise
 
 
 def compute_differentiably(metadata: ProgramMetadata, orders: Orders, inputs: Sequence[Any]) -> Computed:
     """What a graph gives, with the captured backward as its derivative."""
-    _require_gradients(metadata, inputs)
-    with _told_of_sizes(metadata):
-        outputs = differentiable_call(orders, [inputs[number] for number in metadata.taken])
-    results = dict(zip(orders.first.joint.results, outputs, strict=False))
-    further = dict(zip(orders.first.joint.bases, outputs[len(results) :], strict=True))
-    return _computed(metadata, inputs, results, further)
+    with _requiring(metadata, inputs):
+        with _told_of_sizes(metadata):
+            outputs = differentiable_call(orders, [inputs[number] for number in metadata.taken])
+        results = dict(zip(orders.first.joint.results, outputs, strict=False))
+        further = dict(zip(orders.first.joint.bases, outputs[len(results) :], strict=True))
+        return _computed(metadata, inputs, results, further)
 
 
 def compute_undifferentiably(

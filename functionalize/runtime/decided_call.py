@@ -40,9 +40,6 @@ def compute_as_decided(
             raise
         diverged = found
     random.restore()
-    for number, requires in metadata.requiring:
-        if requires:
-            inputs[number].requires_grad_(False)
     raise diverged
 
 

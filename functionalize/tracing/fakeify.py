@@ -102,7 +102,8 @@ class _Fresh(torch.autograd.Function):
 
 def fresh(leaf: torch.Tensor) -> torch.Tensor:
     """A tensor to which a program may write, where autograd is to find what its gradient was before that."""
-    if not (leaf.requires_grad and torch.is_grad_enabled()):
+    if not leaf.requires_grad:
         return leaf
-    handle: torch.Tensor = _Fresh.apply(leaf)  # type: ignore[no-untyped-call]
+    with torch.inference_mode(False), torch.enable_grad():
+        handle: torch.Tensor = _Fresh.apply(leaf)  # type: ignore[no-untyped-call]
     return handle
