@@ -731,7 +731,8 @@ def test_computed_inputs_are_no_leaves_without_gradients() -> None:
 def test_refused_call_leaves_inputs_without_gradients() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.requires_grad_()
-        return y.nonzero().split([0, 0], 0)[0]
+        chosen: torch.Tensor = y.nonzero().split([0, 0], 0)[0]
+        return chosen
 
     def inputs(number: float) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(2), torch.full((3,), number)

@@ -74,3 +74,25 @@ def test_of_batch_norms_of_permuted_tensors(training: bool) -> None:
         got, want = (torch.autograd.grad(result.square().sum(), [x, y], **options) for result in (one, other))
         assert [g is None for g in got] == [g is None for g in want]
         torch.testing.assert_close([g for g in got if g is not None], [g for g in want if g is not None])
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"),
+    [
+        *(((1, 3), (1, 1)), ((1, 3), (2, 2)), ((2, 1), (1, 5)), ((2, 1, 3), (3, 1, 1)), ((3, 1, 2), (1, 1, 3))),
+        *(((1, 1, 4), (3, 9, 1)), ((2, 1, 3), (1, 7, 2)), ((1, 2, 3), (6, 3, 1))),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_strides_of_dimensions_of_one_position(
+    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    def strides(x: torch.Tensor, row: torch.Tensor, whole: torch.Tensor) -> list[tuple[int, ...]]:
+        compared = [x > 0, x == row, x.logical_not(), torch.where(x > 0, x, 1)]
+        computed = [x + 2, x * x, x + row, row - x, x * 1.5, x / 2, x * whole, x.neg(), x.clamp(0, 1), x**2, x.sin()]
+        copied = [x.clone(), x.to(torch.float64), torch.zeros_like(x), x.flip(0), x.masked_fill(x > 0, 1)]
+        return [result.stride() for result in (*compared, *computed, *copied)]
+
+    x = torch.empty_strided(size, stride, dtype=dtype).fill_(1)
+    given = x, torch.ones(size[-1:]), torch.ones(size, dtype=torch.float64)
+    assert capture(strides, given)(*given) == strides(*given)

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
+from functionalize._torch.elementwise import elementwise_strides
 from functionalize._torch.tensors import PLAIN_TYPES, decide_broadcasts, hint_of, set_versions, unbacked
 
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
@@ -214,6 +215,10 @@ class CaptureFakeMode(MetasFakeMode):
                 with self:
                     like: Any = FakeTensorMode.dispatch(self, func, types, [*map(_in_float32, args)], kwargs or {})
                     return torch.empty_strided(out.size(), like.stride(), dtype=out.dtype, device=out.device)
+            strides = elementwise_strides(func, args, kwargs or {}, out)
+            if strides is not None and strides != out.stride():
+                with self:
+                    return torch.empty_strided(out.size(), strides, dtype=out.dtype, device=out.device)
         except AssertionError as error:  # of a kernel in Python: what checks in C++ raise is another error
             raise RuntimeError(str(error)) from error
         return out

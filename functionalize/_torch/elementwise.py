@@ -1,0 +1,147 @@
+"""How the CPU's kernels lay out what they compute by elements, where dimensions have one position.
+
+Fake tensors look at dimensions of one position as contiguous ones; torch's iterator over elements takes their strides
+as they are. After ``aten/src/ATen/TensorIterator.cpp``.
+
+Limits: sizes and strides that are integers; kernels that go by that iterator, as elementwise ones do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+
+from functionalize._torch.dispatch import OpOverload
+
+aten = torch.ops.aten
+Size = tuple[int, ...]
+_LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+_COPIES = frozenset(  # laid out as what they copy
+    getattr(aten, name).default for name in ("clone", "_to_copy", "flip", "hardtanh", "nan_to_num", *_LIKE)
+)
+_BY_ROWS = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})  # laid out contiguously
+_OTHERS = frozenset({aten.mvlgamma.default})  # whose result is a sum
+_NUMBERS = ("self", "other")  # of these a kernel makes tensors
+_SWAPPED = frozenset({aten.rsub.Tensor, aten.rsub.Scalar})
+
+
+def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
+    """The strides that a kernel gives a result; None where those of the fake result are right."""
+    if not isinstance(out, FakeTensor) or out.layout is not torch.strided or not _by_elements(op):
+        return None
+    size = out.size()
+    if not all(type(number) is int for number in size) or 1 not in size:
+        return None
+    tensors = [arg for arg in args if isinstance(arg, FakeTensor)]
+    if not any(_is_odd(tensor) for tensor in tensors):
+        return None
+    if op in _COPIES:
+        keeps = kwargs.get("memory_format") in (None, torch.preserve_format)
+        return _copied(size, tuple(args[0].stride())) if keeps else None
+    if op in _BY_ROWS:
+        return _contiguous(size)
+    operands = [*_operands(op, args, out)]
+    return _laid_out(tuple(size), operands[::-1] if op in _SWAPPED else operands)
+
+
+@functools.lru_cache(maxsize=512)
+def _by_elements(op: OpOverload) -> bool:
+    return op in _COPIES or (torch.Tag.pointwise in op.tags and not op._schema.is_mutable and op not in _OTHERS)
+
+
+def _is_odd(tensor: Any) -> bool:
+    """Whether dimensions of one position have other strides than contiguous ones would."""
+    if tensor.layout is not torch.strided or not all(type(n) is int for n in (*tensor.size(), *tensor.stride())):
+        return False
+    size, stride = tensor.size(), tensor.stride()
+    return any(n == 1 and step != wanted for n, step, wanted in zip(size, stride, _contiguous(size), strict=True))
+
+
+def _operands(op: Any, args: Sequence[Any], out: Any) -> Iterator[tuple[Size, Size]]:
+    """The sizes and strides that the iterator gets: of what has another dtype than it computes in, of a copy."""
+    compared = out.dtype is torch.bool and len(args) == 2
+    computed = torch.result_type(*args) if compared else None if out.dtype is torch.bool else out.dtype
+    for arg, declared in zip(args, op._schema.arguments, strict=False):
+        if isinstance(arg, torch.Tensor):
+            size, stride = tuple(arg.size()), tuple(arg.stride())
+            copied = arg.device.type == "cpu" and computed is not None and arg.dtype not in (computed, torch.bool)
+            yield size, _copied(size, stride) if copied else stride
+        elif declared.name in _NUMBERS:
+            yield (), ()
+
+
+def _laid_out(size: Size, operands: Sequence[tuple[Size, Size]]) -> Size:
+    if all(other == size for other, _ in operands):
+        if all(_is_contiguous(*operand) for operand in operands):
+            return _contiguous(size)
+        strides = {stride for _, stride in operands}
+        if len(strides) == 1 and all(_is_dense(*operand) for operand in operands):
+            return strides.pop()
+    return _in_order(size, [_broadcast(size, *operand) for operand in operands])
+
+
+def _copied(size: Size, stride: Size) -> Size:
+    return stride if _is_dense(size, stride) else _in_order(size, [stride])
+
+
+def _broadcast(size: Size, own: Size, stride: Size) -> Size:
+    pairs = zip(size[len(size) - len(own) :], own, stride, strict=True)
+    return (0,) * (len(size) - len(own)) + tuple(0 if n == 1 and m != 1 else step for m, n, step in pairs)
+
+
+def _in_order(size: Size, strides: Sequence[Size]) -> Size:
+    """The strides of what has its elements in the order in which the operands have theirs."""
+    order = [*reversed(range(len(size)))]
+    for last in range(1, len(size)):
+        place = last
+        for before in reversed(range(last)):
+            compared = _compared(size, strides, order[before], order[place])
+            if compared > 0:
+                order[before], order[place] = order[place], order[before]
+                place = before
+            elif compared < 0:
+                break
+    found, step = [0] * len(size), 1
+    if order == [*reversed(range(len(size)))]:
+        return _contiguous(size)
+    for dim in order:
+        found[dim] = step
+        step *= size[dim]
+    return tuple(found)
+
+
+def _compared(size: Size, strides: Sequence[Size], inner: int, outer: int) -> int:
+    for stride in strides:
+        one, other = stride[inner], stride[outer]
+        if one == 0 or other == 0:
+            continue
+        if one != other:
+            return -1 if one < other else 1
+        if size[inner] > size[outer]:
+            return 1
+    return 0
+
+
+def _contiguous(size: Sequence[int]) -> Size:
+    found, step = [0] * len(size), 1
+    for dim in reversed(range(len(size))):
+        found[dim] = step
+        step *= max(size[dim], 1)
+    return tuple(found)
+
+
+def _is_contiguous(size: Size, stride: Size) -> bool:
+    return 0 in size or all(n == 1 or a == b for n, a, b in zip(size, stride, _contiguous(size), strict=True))
+
+
+def _is_dense(size: Size, stride: Size) -> bool:
+    step = 1
+    for one, n in sorted((one, n) for n, one in zip(size, stride, strict=True) if n != 1):
+        if one != step:
+            return False
+        step *= n
+    return True
