@@ -742,3 +742,23 @@ def test_refused_call_leaves_inputs_without_gradients() -> None:
         program(x, y)
     assert not x.requires_grad
     program(*inputs(0))
+
+
+def test_gradient_of_nothing_is_the_error_of_eager() -> None:
+    def f(x: torch.Tensor) -> object:
+        return torch.autograd.grad(x.sum())  # type: ignore[call-overload]
+
+    with pytest.raises(TypeError, match="inputs"):
+        capture(f, (torch.ones(2, requires_grad=True),))
+
+
+def test_gradients_by_name() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return torch.autograd.grad((x * y).sum(), {"x": x, "y": y})
+
+    def leaves() -> list[torch.Tensor]:
+        return [torch.arange(2.0).requires_grad_(), torch.arange(2.0, 4.0).requires_grad_()]
+
+    found = capture(f, tuple(leaves()))(*leaves())
+    assert torch.equal(found["x"], torch.arange(2.0, 4.0))
+    assert torch.equal(found["y"], torch.arange(2.0))

@@ -63,7 +63,8 @@ def _is_odd(tensor: Any) -> bool:
 
 def _operands(op: Any, args: Sequence[Any], out: Any) -> Iterator[tuple[Size, Size]]:
     """The sizes and strides that the iterator gets: of what has another dtype than it computes in, of a copy."""
-    compared = out.dtype is torch.bool and len(args) == 2
+    known = all(isinstance(arg, (torch.Tensor, int, float, complex)) for arg in args)  # no symbols
+    compared = out.dtype is torch.bool and len(args) == 2 and known
     computed = torch.result_type(*args) if compared else None if out.dtype is torch.bool else out.dtype
     for arg, declared in zip(args, op._schema.arguments, strict=False):
         if isinstance(arg, torch.Tensor):

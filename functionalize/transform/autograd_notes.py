@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from functionalize._torch import VIEW, FakeTensor, storage_key
+from functionalize._torch import VIEW, FakeTensor, pytree, storage_key
 from functionalize._torch.dispatch import identity_of
 from functionalize._torch.tensors import autograd_base, is_view_to_autograd
 from functionalize.aliasing.bases import Base, View
@@ -143,7 +142,7 @@ class AutogradNotes:
         Raises:
             UnsupportedMutationError: one of them was written after views were made of it that are still there.
         """
-        asked = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+        asked = pytree.tree_leaves(inputs)
         views = [view for known in self._outdated.values() if (view := known()) is not None]
         if any(autograd_base(view) is one for view in views for one in asked):
             raise UnsupportedMutationError(
@@ -189,9 +188,10 @@ class AutogradNotes:
         with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
             self.hooked += [] if handle.grad_fn is None else [handle.grad_fn]
 
-    def note_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """Note what autograd gave."""
-        self._gradients |= {id(one): weakref.ref(one) for one in gradients if one is not None}
+    def note_gradients(self, gradients: Any) -> None:
+        """Note what autograd gave: tensors by their places or names, or nothing."""
+        found = [one for one in pytree.tree_leaves(gradients) if one is not None]
+        self._gradients |= {id(one): weakref.ref(one) for one in found}
 
     def refuse_version_of_gradient(self, tensor: torch.Tensor) -> None:
         """Raise for a gradient: eager's engine adds them up in place, which is told of no graph's.

@@ -142,9 +142,9 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         notes = self._context.notes
         notes.asked.add(HOOKS)
         if func is torch.autograd.grad and self._context.executor.observed:
-            notes.refuse_laid_out_otherwise(args[1] if len(args) > 1 else kwargs["inputs"])
+            notes.refuse_laid_out_otherwise(args[1] if len(args) > 1 else kwargs.get("inputs"))
         gradients = self._context.differentiate(func, args, kwargs)
-        notes.note_gradients(gradients or ())
+        notes.note_gradients(gradients)
         return gradients
 
     def _note(self, func: Any, tensor: torch.Tensor) -> None:
