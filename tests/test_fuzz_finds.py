@@ -762,3 +762,37 @@ def test_gradients_by_name() -> None:
     found = capture(f, tuple(leaves()))(*leaves())
     assert torch.equal(found["x"], torch.arange(2.0, 4.0))
     assert torch.equal(found["y"], torch.arange(2.0))
+
+
+@pytest.mark.parametrize("of_a_leaf_made_inside", [False, True])
+def test_gradient_that_gets_another_size(of_a_leaf_made_inside: bool) -> None:
+    def f(x: torch.Tensor) -> Any:
+        leaf = x.detach().clone().requires_grad_() if of_a_leaf_made_inside else x
+        (leaf * leaf).sum().backward()
+        gradient: Any = leaf.grad
+        gradient.data = leaf.detach()[:, :4].view(1, 4, 1, 1)
+        gradient.squeeze_(2)
+        return leaf, gradient
+
+    x, other = (torch.arange(8.0).view(1, 8).requires_grad_() for _ in range(2))
+    ours = capture(f, (x,))(x)
+    eager = f(other)
+    for leaf, gradient in (ours, eager):
+        assert leaf.grad is gradient
+        assert gradient.shape == (1, 4, 1)
+        assert gradient.data_ptr() == leaf.data_ptr()
+    torch.testing.assert_close(ours, eager)
+    torch.testing.assert_close(x.grad, other.grad)
+
+
+def test_lazy_negation_resized_in_inference_mode_is_refused() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch._neg_view(x[2:]).swapaxes_(0, 1)
+        return x.mul_(2)
+
+    x = torch.arange(9.0).view(3, 3)
+    with torch.inference_mode(), pytest.raises(UnsupportedMutationError, match="lazy conjugate or negation"):
+        capture(f, (x,))
+    ours, eager = x.clone(), x.clone()
+    assert torch.equal(capture(f, (ours,))(ours), f(eager))
+    assert ours._version == eager._version

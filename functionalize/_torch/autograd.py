@@ -41,6 +41,17 @@ def has_node_hooks(leaf: torch.Tensor) -> bool:
     return False
 
 
+def leave_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """Make a gradient a tensor's own; one may have got another size by now, which an assignment would refuse."""
+    if gradient is None or (gradient.size() == tensor.size() and gradient.dtype == tensor.dtype):
+        tensor.grad = gradient
+        return
+    data = gradient.data
+    gradient.data = torch.empty_like(tensor, requires_grad=False)
+    tensor.grad = gradient
+    gradient.data = data
+
+
 def checkpoint_frame() -> tuple[Any, tuple[Any] | None] | None:
     """Which checkpointed region runs, and if it is computed again, for which backward; None outside of all.
 

@@ -26,6 +26,8 @@ _COPIES = frozenset(  # laid out as what they copy
 _BY_ROWS = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})  # laid out contiguously
 _OTHERS = frozenset({aten.mvlgamma.default})  # whose result is a sum
 _NUMBERS = ("self", "other")  # of these a kernel makes tensors
+_CHANNELS_LAST = (1, 3, 2, 0)
+_FAST_ORDERS: Mapping[int, tuple[Sequence[int] | None, ...]] = {0: (None,), 4: (None, _CHANNELS_LAST)}  # by rank
 _SWAPPED = frozenset({aten.rsub.Tensor, aten.rsub.Scalar})
 
 
@@ -77,8 +79,9 @@ def _operands(op: Any, args: Sequence[Any], out: Any) -> Iterator[tuple[Size, Si
 
 def _laid_out(size: Size, operands: Sequence[tuple[Size, Size]]) -> Size:
     if all(other == size for other, _ in operands):
-        if all(_is_contiguous(*operand) for operand in operands):
-            return _contiguous(size)
+        for order in _FAST_ORDERS.get(len(size), _FAST_ORDERS[0]):
+            if all(_is_contiguous(*operand, order) for operand in operands):
+                return _contiguous(size, order)
         strides = {stride for _, stride in operands}
         if len(strides) == 1 and all(_is_dense(*operand) for operand in operands):
             return strides.pop()
@@ -127,16 +130,18 @@ def _compared(size: Size, strides: Sequence[Size], inner: int, outer: int) -> in
     return 0
 
 
-def _contiguous(size: Sequence[int]) -> Size:
+def _contiguous(size: Sequence[int], order: Sequence[int] | None = None) -> Size:
+    """The strides of what is dense in an order of dimensions, innermost first."""
     found, step = [0] * len(size), 1
-    for dim in reversed(range(len(size))):
+    for dim in reversed(range(len(size))) if order is None else order:
         found[dim] = step
         step *= max(size[dim], 1)
     return tuple(found)
 
 
-def _is_contiguous(size: Size, stride: Size) -> bool:
-    return 0 in size or all(n == 1 or a == b for n, a, b in zip(size, stride, _contiguous(size), strict=True))
+def _is_contiguous(size: Size, stride: Size, order: Sequence[int] | None) -> bool:
+    wanted = _contiguous(size, order)
+    return 0 in size or all(n == 1 or a == b for n, a, b in zip(size, stride, wanted, strict=True))
 
 
 def _is_dense(size: Size, stride: Size) -> bool:

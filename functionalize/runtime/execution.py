@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.autograd import leave_gradient
 from functionalize._torch.dispatch import BelowVersions
 from functionalize._torch.tensors import count_writes
 from functionalize.aliasing.geometry import Layout
@@ -65,7 +66,7 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
     for number, count in metadata.versions.items():
         count_writes(inputs[number], count - counted[number])
     for number, gradient in metadata.gradients.items():
-        inputs[number].grad = None if gradient is None else ending.tensor(gradient)
+        leave_gradient(inputs[number], None if gradient is None else ending.tensor(gradient))
     for number, requires in metadata.requiring:
         if not requires:
             _require_none(inputs[number])
@@ -163,7 +164,7 @@ class _Ending:
             if torch.is_inference_mode_enabled():
                 self._made[number] = self._as_inference_tensor(alias, self._made[number])
             if alias.gradient is not None:
-                self._made[number].grad = self.tensor(alias.gradient)
+                leave_gradient(self._made[number], self.tensor(alias.gradient))
         return self._made[number]
 
     def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ free of mutation, and of views where these are to be removed. Limits: one mode s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,19 +27,18 @@ from functionalize._torch import (
     offset_of_part,
     on_handles,
     storage_key,
-    unbacked,
     uncompiled,
 )
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.bases import View
-from functionalize.aliasing.geometry import Layout, fits
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
-from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers import custom_ops, higher_order, random_ops
+from functionalize.transform.handlers.inplace_views import keeps_size, new_size, refuse_uncounted, with_kept_strides
 from functionalize.transform.handlers.strides import TRUSTING, all_laid_out
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
@@ -210,10 +208,12 @@ class FunctionalizeMode(TorchDispatchMode):
         handle, context = args[0], self.context
         if not context.executor.observed:
             return on_handles(func, args, kwargs)
-        func, args = _with_kept_strides(func, args)
-        size = tuple(args[1].size() if isinstance(args[1], torch.Tensor) else args[1]) if func in _RESIZES else None
-        if size is not None and _keeps_size(handle, size, kwargs):
-            return handle
+        func, args = with_kept_strides(func, args)
+        size = new_size(func, args)
+        if size is not None:
+            if keeps_size(handle, size, kwargs):
+                return handle
+            refuse_uncounted(func, handle)
         variant = tables.row(func).functional
         op = tables.overload(variant) if variant else None
         context.note_reshape(handle, loses_elements=op not in view_rules.WAYS_BACK)
@@ -266,35 +266,6 @@ class FunctionalizeMode(TorchDispatchMode):
 
 
 _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as a number counts
-_RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
-
-
-def _with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """An op and its arguments; `set_` to a storage without strides keeps those of what has the size."""
-    if func is aten.set_.source_Storage:
-        sized = (*args, 0, [args[1].nbytes() // args[0].element_size()])
-    elif func is aten.set_.source_Storage_storage_offset and len(args) == 4:
-        sized = tuple(args)
-    else:
-        return func, args
-    handle, storage, offset, size = sized
-    if tuple(handle.size()) != tuple(size):
-        return func, args
-    kept = replace(Layout.of(handle), offset=offset)
-    if not fits(kept, storage.nbytes()):
-        raise UnsupportedMutationError(
-            f"set_ to a storage without strides keeps {tuple(handle.stride())}, which reach beyond that storage",
-            why="eager reads and writes there memory that is none of the storage's",
-            hint="give the strides, too",
-        )
-    return aten.set_.source_Storage_storage_offset, (*sized, list(handle.stride()))
-
-
-def _keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Kwargs) -> bool:
-    """Whether a resize leaves everything as it is; asks the symbols, as eager's kernel asks the sizes."""
-    if kwargs.get("memory_format") is not None or unbacked((*handle.size(), *size)):
-        return False
-    return tuple(handle.size()) == size
 
 
 _DEVICE = torch.ops.prim.device.default

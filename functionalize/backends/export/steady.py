@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.autograd import leave_gradient
 from functionalize.backends.export.effects import EffectReader, changed_entries
 from functionalize.backends.export.example_call import ExampleCall, concrete, with_steps_followed
 from functionalize.runtime.captured_program import CapturedProgram
@@ -109,11 +110,11 @@ def _after_first(call: ExampleCall) -> Iterator[dict[int, int]]:
         for effect in metadata.side_effects:
             effect.apply(states, maker)
         for number, output in metadata.gradients.items():
-            values[number].grad = None if output is None else tensor(output)
+            leave_gradient(values[number], None if output is None else tensor(output))
         yield made
     finally:
         for value, gradient in gradients:
-            value.grad = gradient
+            leave_gradient(value, gradient)
         for container, content in before:
             if not unchanged(container, content):
                 assign(container, content)
