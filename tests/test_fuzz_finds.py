@@ -796,3 +796,95 @@ def test_lazy_negation_resized_in_inference_mode_is_refused() -> None:
     ours, eager = x.clone(), x.clone()
     assert torch.equal(capture(f, (ours,))(ours), f(eager))
     assert ours._version == eager._version
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_out_that_has_a_shared_storage_grow_as_the_data_tell_is_refused() -> None:
+    def f(x: torch.Tensor) -> Any:
+        found = x.nonzero()
+        first, second = x.t().vsplit(2)
+        torch.stack([found, found], out=first)
+        return second, found
+
+    x = torch.tensor([[1, 2, 3, 4]], dtype=torch.int16)
+    with pytest.raises(UnsupportedMutationError, match="beyond the 8 bytes that it shares"):
+        capture(f, (x,))
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_out_that_shares_a_storage_and_keeps_within_as_the_data_tell() -> None:
+    def f(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        torch.masked_select(x, x > 0, out=out[:3])
+        return out + 1
+
+    given = [(torch.arange(5.0) - 2, torch.zeros(5)) for _ in range(2)]
+    torch.testing.assert_close(capture(f, given[0])(*given[0]), f(*given[1]))
+    torch.testing.assert_close(given[0], given[1])
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_out_that_is_an_argument_and_too_small_is_the_error_of_eager(remove: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.sub(x, torch.arange(9), out=x)
+
+    x = torch.ones(1, dtype=torch.int64)
+    for run in (f, lambda x: capture(f, (x,), remove=remove)):
+        with pytest.raises(RuntimeError, match=r"output with shape \[1\] doesn't match the broadcast shape \[9\]"):
+            run(x)
+
+
+def test_outputs_of_one_storage_are_inference_tensors_as_in_eager() -> None:
+    def f(x: torch.Tensor) -> Any:
+        moved: Any = x.view(1, 8)
+        moved.set_(moved.clone())
+        return moved, moved.expand(2, 8), moved.clone()
+
+    x = torch.randn(8)
+    with torch.inference_mode():
+        ours, eager = capture(f, (x,))(x), f(x)
+    assert [one.is_inference() for one in ours] == [one.is_inference() for one in eager] == [False, False, True]
+
+
+def test_versions_of_what_lies_in_a_storage_that_another_input_moves_to_and_writes() -> None:
+    def f(x: Any, y: torch.Tensor) -> None:
+        y.t_()
+        x.set_(y.untyped_storage(), 8, (1,))
+        x.fill_(3)
+
+    made = [(torch.empty(0), torch.arange(9.0)[:2]) for _ in range(2)]
+    capture(f, made[0])(*made[0])
+    f(*made[1])
+    assert [one._version for one in made[0]] == [one._version for one in made[1]]
+
+
+def test_copy_of_an_expanded_tensor_to_its_own_negation_is_the_error_of_eager() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch._neg_view(x).copy_(x)
+
+    x = torch.zeros(3, 1).expand(3, 2)
+    for run in (f, lambda x: capture(f, (x,))):
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+            run(x)
+
+
+@pytest.mark.parametrize("transpose", [torch.Tensor.t_, lambda y: y.transpose_(0, 1), lambda y: y.swapaxes_(-1, 0)])
+def test_gradients_of_views_of_what_is_transposed_in_place_are_refused(transpose: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        rows = y.view(2, 2)
+        transpose(y)
+        return rows[1, 0] * 2
+
+    def taken_again(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        rows = y.view(4)
+        y.unsqueeze_(0)
+        return rows[2] * 2
+
+    x = torch.arange(4.0).view(2, 2)
+    torch.testing.assert_close(capture(f, (x,))(x), f(x))
+    x.requires_grad_()
+    with pytest.raises(UnsupportedMutationError, match="shows them in another order"):
+        torch.autograd.grad(capture(f, (x,))(x), x)
+    ours, eager = (torch.autograd.grad(run(x), x) for run in (capture(taken_again, (x,)), taken_again))
+    torch.testing.assert_close(ours, eager)

@@ -154,6 +154,14 @@ def is_view_to_autograd(tensor: torch.Tensor) -> bool:
         return tensor._is_view()
 
 
+def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor | None:
+    """The view that autograd takes, of fake tensors, by the steps that led to one; None where they lead nowhere."""
+    with torch.no_grad(), contextlib.suppress(RuntimeError, ValueError, IndexError):
+        taken: torch.Tensor = view._view_func_unsafe(base)
+        return taken
+    return None
+
+
 def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that autograd takes a tensor for a view of; itself where it is none."""
     return tensor._base if tensor._is_view() and tensor._base is not None else tensor
@@ -232,6 +240,13 @@ def hint_of(number: Any, fallback: int | None = None) -> Any:
 def unbacked(numbers: Sequence[Any]) -> bool:
     """Whether some size is known when the program runs only: it comes from data, not from the inputs' sizes."""
     return any(type(number) is not int and hint_of(number) is None for number in numbers)
+
+
+def decided(condition: Any) -> bool | None:
+    """The answer to a question of sizes that only the data tell; None where nobody answers."""
+    environment: Any = condition.node.shape_env if isinstance(condition, torch.SymBool) else None
+    asked = environment is not None and hint_of(condition) is None
+    return None if asked and not getattr(environment, "is_answered", False) else bool(condition)
 
 
 def decide_ones(sizes: Sequence[Any]) -> None:

@@ -136,7 +136,7 @@ class GraphFinalizer:
         wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
         traced = None if whole else self._traced(joint, analysis, aliases, begun, mutations, wanted)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
-        self._count_writes(writes, {mutation.input for mutation in mutations})
+        self._count_writes(writes, {mutation.input for mutation in mutations}, layouts.old_storages)
         given = (results, spec) if recipe is None else ((recipe,), LEAF)
         metadata = self._metadata(
             gradients, mutations, (aliases, analysis.bases), given, left_in_objects, layouts, symbols, decisions
@@ -329,10 +329,16 @@ class GraphFinalizer:
             symbols,
         )
 
-    def _count_writes(self, writes: Mapping[int, int | None], written: set[int]) -> None:
+    def _count_writes(
+        self, writes: Mapping[int, int | None], written: set[int], old_storages: Mapping[int, int]
+    ) -> None:
         """Note how often the program told autograd that it wrote inputs that changed; of one lifted late: once."""
         begun = {n: storage_key(e.value) for n, e in enumerate(self.inputs) if isinstance(e.value, torch.Tensor)}
-        changed = {begun[number] for number in written if number in begun}
+        fakes = [self.inputs[number].fake for number in written]
+        owners = {
+            old_storages.get(storage_key(fake)) for fake in fakes if fake is not None
+        }  # `set_` to those of others
+        changed = {begun[number] for number in written | owners if number in begun}
         for number, key in begun.items():
             entry = self.inputs[number]
             if key in changed and self._numbers.get(id(entry.fake)) == number:  # else a tensor that is passed twice

@@ -158,13 +158,14 @@ class _Ending:
             alias = self._metadata.outputs[number]
             unbased = alias.base is not None and self._base(alias.base) is None
             if alias.kind is AliasKind.SHARED or unbased:
-                self._make_shared(alias.group)
+                made = self._shared(alias.group)
             else:
-                self._made[number] = self._with_gradient(alias, self._tensor(alias))
-            if torch.is_inference_mode_enabled():
-                self._made[number] = self._as_inference_tensor(alias, self._made[number])
-            if alias.gradient is not None:
-                leave_gradient(self._made[number], self.tensor(alias.gradient))
+                made = {number: self._with_gradient(alias, self._tensor(alias))}
+            self._made |= {one: self._as_in_mode(self._metadata.outputs[one], tensor) for one, tensor in made.items()}
+            for one in made:
+                gradient = self._metadata.outputs[one].gradient
+                if gradient is not None:
+                    leave_gradient(self._made[one], self.tensor(gradient))
         return self._made[number]
 
     def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
@@ -176,9 +177,9 @@ class _Ending:
         known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
         return known
 
-    def _as_inference_tensor(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
-        """An output that is an inference tensor where the program's is one, in the same memory, and none where not."""
-        if alias.kind is AliasKind.INPUT or made.layout is not torch.strided:
+    def _as_in_mode(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
+        """In inference mode, an inference tensor where the program's is one, in the same memory, and none where not."""
+        if not torch.is_inference_mode_enabled() or alias.kind is AliasKind.INPUT or made.layout is not torch.strided:
             return made
         before = self._originals.get(alias.input, self._inputs[alias.input]) if alias.input is not None else None
         wanted = alias.inference or (before is not None and before.is_inference())
@@ -235,23 +236,24 @@ class _Ending:
                 copy_into(view_at(tensor, base, layout), self._result(alias))
         return view_at(_seen_by_autograd(tensor, alias), base, layout)
 
-    def _make_shared(self, group: int | None) -> None:
-        """Outputs that share a storage: copied to their places in one."""
+    def _shared(self, group: int | None) -> dict[int, torch.Tensor]:
+        """Outputs that share a storage, by number: copied to their places in one."""
         members = [(number, alias) for number, alias in enumerate(self._metadata.outputs) if alias.group == group]
         layouts = [self._symbols.layout(alias.layout) for _, alias in members]
         values = [self._result(alias) for _, alias in members]
         if not all(layout.static for layout in layouts):
-            self._made |= {number: value for (number, _), value in zip(members, values, strict=True)}
-            return
+            return {number: value for (number, _), value in zip(members, values, strict=True)}
         capacity = self._symbols.number(members[0][1].capacity)
         room = capacity if type(capacity) is int else max(layout.span[1] for layout in layouts)
         whole = torch.empty(room, dtype=torch.uint8, device=values[0].device).untyped_storage()
+        found = {}
         for (number, alias), layout, value in zip(members, layouts, values, strict=True):
             made = tensor_at(whole, (layout.size, layout.stride, layout.offset), layout.dtype)
             with torch.no_grad():
                 copy_into(with_lazy_bits(made, layout), value)
             known = replace(alias, own_gradient=alias.requires_grad and value.requires_grad)
-            self._made[number] = self._with_gradient(known, with_lazy_bits(made, layout))
+            found[number] = self._with_gradient(known, with_lazy_bits(made, layout))
+        return found
 
 
 def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:

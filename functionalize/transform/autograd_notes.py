@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from functionalize._torch import VIEW, FakeTensor, pytree, storage_key
+from functionalize._torch import VIEW, FakeTensor, on_handles, pytree, storage_key
 from functionalize._torch.dispatch import identity_of
-from functionalize._torch.tensors import autograd_base, is_view_to_autograd
+from functionalize._torch.tensors import autograd_base, is_view_to_autograd, view_again
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, hinted_span
 from functionalize.aliasing.overlap import box_of
@@ -63,7 +64,7 @@ class Reshapes:
             return None
         return UnsupportedMutationError(
             "a view gets new metadata in place (squeeze_, t_, ...), and its memory is written afterwards, or a tensor "
-            "that has views shows other elements (as_strided_)",
+            "that has views shows other elements, or shows them in another order (as_strided_, t_)",
             why="of fake tensors, autograd takes a view by the same steps again, as it was before",
             hint="use the out-of-place operator (squeeze, t, ...) and its result",
             at=self._loses_views,
@@ -181,6 +182,14 @@ class AutogradNotes:
         if handle.requires_grad and views_lose and torch.is_grad_enabled():
             self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
             self.reshapes.note_lost()
+
+    def note_reshaped(self, handle: torch.Tensor, sharing: Iterable[torch.Tensor]) -> None:
+        """Note that a handle has got other metadata, and which tensors share its memory."""
+        views = [one for one in sharing if one.requires_grad and one is not handle and autograd_base(one) is handle]
+        for view in views:
+            again = on_handles(view_again, (view, handle), {})
+            if again is None or Layout.of(again).key != Layout.of(view).key:
+                self.reshapes.note_lost()
 
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`: autograd thinks of it as it was."""

@@ -35,7 +35,7 @@ from functionalize.aliasing.bases import View
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.history import Historian
 from functionalize.aliasing.regenerate import commit, regenerate, top_value
-from functionalize.aliasing.tensor_queries import same_strides, tensor_leaves
+from functionalize.aliasing.tensor_queries import is_fake, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError, name_of
 from functionalize.ops import tables
@@ -283,6 +283,12 @@ class FunctionalizationContext:
         """Note that an op is about to change a handle's metadata; whether it may show other elements then."""
         self.refuse_constant(handle)
         self.notes.note_reshape(handle, loses_elements and self.has_views(handle))
+
+    def note_reshaped(self, handle: torch.Tensor) -> None:
+        """Note that an op has changed a handle's metadata."""
+        if is_fake(handle) and handle.requires_grad and self.has_views(handle):
+            sharing = [ref() for ref in self.graph.ensure(handle).base.handles.values()]
+            self.notes.note_reshaped(handle, [other for other in sharing if other is not None])
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
         """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""

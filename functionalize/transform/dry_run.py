@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from functionalize._torch import below_all_modes, copy_of_memory, on_handles, pytree, storage_key, uncached_fakes
-from functionalize.aliasing.geometry import hint
+from functionalize.aliasing.geometry import Layout, hint
+from functionalize.aliasing.strided_layout import with_lazy_bits
 from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
 from functionalize.ops.calls import draws
 from functionalize.transform.values import ValueExecutor
@@ -135,7 +136,8 @@ def _zeros(tensor: torch.Tensor, storage: torch.UntypedStorage | None, symbolic:
     size, stride = [hint(n) for n in tensor.size()], [hint(n) for n in tensor.stride()]
     if symbolic:  # where a dimension has one position, its stride may be other than eager's, and says nothing
         stride = [1 if n == 1 else s for n, s in zip(size, stride, strict=True)]
-    return torch.empty(0, dtype=tensor.dtype).set_(storage, hint(tensor.storage_offset()), size, stride)
+    made = torch.empty(0, dtype=tensor.dtype).set_(storage, hint(tensor.storage_offset()), size, stride)
+    return with_lazy_bits(made, Layout.of(tensor))
 
 
 def with_eager_strides(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: Kwargs, out: Any) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import counting_versions, counts_versions, pytree, storage_key, unbacked
-from functionalize.aliasing.geometry import Layout, differ, hinted_span
+from functionalize._torch import counting_versions, counts_versions, decided, pytree, storage_key, unbacked
+from functionalize.aliasing.geometry import Layout, differ, hinted_span, stop
 from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError
@@ -114,7 +114,11 @@ class WritingCall:
         for w, target in zip(self.written, self.targets, strict=True):
             value = w.value_among(results)
             pairs += zip(target, value, strict=True) if w.is_list else [(target, value)]
-        legal = [(h, self._legalized(h, value, results, variant)) for h, value in pairs if h is not None]
+        given = [(handle, value) for handle, value in pairs if handle is not None]
+        if self.row.kind is Kind.OUT:
+            for handle, value in given:
+                self._refuse_reading(handle, value)
+        legal = [(handle, self._legalized(handle, value, results, variant)) for handle, value in given]
         for handle, value in legal:
             self.context.write(handle, value)
 
@@ -178,6 +182,32 @@ class WritingCall:
         if executor.observed:
             executor.track_sizes(handle)
             context.graph.relocate(handle)
+            self._refuse_growth(handle)
+
+    def _refuse_growth(self, resized: torch.Tensor) -> None:
+        """Raise where the storage of other tensors grows by as many elements as only the data tell.
+
+        Where nobody answers for the data, the operators of the graph check their bounds.
+        """
+        view = self.context.graph.ensure(resized)
+        top = view.base.top.layout
+        if not unbacked(view.layout.size) or unbacked(top.size) or len(view.base.handles) == 1:
+            return
+        needed, held = stop(view.layout) * view.layout.dtype.itemsize, hinted_span(top)[1]
+        if decided(needed <= held) is False:
+            raise UnsupportedMutationError(
+                f"{self.func} resizes its out= beyond the {held} bytes that it shares with other tensors",
+                why="how much the storage grows depends on sizes that only the data tell",
+                hint="compute a new tensor, and copy it to where it belongs",
+            )
+
+    def _refuse_reading(self, handle: torch.Tensor, value: Value) -> None:
+        """Raise where an `out=` that is to be resized is an argument, too."""
+        if not differ(value.size(), handle.size()) or sum(tensor is handle for tensor in self.tensors) == 1:
+            return
+        if torch.Tag.pointwise in self.func.tags:
+            raise RuntimeError(_CANNOT_GROW.format(list(handle.size()), list(value.size())))
+        raise self._overlapping(value.size())
 
     def _refuse_overlap(self, resized: torch.Tensor) -> None:
         """Raise where an `out=` that was resized overlaps another argument: eager does not notice."""
@@ -187,11 +217,14 @@ class WritingCall:
                 continue
             first, end = hinted_span(Layout.of(other))
             if start < end and first < stop:
-                raise UnsupportedMutationError(
-                    f"{self.func} resizes its out= to {tuple(resized.size())}, into memory that it reads or writes",
-                    why="what eager gives then depends on the order in which its kernel goes through the elements",
-                    hint="pass an out= of the right size, or a tensor that shares no memory with the arguments",
-                )
+                raise self._overlapping(resized.size())
+
+    def _overlapping(self, size: Sequence[Any]) -> UnsupportedMutationError:
+        return UnsupportedMutationError(
+            f"{self.func} resizes its out= to {tuple(size)}, into memory that it reads or writes",
+            why="what eager gives then depends on the order in which its kernel goes through the elements",
+            hint="pass an out= of the right size, or a tensor that shares no memory with the arguments",
+        )
 
 
 def _refuse_lost_views(context: FunctionalizationContext, handle: torch.Tensor) -> None:
