@@ -888,3 +888,21 @@ def test_gradients_of_views_of_what_is_transposed_in_place_are_refused(transpose
         torch.autograd.grad(capture(f, (x,))(x), x)
     ours, eager = (torch.autograd.grad(run(x), x) for run in (capture(taken_again, (x,)), taken_again))
     torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_set_that_keeps_size_and_strides_beyond_the_storage_is_the_error_of_eager(remove: str) -> None:
+    def f(x: Any, offset: int, stride: int) -> torch.Tensor:
+        x.set_(x.untyped_storage(), offset, (2,), (stride,))
+        return x[:1] + 1  # type: ignore[no-any-return]
+
+    def inputs() -> torch.Tensor:
+        return torch.arange(3)[1:]
+
+    for run in (f, lambda x, *place: capture(f, (x, *place), remove=remove)(x, *place)):
+        with pytest.raises(
+            RuntimeError, match="requiring a storage size of 32 are out of bounds for storage of size 24"
+        ):
+            run(inputs(), 2, 1)
+        torch.testing.assert_close(run(inputs(), 2, 2), torch.tensor([3]))  # grows
+        torch.testing.assert_close(run(inputs(), 0, 1), torch.tensor([1]))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import unbacked
-from functionalize.aliasing.geometry import Layout, fits
+from functionalize.aliasing.geometry import Layout, fits, hinted_span, is_empty
 from functionalize.errors import UnsupportedMutationError
 
 aten = torch.ops.aten
@@ -26,7 +26,12 @@ def new_size(func: Any, args: Sequence[Any]) -> tuple[Any, ...] | None:
 
 
 def with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """An op and its arguments; `set_` to a storage without strides keeps those of what has the size."""
+    """An op and its arguments; `set_` to a storage without strides keeps those of what has the size.
+
+    Raises what eager raises where a storage is to grow for a tensor that keeps its size and strides.
+    """
+    if func is aten.set_.source_Storage_storage_offset and len(args) == 5:
+        _check_room(args[1], replace(Layout.of(args[0]), offset=args[2]), args[3:])
     if func is aten.set_.source_Storage:
         sized = (*args, 0, [args[1].nbytes() // args[0].element_size()])
     elif func is aten.set_.source_Storage_storage_offset and len(args) == 4:
@@ -44,6 +49,16 @@ def with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any
             hint="give the strides, too",
         )
     return aten.set_.source_Storage_storage_offset, (*sized, list(handle.stride()))
+
+
+def _check_room(storage: torch.UntypedStorage, kept: Layout, wanted: Sequence[Any]) -> None:
+    size, stride = map(tuple, wanted)
+    if (kept.size, kept.stride) == (size, stride) and not is_empty(kept) and not fits(kept, storage.nbytes()):
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {kept.offset}, and itemsize "
+            f"{kept.dtype.itemsize} requiring a storage size of {hinted_span(kept)[1]} are out of bounds for storage "
+            f"of size {storage.nbytes()}"
+        )
 
 
 def refuse_uncounted(func: Any, handle: torch.Tensor) -> None:
