@@ -104,12 +104,14 @@ def share_gradient_hooks(of: torch.Tensor, to: torch.Tensor) -> None:
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
 OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "kinds of hooks on its gradient", "is a leaf"
 VERSION, STORAGE, GRADIENT = "version", "storage size in bytes", "has a gradient"
+LEAF_VIEW = "is a leaf, and a view"  # told to require gradients when it was a view of what requires none
 KIND = "kind"  # a parameter, a buffer, or neither
 _KINDS = torch.nn.Parameter, torch.nn.Buffer
 ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # how Python asks; stubs call it a number
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,
+    LEAF_VIEW: lambda tensor: tensor.requires_grad and tensor.is_leaf and is_view(tensor),
     HOOKS: lambda tensor: len(gradient_hooks(tensor)),
     STORAGE: lambda tensor: tensor.untyped_storage().nbytes(),
     VERSION: lambda tensor: None if tensor.is_inference() else tensor._version,
@@ -152,6 +154,20 @@ def is_view_to_autograd(tensor: torch.Tensor) -> bool:
     """Whether autograd takes a tensor for a view; no mode is told that this is asked."""
     with torch._C.DisableTorchFunction():
         return tensor._is_view()
+
+
+def is_leaf_to_autograd(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds a gradient of its own. Autograd raises for a view that a write has made unusable."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
+def is_taken_again(view: torch.Tensor) -> bool:
+    """Whether autograd takes a view once more where its base was written; others it accepts no more then."""
+    creation: Any = torch._C._autograd
+    return bool(view._is_view() and creation._get_creation_meta(view) == creation.CreationMeta.DEFAULT)
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.dispatch import BelowVersions
 from functionalize.aliasing.geometry import Layout
 
 aten = torch.ops.aten
@@ -52,11 +53,24 @@ def tensor_at(storage: torch.UntypedStorage, where: tuple[Any, Any, Any], dtype:
 
 
 def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The value itself if it has the strides of a layout, else a copy that has them; its lazy bits are kept."""
-    if value.layout is not torch.strided or not layout.static or has_strides(value, layout.stride):
+    """The value itself if it has the strides of a layout, else a copy that has them; its lazy bits are kept.
+
+    Where dimensions of one position alone have others, the value gets them; autograd does not hear of that.
+    """
+    if value.layout is not torch.strided or not layout.static or value.stride() == layout.stride:
         return value
+    if has_strides(value, layout.stride):
+        return with_strides(value, layout.stride)
     made = torch.empty(layout.extent, dtype=value.dtype, device=value.device)
     return copy_into(with_lazy_bits(made.as_strided(layout.size, layout.stride, 0), Layout.of(value)), value)
+
+
+def with_strides(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The tensor itself, which gets the strides; they are others in dimensions of one position alone."""
+    if value.stride() != stride:
+        with BelowVersions():  # autograd does not hear of it
+            value.as_strided_(value.size(), stride, value.storage_offset())
+    return value
 
 
 def with_own_bits(value: torch.Tensor, layout: Layout) -> torch.Tensor:

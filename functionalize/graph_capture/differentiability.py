@@ -206,7 +206,7 @@ def refused_write(
             why = _refused_part(context, inputs, begun, entry) or _refused_look(mutation, entry, changed)
             if why is not None:
                 return why
-    return context.notes.reshapes.lost_views()
+    return context.notes.reshapes.lost()
 
 
 def _refused_part(

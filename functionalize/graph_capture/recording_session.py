@@ -137,7 +137,7 @@ class RecordingSession:
             recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
-        except (RuntimeError, TypeError, IndexError) as error:
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:
             known = explained(error) or replayed(error, mode.context.notes.reshapes.any)
             if known is None:
                 raise

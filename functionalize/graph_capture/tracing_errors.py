@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from functionalize._torch import HOOKS, VIEW
+from functionalize._torch import HOOKS, LEAF_VIEW, VIEW
 from functionalize._torch.fakes import data_dependent
 from functionalize.call_stack import decisive_line
 from functionalize.errors import DataDependentError, UnsupportedProgramError
@@ -145,6 +145,12 @@ OTHERWISE = {
         "`requires_grad_` or `as_strided_`",
         "it is one, of memory that the program does not get, and is captured on a tensor of its own",
         "use detach() instead of detach_(), pass a clone, or ask before what is captured",
+    ),
+    LEAF_VIEW: _Otherwise(
+        "the program writes memory of `{}` while it has views of it, or takes views of it where gradients are off",
+        "it was told to require gradients when it was a view, of memory that the program does not get: eager goes back "
+        "to that, which has none",
+        "pass a clone that requires gradients: `x.detach().clone().requires_grad_()`",
     ),
     HOOKS: _Otherwise(
         "the program computes gradients, and `{}` has hooks on its own",

@@ -28,6 +28,7 @@ from functionalize.aliasing.strided_layout import (
     with_layout,
     with_lazy_bits,
     with_own_bits,
+    with_strides,
 )
 from functionalize.runtime.autograd import InMemory
 from functionalize.runtime.computation import Computed
@@ -175,7 +176,7 @@ class _Ending:
         if not alias.own_gradient or made is self._result(alias):
             return made
         known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
-        return known
+        return known if known.layout is not torch.strided else with_strides(known, made.stride())  # autograd views it
 
     def _as_in_mode(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
         """In inference mode, an inference tensor where the program's is one, in the same memory, and none where not."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, VIEW, gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, LEAF_VIEW, VIEW, gradient_hooks
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.runtime.alias_pattern import Pattern, alias_pattern, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
@@ -68,6 +68,7 @@ _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
     LEAF: (("is no leaf", "was none"), ("is a leaf", "was one")),
     VIEW: (("is no view", "was none"), ("is a view", "was one")),
+    LEAF_VIEW: (("is no leaf that is a view", "was none"), ("is a leaf, and a view", "was both")),
     HOOKS: (
         ("has no hooks on its gradient", "had none"),
         ("has hooks on its gradient", "had some"),

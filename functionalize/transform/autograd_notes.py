@@ -12,9 +12,15 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import VIEW, FakeTensor, on_handles, pytree, storage_key
+from functionalize._torch import LEAF_VIEW, VIEW, FakeTensor, on_handles, pytree, storage_key
 from functionalize._torch.dispatch import identity_of
-from functionalize._torch.tensors import autograd_base, is_view_to_autograd, view_again
+from functionalize._torch.tensors import (
+    autograd_base,
+    is_leaf_to_autograd,
+    is_taken_again,
+    is_view_to_autograd,
+    view_again,
+)
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, hinted_span
 from functionalize.aliasing.overlap import box_of
@@ -32,6 +38,7 @@ class Reshapes:
         self.any = False  # whether one that requires gradients is among them, or came to
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self._loses_views: Location | None = None  # the line that writes the memory of a view among them
+        self._untold: Location | None = None  # the line that changes one where gradients are off
         self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
         self._views: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity
 
@@ -41,33 +48,49 @@ class Reshapes:
             self._views[id(handle)] = weakref.ref(handle)
         self._held[id(handle)] = handle
         self.any |= handle.requires_grad
+        if handle.requires_grad and not (torch.is_grad_enabled() or is_leaf_to_autograd(handle)):
+            self._untold = self._untold or user_location()
 
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`."""
         if id(handle) in self._held and handle.requires_grad:
             self.replaced.add(id(handle))
 
-    def note_write(self, base: Base) -> None:
-        """Note a write to memory."""
+    def note_write(self, base: Base, by: torch.Tensor | None = None) -> None:
+        """Note a write to memory, or what counts as one: new metadata of the tensor that it is ``by``."""
         if not self._views or self._loses_views is not None:
             return
-        if any(self._views[key]() is not None for key in self._views.keys() & base.handles):
+        known = (self._views[key]() for key in self._views.keys() & base.handles)
+        if any(view is not None and view is not by for view in known):
             self._loses_views = user_location()
 
     def note_lost(self) -> None:
         """Note that a tensor shows no more what views of it show."""
         self._loses_views = self._loses_views or user_location()
 
-    def lost_views(self) -> UnsupportedMutationError | None:
-        """Why autograd knows views for what they were, if it does: of fake tensors, it follows the steps to a view."""
+    def lost(self) -> UnsupportedMutationError | None:
+        """Why autograd knows tensors for what they were, if it does: of fake ones, it follows the steps to a view."""
         if self._loses_views is None:
-            return None
+            return self.untold()
         return UnsupportedMutationError(
-            "a view gets new metadata in place (squeeze_, t_, ...), and its memory is written afterwards, or a tensor "
-            "that has views shows other elements, or shows them in another order (as_strided_, t_)",
+            "a view gets new metadata in place (squeeze_, t_, ...), and its memory is written afterwards, or another "
+            "view of that gets new metadata; or a tensor that has views shows other elements, or shows them in another "
+            "order (as_strided_, t_)",
             why="of fake tensors, autograd takes a view by the same steps again, as it was before",
             hint="use the out-of-place operator (squeeze, t, ...) and its result",
             at=self._loses_views,
+        )
+
+    def untold(self) -> UnsupportedMutationError | None:
+        """Why autograd has not heard of new metadata, if it has not."""
+        if self._untold is None:
+            return None
+        return UnsupportedMutationError(
+            "a computed tensor that requires gradients gets new metadata in place (t_, squeeze_, ...) where gradients "
+            "are off",
+            why="autograd is not told, and goes on to give it the gradient of what it was",
+            hint="change it where gradients are on, or change a detached tensor",
+            at=self._untold,
         )
 
     def close(self) -> None:
@@ -84,6 +107,7 @@ class AutogradNotes:
         # the memory that it gave them by `.data =`.
         self.hooked: list[Any] = []
         self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
+        self._with_gradients = torch.is_grad_enabled()  # when the program begins
         self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
@@ -125,10 +149,24 @@ class AutogradNotes:
         there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
         if len(there) > 1 and any(id(other) in self._required for other in there):
             self.asked.add(VIEW)  # a write makes autograd look for the others where that begins
+        self._note_views_of_leaves(base)
         if self.hides_writes is False:
             told = autograd_base(handle) if torch.is_grad_enabled() and handle.requires_grad else None
             others = (other for ref in base.handles.values() if (other := ref()) is not None)
             self.hides_writes = any(other.requires_grad and autograd_base(other) is not told for other in others)
+
+    def _note_views_of_leaves(self, base: Base) -> None:
+        """Note where memory changes: autograd goes back to what a leaf was a view of when it was made a leaf."""
+        if len(base.handles) > 1 and LEAF_VIEW not in self.asked:
+            there = [other for ref in base.handles.values() if (other := ref()) is not None and other.requires_grad]
+            if any(is_view_to_autograd(other) and is_leaf_to_autograd(autograd_base(other)) for other in there):
+                self.asked.add(LEAF_VIEW)
+
+    def note_view(self, source: torch.Tensor) -> None:
+        """Note that a view of a handle is made: with gradients off, it requires some where its base does."""
+        silent = source.requires_grad and self._with_gradients and not torch.is_grad_enabled()
+        if silent and is_leaf_to_autograd(autograd_base(source)):
+            self.asked.add(LEAF_VIEW)
 
     def _note_older_views(self, handle: torch.Tensor, base: Base) -> None:
         others = [other for ref in base.handles.values() if (other := ref()) is not None and other is not handle]
@@ -185,8 +223,11 @@ class AutogradNotes:
 
     def note_reshaped(self, handle: torch.Tensor, sharing: Iterable[torch.Tensor]) -> None:
         """Note that a handle has got other metadata, and which tensors share its memory."""
-        views = [one for one in sharing if one.requires_grad and one is not handle and autograd_base(one) is handle]
-        for view in views:
+        if is_leaf_to_autograd(handle):
+            self.asked.add(LEAF_VIEW)
+        for view in sharing:
+            if not (view.requires_grad and is_taken_again(view) and autograd_base(view) is handle):
+                continue
             again = on_handles(view_again, (view, handle), {})
             if again is None or Layout.of(again).key != Layout.of(view).key:
                 self.reshapes.note_lost()

@@ -30,6 +30,7 @@ from functionalize._torch import (
     storage_key,
     unbacked,
 )
+from functionalize._torch.tensors import is_leaf_to_autograd
 from functionalize.aliasing.alias_graph import AliasGraph
 from functionalize.aliasing.bases import View
 from functionalize.aliasing.geometry import same
@@ -206,7 +207,7 @@ class FunctionalizationContext:
         """Run ``handle.data = source``: the handle becomes one more of the source's storage, with its layout."""
         self.origin = None
         if self.executor.observed:
-            followed = self.notes.hides_writes is not None and handle.requires_grad and not _is_leaf(handle)
+            followed = self.notes.hides_writes is not None and handle.requires_grad and not is_leaf_to_autograd(handle)
             if followed and not (same(handle.size(), source.size()) and same_strides(handle, source)):
                 raise UnsupportedMutationError(
                     "`.data =` gives a computed tensor that requires gradients other sizes or strides",
@@ -239,7 +240,7 @@ class FunctionalizationContext:
 
     def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run autograd's engine; in direct use below the mode, since the engine asks for modes."""
-        lost = self.notes.reshapes.lost_views() if self.executor.observed else None
+        lost = self.notes.reshapes.lost() if self.executor.observed else None
         if lost is not None:
             raise lost
         mode = self.enter()
@@ -287,7 +288,9 @@ class FunctionalizationContext:
     def note_reshaped(self, handle: torch.Tensor) -> None:
         """Note that an op has changed a handle's metadata."""
         if is_fake(handle) and handle.requires_grad and self.has_views(handle):
-            sharing = [ref() for ref in self.graph.ensure(handle).base.handles.values()]
+            base = self.graph.ensure(handle).base
+            self.notes.reshapes.note_write(base, by=handle)
+            sharing = [ref() for ref in base.handles.values()]
             self.notes.note_reshaped(handle, [other for other in sharing if other is not None])
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
@@ -353,11 +356,3 @@ class FunctionalizationContext:
             if draws(func, args, kwargs) or not self.executor.observed:
                 self.executor.sync_memory(handle, value)  # it drew numbers of its own, or memory is the record
         return handles
-
-
-def _is_leaf(handle: torch.Tensor) -> bool:
-    """Whether a tensor holds a gradient of its own. Autograd raises for a view that a write has made unusable."""
-    try:
-        return handle.is_leaf
-    except RuntimeError:
-        return False

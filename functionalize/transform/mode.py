@@ -157,6 +157,8 @@ class FunctionalizeMode(TorchDispatchMode):
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
         out, layouts = self._run_view(func, args, kwargs)
+        if func is not aten.detach.default:
+            self.context.notes.note_view(source)
         parent = graph.ensure(source)
         if func is aten.as_strided.default and source.requires_grad:
             self.context.notes.note_address(parent, Layout.of(out))

@@ -1,0 +1,181 @@
+"""Gradients through views of tensors that are written, or get new metadata, in place: random programs, beside eager.
+
+What eager refuses is not counted. Of the rest most must equal eager, and none may differ.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from functionalize import UnsupportedMutationError, UnsupportedProgramError, capture
+from functionalize.errors import InputMismatchError
+
+VIEWS = [
+    *("{b}.view(-1)", "{b}[0]", "{b}[:, 1:]", "{b}.t()", "{b}.unsqueeze(0)", "{b}.expand_as({b})", "{b}.diagonal()"),
+    *("{b}.transpose(0, 1)[1]", "{b}.select(-1, 0)", "{b}.unfold(0, 2, 1)", "{b}.narrow(0, 0, 1)", "{b}.chunk(2)[0]"),
+    *("{b}.split(1)[1]", "{b}.unbind(0)[1]", "{b}.detach()", "{b}.reshape(-1)", "{b}.movedim(0, -1)", "{b}.squeeze()"),
+]
+METADATA = [
+    *("{b}.t_()", "{b}.squeeze_()", "{b}.unsqueeze_(0)", "{b}.transpose_(0, 1)", "{b}.swapaxes_(0, -1)"),
+    *("{b}.unsqueeze_(-1)", "{b}.detach_()", "{b}.requires_grad_()"),
+]
+WRITES = [
+    *("{b}.mul_(2)", "{b}.copy_({b}.detach() + 1)", "{b}.add_({o}.sum())", "{b}.zero_()", "{b}[0] = 1.5"),
+    *("{b}[..., 0].mul_(3)", "{b}.sin_()", "{b}.fill_(2)", "{b}.masked_fill_({b} > 1, 0.5)", "{b}.data.mul_(2)"),
+]
+FRESH = ["{b} * {o}.sum()", "{b}.sin()", "{b}.clone()", "{b} + 1", "{b}.contiguous()", "{b}.cumsum(0)", "{b}.flip(0)"]
+INPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "leaf": lambda leaf: leaf,
+    "computed": lambda leaf: leaf.clone(),
+    "transposed": lambda leaf: leaf.clone().t(),
+    "view": lambda leaf: leaf.clone()[:],
+}
+SHARDS, PROGRAMS = 8, 60
+
+
+def program(rng: random.Random) -> str:
+    """The lines of a function of ``x``, a matrix."""
+    lines, names = [rng.choice(["y = x", "y = x * 1"])], ["y"]
+    for number in range(rng.randint(2, 6)):
+        base, other = rng.choice(names), rng.choice(names)
+        kind: Any = rng.choices([VIEWS, METADATA, WRITES, FRESH], [4, 3, 2, 1])[0]
+        mode = rng.choice(["torch.no_grad", "torch.enable_grad"])
+        line = rng.choice(kind).format(b=base, o=other)
+        if kind in (VIEWS, FRESH):
+            names.append(f"v{number}")
+            line = f"v{number} = {line}"
+        lines.append(f"with {mode}(): {line}" if rng.random() < 0.2 else line)
+    results = rng.sample(names, min(len(names), rng.randint(1, 3)))
+    lines.append(f"return [{', '.join(rng.choice([name, f'{name} * 3']) for name in results)}]")
+    return "\n    ".join(["def f(x):", *lines])
+
+
+def observed(run: Callable[[torch.Tensor], Any], leaf: torch.Tensor, x: torch.Tensor) -> Any:
+    """What a caller sees: the results and the input afterwards, and the gradient of all of them."""
+    seen = [*run(x), x]
+    total: Any = 0
+    for tensor in seen:
+        if tensor.requires_grad:
+            weights = torch.arange(1.0, tensor.numel() + 1, dtype=tensor.dtype).view(tensor.shape)
+            total = total + (tensor.sin() * weights).sum()
+    grad = torch.autograd.grad(total, leaf, allow_unused=True) if isinstance(total, torch.Tensor) else None
+    visible = [(t.stride(), t.requires_grad, t.is_leaf, t.detach().clone()) for t in seen if t.numel()]
+    return visible, grad
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_programs(shard: int) -> None:
+    equal = refused = 0
+    for seed in range(shard * PROGRAMS, (shard + 1) * PROGRAMS):
+        rng = random.Random(seed)
+        code, size, kind = program(rng), rng.choice([(2, 3), (3, 3)]), rng.choice(list(INPUTS))
+        names: dict[str, Any] = {"torch": torch}
+        exec(code, names)
+
+        def inputs(size: Any = size, kind: str = kind) -> tuple[torch.Tensor, torch.Tensor]:
+            leaf = torch.linspace(-2, 2, size[0] * size[1], dtype=torch.float64).view(size).clone().requires_grad_()
+            return leaf, INPUTS[kind](leaf)
+
+        try:
+            wanted = observed(names["f"], *inputs())
+        except Exception:  # which is eager's
+            continue
+        try:
+            found = observed(capture(names["f"], (inputs()[1],)), *inputs())
+        except (UnsupportedMutationError, UnsupportedProgramError):
+            refused += 1
+            continue
+        torch.testing.assert_close(found, wanted, msg=lambda text, code=code, kind=kind: f"{kind}: {code}\n{text}")
+        equal += 1
+    assert equal > refused
+
+
+def _reads_without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        part = x[:, 1:]
+    return part
+
+
+def _writes_what_has_views(x: torch.Tensor) -> torch.Tensor:
+    part = x[:, 0]
+    with torch.no_grad():
+        x.mul_(2)
+    return part * 3
+
+
+def _turns_what_has_views(x: torch.Tensor) -> torch.Tensor:
+    part = x[:1, :1]
+    with torch.no_grad():
+        x.t_()
+    return part * 3
+
+
+LEAF_VIEWS = [_reads_without_gradients, _writes_what_has_views, _turns_what_has_views]
+
+
+@pytest.mark.parametrize("f", LEAF_VIEWS)
+def test_leaves_that_are_views(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Eager goes back to what such a leaf is a view of, which requires no gradients."""
+    with pytest.raises(UnsupportedProgramError, match="told to require gradients when it was a view"):
+        capture(f, (torch.arange(4.0).view(2, 2).requires_grad_(),))
+    program = capture(f, (torch.ones(2, 2, requires_grad=True),))
+    with pytest.raises(InputMismatchError, match="is a leaf, and a view"):
+        program(torch.arange(4.0).view(2, 2).requires_grad_())
+    ours, eager = (run(torch.ones(2, 2, requires_grad=True)) for run in (program, f))
+    assert (ours.requires_grad, ours.is_leaf) == (eager.requires_grad, eager.is_leaf)
+    torch.testing.assert_close(ours, eager)
+
+
+def test_leaves_that_are_views_are_inputs_like_others() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x[:, 1:] * x.t()[1:].t()).cumsum(0)
+
+    x = torch.arange(4.0).view(2, 2).requires_grad_()
+    ours, eager = (torch.autograd.grad(run(x).sum(), x) for run in (capture(f, (x,)), f))
+    torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("turn", [torch.Tensor.t_, torch.Tensor.squeeze_])
+def test_new_metadata_where_gradients_are_off_is_refused(turn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Eager's autograd is not told: gradients go to other elements, or have the wrong size."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        with torch.no_grad():
+            turn(y)
+        return y * 2
+
+    x = torch.arange(4.0).view(2, 2).requires_grad_()
+    torch.testing.assert_close(capture(f, (x,))(x), f(x))
+    with pytest.raises(UnsupportedMutationError, match="where gradients are off"):
+        capture(f, (x,))(x).sum().backward()
+
+
+def test_new_metadata_of_another_view_is_refused() -> None:
+    def f(x: torch.Tensor) -> Any:
+        y = x * 1
+        turned, other = y.expand_as(y), y.unsqueeze(0)
+        turned.t_()
+        other.squeeze_()
+        return turned
+
+    x = torch.arange(4.0).view(2, 2).requires_grad_()
+    with pytest.raises(UnsupportedMutationError, match="another view of that gets new metadata"):
+        capture(f, (x,))(x).sum().backward()
+
+
+def test_new_metadata_of_what_has_views_that_autograd_accepts_no_more() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        first, _ = y.unbind(0)
+        y.unsqueeze_(0)
+        return y * first.numel()
+
+    x = torch.arange(4.0).view(2, 2).requires_grad_()
+    ours, eager = (torch.autograd.grad(run(x).sum(), x) for run in (capture(f, (x,)), f))
+    torch.testing.assert_close(ours, eager)
