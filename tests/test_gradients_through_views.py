@@ -90,7 +90,8 @@ def test_random_programs(shard: int) -> None:
         except (UnsupportedMutationError, UnsupportedProgramError):
             refused += 1
             continue
-        torch.testing.assert_close(found, wanted, msg=lambda text, code=code, kind=kind: f"{kind}: {code}\n{text}")
+        where = f"{kind}, {code}\n"
+        torch.testing.assert_close(found, wanted, msg=where.__add__)
         equal += 1
     assert equal > refused
 

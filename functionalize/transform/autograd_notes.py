@@ -107,7 +107,6 @@ class AutogradNotes:
         # the memory that it gave them by `.data =`.
         self.hooked: list[Any] = []
         self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
-        self._with_gradients = torch.is_grad_enabled()  # when the program begins
         self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
@@ -163,9 +162,8 @@ class AutogradNotes:
                 self.asked.add(LEAF_VIEW)
 
     def note_view(self, source: torch.Tensor) -> None:
-        """Note that a view of a handle is made: with gradients off, it requires some where its base does."""
-        silent = source.requires_grad and self._with_gradients and not torch.is_grad_enabled()
-        if silent and is_leaf_to_autograd(autograd_base(source)):
+        """Note that a view of a handle is made while gradients are off: it requires some where its base does."""
+        if source.requires_grad and is_leaf_to_autograd(autograd_base(source)):
             self.asked.add(LEAF_VIEW)
 
     def _note_older_views(self, handle: torch.Tensor, base: Base) -> None:

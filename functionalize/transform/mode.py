@@ -54,6 +54,7 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def __init__(self, *, remove_views: bool, functionalize_body: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._with_gradients = torch.is_grad_enabled()  # when the program begins
         # Made outside of the mode: the executor looks at the modes that will run below it.
         executor = ValueExecutor(remove_views=remove_views)
         self.context = FunctionalizationContext(executor, lambda: self, functionalize_body)
@@ -157,7 +158,7 @@ class FunctionalizeMode(TorchDispatchMode):
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
         out, layouts = self._run_view(func, args, kwargs)
-        if func is not aten.detach.default:
+        if self._with_gradients and not torch.is_grad_enabled() and func is not aten.detach.default:
             self.context.notes.note_view(source)
         parent = graph.ensure(source)
         if func is aten.as_strided.default and source.requires_grad:
