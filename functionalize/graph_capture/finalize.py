@@ -13,7 +13,8 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from functionalize._torch import OFFSET, STORAGE, storage_key
+from functionalize._torch import OFFSET, STORAGE, FakeTensor, storage_key
+from functionalize._torch.fakes import CaptureFakeMode
 from functionalize._torch.tensors import SYMBOLS
 from functionalize._torch.traced_symbols import symbol_node
 from functionalize._torch.tracing import keeps_workspaces, tracked_node
@@ -156,10 +157,11 @@ class GraphFinalizer:
         joint.find_new_leaves(self.inputs)
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
-            untold = self.context.notes.reshapes.untold()
+            untold = self.context.notes.reshapes.untold(entry.fake for entry in self.inputs)
             if untold is not None:
                 raise untold  # what the caller gets has gradients all the same, as the inputs that it shows
             return None
+        self.context.notes.lost_views.note_use(self.handles)
         refused = refused_write(self.context, self.inputs, begun, mutations)
         if refused is not None:
             return refused
@@ -362,7 +364,9 @@ class GraphFinalizer:
         shown = [node.meta.get("val") if isinstance(node, Node) else None for node in self.outputs.nodes]
         sparse = frozenset(n for n, val in enumerate(shown) if getattr(val, "layout", _STRIDED) is not _STRIDED)
         numbers = tuple(self._object_numbers)
-        return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse)
+        modes = {val.fake_mode for val in shown if isinstance(val, FakeTensor)}
+        ours = all(isinstance(mode, CaptureFakeMode) for mode in modes)
+        return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, ours)
 
     def _drop_dead(self) -> None:
         """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""

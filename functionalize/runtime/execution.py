@@ -176,7 +176,7 @@ class _Ending:
         if not alias.own_gradient or made is self._result(alias):
             return made
         known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
-        return known if known.layout is not torch.strided else with_strides(known, made.stride())  # autograd views it
+        return with_strides(known, made.stride())  # autograd has made a view
 
     def _as_in_mode(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
         """In inference mode, an inference tensor where the program's is one, in the same memory, and none where not."""
@@ -198,7 +198,8 @@ class _Ending:
         if alias.kind is AliasKind.VIEW_OF_BASE:
             return self._of_base(alias)
         layout = self._symbols.layout(alias.layout)
-        return with_layout(with_own_bits(self._result(alias), layout), layout)
+        made = with_layout(with_own_bits(self._result(alias), layout), layout)
+        return with_strides(made, layout.stride) if self._metadata.graph.lays_out_ones and layout.static else made
 
     def _result(self, alias: OutputAlias) -> torch.Tensor:
         assert alias.result is not None

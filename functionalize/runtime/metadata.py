@@ -304,6 +304,7 @@ class GraphTraits:
     draws: tuple[Any, ...] = ()  # of a graph with decisions: what it draws random numbers from, for `RandomState`
     numbers: tuple[int, ...] = ()  # its outputs that are numbers in objects
     sparse: frozenset[int] = frozenset()  # its outputs that are not strided
+    lays_out_ones: bool = False  # whether dimensions of one position are known to have the strides of eager
 
     @property
     def answers(self) -> Answers:

@@ -12,20 +12,19 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import LEAF_VIEW, VIEW, FakeTensor, on_handles, pytree, storage_key
+from functionalize._torch import LEAF_VIEW, VIEW, FakeTensor, pytree, storage_key
 from functionalize._torch.dispatch import identity_of
 from functionalize._torch.tensors import (
     autograd_base,
     is_leaf_to_autograd,
-    is_taken_again,
     is_view_to_autograd,
-    view_again,
 )
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, hinted_span
 from functionalize.aliasing.overlap import box_of
 from functionalize.call_stack import Location, user_location
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.transform.lost_views import LostViews
 
 # Generators of random numbers that a program passed, by who they are in C++.
 Generators = dict[int, list["weakref.ref[torch.Generator]"]]
@@ -37,61 +36,33 @@ class Reshapes:
     def __init__(self) -> None:
         self.any = False  # whether one that requires gradients is among them, or came to
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
-        self._loses_views: Location | None = None  # the line that writes the memory of a view among them
-        self._untold: Location | None = None  # the line that changes one where gradients are off
+        self._untold: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
         self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
-        self._views: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity
 
     def note(self, handle: torch.Tensor) -> None:
         """Note that a handle is about to get other metadata."""
-        if isinstance(handle, FakeTensor) and is_view_to_autograd(handle):  # of others autograd takes the place
-            self._views[id(handle)] = weakref.ref(handle)
         self._held[id(handle)] = handle
         self.any |= handle.requires_grad
         if handle.requires_grad and not (torch.is_grad_enabled() or is_leaf_to_autograd(handle)):
-            self._untold = self._untold or user_location()
+            self._untold.setdefault(id(handle), user_location())
 
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`."""
         if id(handle) in self._held and handle.requires_grad:
             self.replaced.add(id(handle))
 
-    def note_write(self, base: Base, by: torch.Tensor | None = None) -> None:
-        """Note a write to memory, or what counts as one: new metadata of the tensor that it is ``by``."""
-        if not self._views or self._loses_views is not None:
-            return
-        known = (self._views[key]() for key in self._views.keys() & base.handles)
-        if any(view is not None and view is not by for view in known):
-            self._loses_views = user_location()
-
-    def note_lost(self) -> None:
-        """Note that a tensor shows no more what views of it show."""
-        self._loses_views = self._loses_views or user_location()
-
-    def lost(self) -> UnsupportedMutationError | None:
-        """Why autograd knows tensors for what they were, if it does: of fake ones, it follows the steps to a view."""
-        if self._loses_views is None:
-            return self.untold()
-        return UnsupportedMutationError(
-            "a view gets new metadata in place (squeeze_, t_, ...), and its memory is written afterwards, or another "
-            "view of that gets new metadata; or a tensor that has views shows other elements, or shows them in another "
-            "order (as_strided_, t_)",
-            why="of fake tensors, autograd takes a view by the same steps again, as it was before",
-            hint="use the out-of-place operator (squeeze, t, ...) and its result",
-            at=self._loses_views,
-        )
-
-    def untold(self) -> UnsupportedMutationError | None:
-        """Why autograd has not heard of new metadata, if it has not."""
-        if self._untold is None:
-            return None
-        return UnsupportedMutationError(
-            "a computed tensor that requires gradients gets new metadata in place (t_, squeeze_, ...) where gradients "
-            "are off",
-            why="autograd is not told, and goes on to give it the gradient of what it was",
-            hint="change it where gradients are on, or change a detached tensor",
-            at=self._untold,
-        )
+    def untold(self, inputs: Iterable[torch.Tensor | None]) -> UnsupportedMutationError | None:
+        """Why autograd outside of the program would not hear of an input's new metadata as it did inside."""
+        for fake in inputs:
+            if id(fake) in self._untold:
+                return UnsupportedMutationError(
+                    "an input that was computed with gradients gets new metadata in place (t_, squeeze_, ...) where "
+                    "gradients are off",
+                    why="autograd is not told, and goes on to give it the gradient of what it was",
+                    hint="change it where gradients are on, or change a detached tensor",
+                    at=self._untold[id(fake)],
+                )
+        return None
 
     def close(self) -> None:
         """Drop all tensors."""
@@ -113,7 +84,7 @@ class AutogradNotes:
         self.finds_beyond = False  # whether autograd may find such a part anew, outside of the tensor it was taken of
         self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
         self.detaches: list[str] = []  # the lines that detach a tensor: its gradients end there
-        self.reshapes = Reshapes()
+        self.reshapes, self.lost_views = Reshapes(), LostViews()
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
@@ -139,7 +110,7 @@ class AutogradNotes:
 
         It does not without grad mode, and where these are no views of one tensor.
         """
-        self.reshapes.note_write(base)
+        self.lost_views.note_write(handle, base)
         self.finds_beyond |= base.key in self._beyond
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
@@ -217,18 +188,13 @@ class AutogradNotes:
         self.finds_beyond |= storage_key(handle) in self._beyond
         if handle.requires_grad and views_lose and torch.is_grad_enabled():
             self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
-            self.reshapes.note_lost()
+            self.lost_views.note_lost()
 
-    def note_reshaped(self, handle: torch.Tensor, sharing: Iterable[torch.Tensor]) -> None:
-        """Note that a handle has got other metadata, and which tensors share its memory."""
-        if is_leaf_to_autograd(handle):
+    def note_reshaped(self, handle: torch.Tensor, base: Base) -> None:
+        """Note that a fake handle has got other metadata."""
+        if is_leaf_to_autograd(handle) and len(base.handles) > 1:
             self.asked.add(LEAF_VIEW)
-        for view in sharing:
-            if not (view.requires_grad and is_taken_again(view) and autograd_base(view) is handle):
-                continue
-            again = on_handles(view_again, (view, handle), {})
-            if again is None or Layout.of(again).key != Layout.of(view).key:
-                self.reshapes.note_lost()
+        self.lost_views.note_turn(handle, base)
 
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`: autograd thinks of it as it was."""
@@ -260,4 +226,5 @@ class AutogradNotes:
         """Drop all tensors: the call has ended."""
         self.hooked.clear()
         self.reshapes.close()
+        self.lost_views.close()
         self._required.clear()

@@ -240,7 +240,9 @@ class FunctionalizationContext:
 
     def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run autograd's engine; in direct use below the mode, since the engine asks for modes."""
-        lost = self.notes.reshapes.lost() if self.executor.observed else None
+        if self.notes.lost_views.suspects:
+            self.notes.lost_views.note_use(tensor_leaves(pytree.tree_leaves((args, kwargs)), {}))
+        lost = self.notes.lost_views.error() if self.executor.observed else None
         if lost is not None:
             raise lost
         mode = self.enter()
@@ -287,11 +289,8 @@ class FunctionalizationContext:
 
     def note_reshaped(self, handle: torch.Tensor) -> None:
         """Note that an op has changed a handle's metadata."""
-        if is_fake(handle) and handle.requires_grad and self.has_views(handle):
-            base = self.graph.ensure(handle).base
-            self.notes.reshapes.note_write(base, by=handle)
-            sharing = [ref() for ref in base.handles.values()]
-            self.notes.note_reshaped(handle, [other for other in sharing if other is not None])
+        if is_fake(handle) and handle.requires_grad:
+            self.notes.note_reshaped(handle, self.graph.ensure(handle).base)
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
         """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""

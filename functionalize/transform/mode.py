@@ -61,6 +61,7 @@ class FunctionalizeMode(TorchDispatchMode):
         self._tracer = self.context.executor.proxies
         self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
         self._bases, self._run = self.context.graph.bases, self.context.executor.run
+        self._suspects = self.context.notes.lost_views.suspects
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,6 +86,8 @@ class FunctionalizeMode(TorchDispatchMode):
         if self.aside():
             return func(*args, **kwargs) if kwargs else func(*args)
         context.op, context.origin = func, None
+        if self._suspects and handler not in _NO_USES and func is not aten.detach.default:
+            context.notes.lost_views.note_use(tensor_leaves(args, kwargs))
         if context.unseen is not None:
             context.unseen.adopt(tensor_leaves(args, kwargs))
             out = handler(self, func, args, kwargs)
@@ -286,6 +289,7 @@ _SQUEEZES = frozenset({aten.squeeze, aten.squeeze_, aten.squeeze_copy})
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
 _FUNCTIONAL = FunctionalizeMode._functional
+_NO_USES = frozenset({FunctionalizeMode._metadata, FunctionalizeMode._inplace_view})  # autograd takes no view for them
 _BY_OP: dict[Any, Handler] = {
     # Questions that a handle answers, whatever its value.
     **dict.fromkeys(

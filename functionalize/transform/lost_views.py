@@ -1,0 +1,95 @@
+"""Views of which autograd, on fake tensors, would make something else than eager.
+
+When the memory of a view changes, or its metadata or those of what it is a view of, autograd finds out anew how it lies
+in that: of tensors with data by their place, of fake ones by the steps that once led to the view. Where these lead
+elsewhere now, gradients through the view would be wrong.
+
+Invariant: a view is refused when it is used, not before: its metadata may come back to what they were.
+Limits: uses are ops, and what a program returns; an ``autograd.Function`` that gets such a view and runs no op on it is
+not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+from functionalize._torch import FakeTensor, on_handles
+from functionalize._torch.tensors import autograd_base, is_taken_again, is_view_to_autograd, view_again
+from functionalize.aliasing.bases import Base
+from functionalize.aliasing.geometry import Layout
+from functionalize.call_stack import Location, user_location
+from functionalize.errors import UnsupportedMutationError
+
+
+class LostViews:
+    """Those of one call."""
+
+    def __init__(self) -> None:
+        self.suspects: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, those that would be wrong if used now
+        self._turned: dict[int, weakref.ref[torch.Tensor]] = {}  # views whose own metadata changed in place
+        self._used: Location | None = None  # the line that used one
+
+    def note_turn(self, handle: torch.Tensor, base: Base) -> None:
+        """Note that a fake handle's metadata have changed in place."""
+        told = torch.is_grad_enabled()  # autograd has made a function of it, and knows how the handle itself lies
+        if told:
+            self.note_use([handle])
+        if is_view_to_autograd(handle):
+            self._turned[id(handle)] = weakref.ref(handle)
+        for view in _sharing(base):
+            if id(view) in self._turned or autograd_base(view) is handle:
+                self._look_at(view, told and view is handle)
+
+    def note_write(self, handle: torch.Tensor, base: Base) -> None:
+        """Note a write to memory, by a handle."""
+        if not self._turned:
+            return
+        for view in _sharing(base):
+            if id(view) in self._turned:
+                self._look_at(view, False)
+                if view is handle:
+                    self.note_use([view])
+
+    def note_use(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note tensors that autograd is to follow."""
+        if self._used is None and any(id(tensor) in self.suspects for tensor in tensors):
+            self._used = user_location()
+
+    def note_lost(self) -> None:
+        """Note that a tensor shows no more what views of it show."""
+        self._used = self._used or user_location()
+
+    def error(self) -> UnsupportedMutationError | None:
+        """Why gradients would be wrong, if they would."""
+        if self._used is None:
+            return None
+        return UnsupportedMutationError(
+            "a view is used after it, or what it is a view of, got new metadata in place (squeeze_, t_, as_strided_)",
+            why="of fake tensors, autograd takes a view by the same steps again, which lead elsewhere now",
+            hint="use the out-of-place operator (squeeze, t, ...) and its result",
+            at=self._used,
+        )
+
+    def _look_at(self, view: torch.Tensor, is_told: bool) -> None:
+        if not is_told and view.requires_grad and is_taken_again(view) and _leads_elsewhere(view):
+            self.suspects[id(view)] = weakref.ref(view)
+        else:
+            self.suspects.pop(id(view), None)
+
+    def close(self) -> None:
+        """Forget all."""
+        self.suspects.clear()
+        self._turned.clear()
+
+
+def _sharing(base: Base) -> list[FakeTensor]:
+    handles = (ref() for ref in base.handles.values())
+    return [handle for handle in handles if isinstance(handle, FakeTensor)]
+
+
+def _leads_elsewhere(view: torch.Tensor) -> bool:
+    again = on_handles(view_again, (view, autograd_base(view)), {})
+    return again is None or Layout.of(again).key != Layout.of(view).key
