@@ -207,7 +207,7 @@ def refused_write(
             if why is not None:
                 return why
     untold = context.notes.reshapes.untold(entry.fake for entry in inputs)
-    return untold if untold is not None else context.notes.lost_views.error()
+    return untold if untold is not None else context.notes.reshapes.lost_views.error()
 
 
 def _refused_part(

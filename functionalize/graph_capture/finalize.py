@@ -161,7 +161,7 @@ class GraphFinalizer:
             if untold is not None:
                 raise untold  # what the caller gets has gradients all the same, as the inputs that it shows
             return None
-        self.context.notes.lost_views.note_use(self.handles)
+        self.context.notes.reshapes.lost_views.note_use(self.handles)
         refused = refused_write(self.context, self.inputs, begun, mutations)
         if refused is not None:
             return refused

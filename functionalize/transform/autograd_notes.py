@@ -36,6 +36,7 @@ class Reshapes:
     def __init__(self) -> None:
         self.any = False  # whether one that requires gradients is among them, or came to
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
+        self.lost_views = LostViews()
         self._untold: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
         self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
 
@@ -68,6 +69,7 @@ class Reshapes:
         """Drop all tensors."""
         self.any |= any(handle.requires_grad for handle in self._held.values())
         self._held.clear()
+        self.lost_views.close()
 
 
 class AutogradNotes:
@@ -84,7 +86,7 @@ class AutogradNotes:
         self.finds_beyond = False  # whether autograd may find such a part anew, outside of the tensor it was taken of
         self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
         self.detaches: list[str] = []  # the lines that detach a tensor: its gradients end there
-        self.reshapes, self.lost_views = Reshapes(), LostViews()
+        self.reshapes = Reshapes()
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
@@ -110,7 +112,7 @@ class AutogradNotes:
 
         It does not without grad mode, and where these are no views of one tensor.
         """
-        self.lost_views.note_write(handle, base)
+        self.reshapes.lost_views.note_write(handle, base)
         self.finds_beyond |= base.key in self._beyond
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
@@ -188,13 +190,13 @@ class AutogradNotes:
         self.finds_beyond |= storage_key(handle) in self._beyond
         if handle.requires_grad and views_lose and torch.is_grad_enabled():
             self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
-            self.lost_views.note_lost()
+            self.reshapes.lost_views.note_lost()
 
     def note_reshaped(self, handle: torch.Tensor, base: Base) -> None:
         """Note that a fake handle has got other metadata."""
         if is_leaf_to_autograd(handle) and len(base.handles) > 1:
             self.asked.add(LEAF_VIEW)
-        self.lost_views.note_turn(handle, base)
+        self.reshapes.lost_views.note_turn(handle, base)
 
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`: autograd thinks of it as it was."""
@@ -226,5 +228,4 @@ class AutogradNotes:
         """Drop all tensors: the call has ended."""
         self.hooked.clear()
         self.reshapes.close()
-        self.lost_views.close()
         self._required.clear()

@@ -240,9 +240,9 @@ class FunctionalizationContext:
 
     def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run autograd's engine; in direct use below the mode, since the engine asks for modes."""
-        if self.notes.lost_views.suspects:
-            self.notes.lost_views.note_use(tensor_leaves(pytree.tree_leaves((args, kwargs)), {}))
-        lost = self.notes.lost_views.error() if self.executor.observed else None
+        if self.notes.reshapes.lost_views.suspects:
+            self.notes.reshapes.lost_views.note_use(tensor_leaves(pytree.tree_leaves((args, kwargs)), {}))
+        lost = self.notes.reshapes.lost_views.error() if self.executor.observed else None
         if lost is not None:
             raise lost
         mode = self.enter()

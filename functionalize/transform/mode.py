@@ -61,7 +61,7 @@ class FunctionalizeMode(TorchDispatchMode):
         self._tracer = self.context.executor.proxies
         self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
         self._bases, self._run = self.context.graph.bases, self.context.executor.run
-        self._suspects = self.context.notes.lost_views.suspects
+        self._suspects = self.context.notes.reshapes.lost_views.suspects
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -87,7 +87,7 @@ class FunctionalizeMode(TorchDispatchMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         context.op, context.origin = func, None
         if self._suspects and handler not in _NO_USES and func is not aten.detach.default:
-            context.notes.lost_views.note_use(tensor_leaves(args, kwargs))
+            context.notes.reshapes.lost_views.note_use(tensor_leaves(args, kwargs))
         if context.unseen is not None:
             context.unseen.adopt(tensor_leaves(args, kwargs))
             out = handler(self, func, args, kwargs)
