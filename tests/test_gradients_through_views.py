@@ -5,6 +5,7 @@ What eager refuses is not counted. Of the rest most must equal eager, and none m
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,17 @@ INPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": lambda leaf: leaf.clone().t(),
     "view": lambda leaf: leaf.clone()[:],
 }
-SHARDS, PROGRAMS = 8, 60
+OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "without gradients": lambda leaf: leaf.detach().clone(),
+    "a view without gradients": lambda leaf: leaf.detach().clone()[:],
+    "a parameter": lambda leaf: torch.nn.Parameter(leaf.detach().clone()),
+    "every other": lambda leaf: torch.stack([leaf, leaf], -1)[..., 0],
+    "float": lambda leaf: leaf.detach().clone().float(),
+    "a row": lambda leaf: leaf.clone()[:1],
+}
+MODES = [contextlib.nullcontext, contextlib.nullcontext, torch.no_grad, torch.inference_mode]
+SHARDS, PROGRAMS, CALLS = 8, 60, 3
+Mode = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def program(rng: random.Random) -> str:
@@ -55,17 +66,22 @@ def program(rng: random.Random) -> str:
     return "\n    ".join(["def f(x):", *lines])
 
 
-def observed(run: Callable[[torch.Tensor], Any], leaf: torch.Tensor, x: torch.Tensor) -> Any:
+def observed(
+    run: Callable[[torch.Tensor], Any], leaf: torch.Tensor, x: torch.Tensor, mode: Mode = contextlib.nullcontext
+) -> Any:
     """What a caller sees: the results and the input afterwards, and the gradient of all of them."""
-    seen = [*run(x), x]
+    with mode():
+        seen = [*run(x), x]
     total: Any = 0
     for tensor in seen:
-        if tensor.requires_grad:
+        if tensor.requires_grad and not tensor.is_inference():
             weights = torch.arange(1.0, tensor.numel() + 1, dtype=tensor.dtype).view(tensor.shape)
             total = total + (tensor.sin() * weights).sum()
-    grad = torch.autograd.grad(total, leaf, allow_unused=True) if isinstance(total, torch.Tensor) else None
-    visible = [(t.stride(), t.requires_grad, t.is_leaf, t.detach().clone()) for t in seen if t.numel()]
-    return visible, grad
+    follows = isinstance(total, torch.Tensor) and leaf.requires_grad
+    grad = torch.autograd.grad(total, leaf, allow_unused=True) if follows else None
+    shown = [tensor for tensor in seen if tensor.numel()]
+    flags = [(t.requires_grad, t.is_leaf, t.is_inference()) for t in shown]
+    return flags, [(t.stride(), t.detach().clone()) for t in shown], grad
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -94,6 +110,59 @@ def test_random_programs(shard: int) -> None:
         torch.testing.assert_close(found, wanted, msg=where.__add__)
         equal += 1
     assert equal > refused
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_programs_called_otherwise(shard: int) -> None:
+    """With other inputs than those of the capture, and under other modes."""
+    equal = refused = 0
+    for seed in range(shard * PROGRAMS // 2, (shard + 1) * PROGRAMS // 2):
+        rng = random.Random(-seed - 1)
+        code, size, names = program(rng), rng.choice([(2, 3), (3, 3)]), {"torch": torch}
+        exec(code, names)
+        run: Any = names["f"]
+        captured: Any = None
+
+        def inputs(kind: str, size: Any = size) -> tuple[torch.Tensor, torch.Tensor]:
+            leaf = torch.linspace(-2, 2, size[0] * size[1], dtype=torch.float64).view(size).clone().requires_grad_()
+            x = (INPUTS | OTHERS)[kind](leaf)
+            return (x if x.is_leaf else leaf), x
+
+        for kind, mode in [(rng.choice([*INPUTS, *OTHERS]), rng.choice(MODES)) for _ in range(CALLS)]:
+            try:
+                wanted = observed(run, *inputs(kind), mode)
+            except Exception:  # which is eager's
+                continue
+            try:
+                if captured is None:
+                    with mode():
+                        captured = capture(run, (inputs(kind)[1],), on_guard_failure="recapture")
+                found = observed(captured, *inputs(kind), mode)
+            except (UnsupportedMutationError, UnsupportedProgramError):
+                refused += 1
+                continue
+            where = f"{kind}, {mode.__name__}, {code}\n"
+            torch.testing.assert_close(found, wanted, msg=where.__add__)
+            equal += 1
+    assert equal > refused
+
+
+def test_inference_tensors_are_no_others() -> None:
+    """A program that was captured on one would make one of what it writes."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+    plain = torch.ones(3)
+    with torch.inference_mode():
+        program = capture(f, (torch.ones(3),))
+        with pytest.raises(InputMismatchError, match="is no inference tensor, and was one"):
+            program(plain)
+        with pytest.raises(InputMismatchError, match="is an inference tensor, and was none"):
+            capture(f, (plain,))(torch.ones(3))
+        again = capture(f, (torch.ones(3),), on_guard_failure="recapture")
+        assert again(plain) is plain
+    assert not plain.is_inference()
 
 
 def _reads_without_gradients(x: torch.Tensor) -> torch.Tensor:

@@ -129,6 +129,7 @@ class GraphFinalizer:
         analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
         aliases = analysis.outputs(self.handles, self._results, held)
         refuse_gradients_of_made(() if whole else self.handles, aliases)
+        self.context.notes.note_given(self.handles)
         read, sized = looked_up(mutations, aliases, analysis.bases), (self.inputs, layouts.before, aliases)
         symbols = symbol_sources(self.tracer, self.outputs, sized, read, joint.asserted())
         refuse_untold_views(aliases, symbols)

@@ -10,7 +10,7 @@ Limits: outputs that share a storage which neither an input nor a single output 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -161,7 +161,8 @@ class _Ending:
             if alias.kind is AliasKind.SHARED or unbased:
                 made = self._shared(alias.group)
             else:
-                made = {number: self._with_gradient(alias, self._tensor(alias))}
+                with torch.enable_grad() if alias.requires_grad else nullcontext():  # as the program did
+                    made = {number: self._with_gradient(alias, self._tensor(alias))}
             self._made |= {one: self._as_in_mode(self._metadata.outputs[one], tensor) for one, tensor in made.items()}
             for one in made:
                 gradient = self._metadata.outputs[one].gradient
@@ -198,7 +199,10 @@ class _Ending:
         if alias.kind is AliasKind.VIEW_OF_BASE:
             return self._of_base(alias)
         layout = self._symbols.layout(alias.layout)
-        made = with_layout(with_own_bits(self._result(alias), layout), layout)
+        return self._laid_out(with_own_bits(self._result(alias), layout), layout)
+
+    def _laid_out(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
+        made = with_layout(value, layout)
         return with_strides(made, layout.stride) if self._metadata.graph.lays_out_ones and layout.static else made
 
     def _result(self, alias: OutputAlias) -> torch.Tensor:
@@ -218,7 +222,7 @@ class _Ending:
         if not (layout.static and base_layout.static):
             return self._result(alias)
         if alias.base not in self._based:
-            self._based[alias.base] = with_layout(self._base(alias.base), base_layout)
+            self._based[alias.base] = self._laid_out(self._base(alias.base), base_layout)
         base = self._based[alias.base]
         if alias.result is not None and alias.result == described.result:
             return base

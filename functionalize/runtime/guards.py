@@ -30,6 +30,7 @@ from functionalize.runtime.shared_places import SharedPlaces
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import StateWalk, joined
 from functionalize.runtime.tensor_properties import (
+    INFERENCE,
     REQUIRES_GRAD,
     STRIDES,
     TENSOR_PROPERTIES,
@@ -66,6 +67,7 @@ class _Dimensions:
 # Of what is true of an input or not, what is said of it now, and of when the program was captured.
 _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
+    INFERENCE: (("is no inference tensor", "was none"), ("is an inference tensor", "was one")),
     LEAF: (("is no leaf", "was none"), ("is a leaf", "was one")),
     VIEW: (("is no view", "was none"), ("is a view", "was one")),
     LEAF_VIEW: (("is no leaf that is a view", "was none"), ("is a leaf, and a view", "was both")),

@@ -32,7 +32,7 @@ def _strides(tensor: torch.Tensor) -> Any:
     return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
 
 
-REQUIRES_GRAD, STRIDES = "requires_grad", "strides"
+REQUIRES_GRAD, STRIDES, INFERENCE = "requires_grad", "strides", "is an inference tensor"
 TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "class": _class_of,
     "layout": attrgetter("layout"),
@@ -42,6 +42,7 @@ TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     STRIDES: _strides,
     "conjugate bit": torch.is_conj,
     "negative bit": torch.is_neg,
+    INFERENCE: torch.Tensor.is_inference,
     REQUIRES_GRAD: attrgetter("requires_grad"),
 }
 

@@ -17,6 +17,7 @@ from functionalize._torch.dispatch import identity_of
 from functionalize._torch.tensors import (
     autograd_base,
     is_leaf_to_autograd,
+    is_taken_again,
     is_view_to_autograd,
 )
 from functionalize.aliasing.bases import Base, View
@@ -138,6 +139,13 @@ class AutogradNotes:
         """Note that a view of a handle is made while gradients are off: it requires some where its base does."""
         if source.requires_grad and is_leaf_to_autograd(autograd_base(source)):
             self.asked.add(LEAF_VIEW)
+
+    def note_given(self, handles: Iterable[torch.Tensor]) -> None:
+        """Note what the program gives its caller: views that were made with gradients off, as above."""
+        for handle in handles:
+            silent = handle.requires_grad and is_view_to_autograd(handle) and not is_taken_again(handle)
+            if silent and is_leaf_to_autograd(autograd_base(handle)):
+                self.asked.add(LEAF_VIEW)
 
     def _note_older_views(self, handle: torch.Tensor, base: Base) -> None:
         others = [other for ref in base.handles.values() if (other := ref()) is not None and other is not handle]
