@@ -129,7 +129,6 @@ class GraphFinalizer:
         analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
         aliases = analysis.outputs(self.handles, self._results, held)
         refuse_gradients_of_made(() if whole else self.handles, aliases)
-        self.context.notes.note_given(self.handles)
         read, sized = looked_up(mutations, aliases, analysis.bases), (self.inputs, layouts.before, aliases)
         symbols = symbol_sources(self.tracer, self.outputs, sized, read, joint.asserted())
         refuse_untold_views(aliases, symbols)
@@ -377,6 +376,7 @@ class GraphFinalizer:
                 graph.erase_node(node)
 
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
+        self.context.notes.note_given(self.handles)
         groups: dict[int, list[str]] = {}
         for entry in self.inputs:
             if isinstance(entry.value, torch.Tensor):
