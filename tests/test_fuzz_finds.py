@@ -906,3 +906,29 @@ def test_set_that_keeps_size_and_strides_beyond_the_storage_is_the_error_of_eage
             run(inputs(), 2, 1)
         torch.testing.assert_close(run(inputs(), 2, 2), torch.tensor([3]))  # grows
         torch.testing.assert_close(run(inputs(), 0, 1), torch.tensor([1]))
+
+
+def test_set_to_the_storage_of_an_input_of_another_dtype() -> None:
+    def f(x: torch.Tensor, y: Any) -> Any:
+        y.set_(x[0].untyped_storage())
+        x[2].fill_(-2)
+        return y, x
+
+    given = [(torch.arange(12.0).view(4, 3).t(), torch.zeros(4, 3, dtype=torch.complex64).t()) for _ in range(2)]
+    ours, eager = capture(f, given[0])(*given[0]), f(*given[1])
+    torch.testing.assert_close(ours, eager)
+    assert [one.untyped_storage().nbytes() for one in given[0]] == [48, 48]
+    assert given[0][0].untyped_storage().data_ptr() == given[0][1].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_place_beyond_the_storage_of_a_lazy_conjugate_is_the_error_of_eager(remove: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.conj().as_strided((3,), (1,), 6) + 1
+
+    x = torch.ones(2, dtype=torch.complex64)
+    for run in (f, lambda x: capture(f, (x,), remove=remove)):
+        with pytest.raises(
+            RuntimeError, match="requiring a storage size of 72 are out of bounds for storage of size 16"
+        ):
+            run(x)

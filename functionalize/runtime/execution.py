@@ -118,6 +118,8 @@ class _Ending:
             target.detach_()
         for op, args in mutation.metadata:
             given = list(map(self._argument, args))
+            if op is aten.set_.source_Tensor and given[0].dtype != target.dtype:  # of its size, that would be more
+                given[0] = given[0].detach().as_strided((0,), (1,), 0)
             if op is aten.as_strided_.default:  # of memory that it was set to, and that the program has let grow
                 size, stride, *offset = given
                 now = Layout.of(target)

@@ -38,7 +38,13 @@ from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers import custom_ops, higher_order, random_ops
-from functionalize.transform.handlers.inplace_views import keeps_size, new_size, refuse_uncounted, with_kept_strides
+from functionalize.transform.handlers.inplace_views import (
+    check_place,
+    keeps_size,
+    new_size,
+    refuse_uncounted,
+    with_kept_strides,
+)
 from functionalize.transform.handlers.strides import TRUSTING, all_laid_out
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
@@ -160,6 +166,8 @@ class FunctionalizeMode(TorchDispatchMode):
         key = storage_key(source)
         if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
             return self._part_of_unstrided(func, args, kwargs)
+        if func is aten.as_strided.default:
+            check_place(source, args[1:])
         out, layouts = self._run_view(func, args, kwargs)
         if self._with_gradients and not torch.is_grad_enabled() and func is not aten.detach.default:
             self.context.notes.note_view(source)

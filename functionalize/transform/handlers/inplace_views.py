@@ -13,6 +13,7 @@ import torch
 
 from functionalize._torch import unbacked
 from functionalize.aliasing.geometry import Layout, fits, hinted_span, is_empty
+from functionalize.aliasing.tensor_queries import is_fake
 from functionalize.errors import UnsupportedMutationError
 
 aten = torch.ops.aten
@@ -52,12 +53,27 @@ def with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any
 
 
 def _check_room(storage: torch.UntypedStorage, kept: Layout, wanted: Sequence[Any]) -> None:
-    size, stride = map(tuple, wanted)
-    if (kept.size, kept.stride) == (size, stride) and not is_empty(kept) and not fits(kept, storage.nbytes()):
+    if (kept.size, kept.stride) == tuple(map(tuple, wanted)):
+        _refuse_beyond(storage, kept)
+
+
+def check_place(source: torch.Tensor, args: Sequence[Any]) -> None:
+    """Raise what eager raises for `as_strided` beyond a storage; of lazy bits fake kernels have the storage grow."""
+    if is_fake(source) and (source.is_conj() or source.is_neg()):
+        size, stride, *offset = args
+        own = Layout.of(source)
+        _refuse_beyond(
+            source.untyped_storage(),
+            replace(own, size=tuple(size), stride=tuple(stride), offset=(*offset, own.offset)[0] or 0),
+        )
+
+
+def _refuse_beyond(storage: torch.UntypedStorage, layout: Layout) -> None:
+    if not (is_empty(layout) or unbacked(layout.size) or fits(layout, storage.nbytes())):
         raise RuntimeError(
-            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {kept.offset}, and itemsize "
-            f"{kept.dtype.itemsize} requiring a storage size of {hinted_span(kept)[1]} are out of bounds for storage "
-            f"of size {storage.nbytes()}"
+            f"setStorage: sizes {list(layout.size)}, strides {list(layout.stride)}, storage offset {layout.offset}, "
+            f"and itemsize {layout.dtype.itemsize} requiring a storage size of {hinted_span(layout)[1]} are out of "
+            f"bounds for storage of size {storage.nbytes()}"
         )
 
 
