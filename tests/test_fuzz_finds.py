@@ -932,3 +932,44 @@ def test_place_beyond_the_storage_of_a_lazy_conjugate_is_the_error_of_eager(remo
             RuntimeError, match="requiring a storage size of 72 are out of bounds for storage of size 16"
         ):
             run(x)
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_copy_in_a_storage_that_an_input_takes_of_a_part_that_is_written_afterwards(remove: str) -> None:
+    def f(x: Any) -> Any:
+        other = x * x
+        part = x[2:3]
+        x.set_(other.untyped_storage(), 3, (3,))
+        other[:1].copy_(part)
+        part.zero_()
+        return other[:1], part
+
+    given = [torch.arange(1.0, 7.0) for _ in range(2)]
+    ours, eager = capture(f, (given[0],), remove=remove)(given[0]), f(given[1])
+    torch.testing.assert_close(ours, eager)
+    torch.testing.assert_close(given[0], given[1])
+
+
+def test_random_numbers_in_an_order_that_the_data_tell_are_refused() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x.nonzero(), dtype=torch.float32).uniform_()
+
+    x = torch.tensor([[1, 0, 2], [3, 4, 0]])
+    with pytest.raises(UnsupportedMutationError, match=r"cannot be traced with such sizes|not contiguous"):
+        capture(f, (x,))
+
+
+def test_second_derivative_of_what_draws_behind_an_index_that_it_does_not_depend_on() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        part = x[1:] ** 2
+        part.index_put_((torch.tensor([0, 1, 0]),), torch.tensor(-1.0), True)
+        return part * torch.bernoulli(part.sigmoid().detach()).add(1).detach().clamp(1, 1)
+
+    def second(run: Any, x: torch.Tensor) -> Any:
+        (first,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)
+
+    x = torch.arange(3.0, requires_grad=True)
+    program = capture(f, (x,))
+    for _ in range(3):
+        torch.testing.assert_close(second(program, x), second(f, x))

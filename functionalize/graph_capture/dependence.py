@@ -101,13 +101,24 @@ def _read(node: Node) -> list[Node]:
 
 
 def forget_unread(graph: Graph) -> None:
-    """Have memory of any content stand for inputs that no result depends on: of dead nodes, which draw numbers."""
+    """Have other values stand for inputs that no result depends on, in dead nodes, which draw numbers.
+
+    Operators take them: zeros are indices of all sizes, ones probabilities.
+    """
     read = nodes_behind(graph.output_node().all_input_nodes)
     for node in graph.find_nodes(op="placeholder"):
         like = node.meta.get("val")
         if node.users and node not in read and isinstance(like, torch.Tensor) and not is_symbolic(like):
             with graph.inserting_before(next(iter(node.users))):
+                number = int(like.dtype.is_floating_point or like.dtype.is_complex)
                 options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
-                empty = graph.call_function(aten.empty.memory_format, (list(like.size()),), options)
-            empty.meta["val"] = like
-            node.replace_all_uses_with(empty)
+                other = graph.call_function(aten.full.default, (list(like.size()), number), options)
+            other.meta["val"] = like
+            node.replace_all_uses_with(other)
+
+
+def drop_dead(graph: Graph) -> None:
+    """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
+            graph.erase_node(node)

@@ -23,7 +23,7 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
 from functionalize.graph_capture.decisions import Decider
-from functionalize.graph_capture.dependence import counts_from_storages
+from functionalize.graph_capture.dependence import counts_from_storages, drop_dead
 from functionalize.graph_capture.differentiability import (
     forgets,
     refuse_gradients_of_made,
@@ -120,8 +120,8 @@ class GraphFinalizer:
         with tracing_disabled():
             epilogue = Epilogue(self.context, entries, self.handles, whole=seen)
             backs = epilogue.prepare()
-            self._lift_constants([back.input.handle for back in backs], {entry.storage for entry in entries})
-            self._compute_nodes(backs)
+            self._lift_constants([back.input.handle for back in backs], entries)
+            self._compute_nodes(backs, entries)
         begun = {id(entry.handle): entry for entry in entries}
         layouts = self._layouts(begun, {id(entry.handle) for entry in epilogue.moved})
         mutations = self._write_backs(backs, layouts, seen)
@@ -171,15 +171,17 @@ class GraphFinalizer:
 
     # Constants
 
-    def _lift_constants(self, written: Sequence[torch.Tensor], storages: set[int]) -> None:
+    def _lift_constants(self, written: Sequence[torch.Tensor], entries: Sequence[Input]) -> None:
         """Turn tensors that the program reached by other ways into inputs: buffers if it wrote them, else constants."""
+        storages = {entry.storage for entry in entries}
         own = {id(entry.fake) for entry in self.inputs if entry.fake is not None}
         others = [h for h in written if id(h) not in own and storage_key(h) not in storages]
         others += [h for h in self.handles if id(h) not in own and tracked_node(self.tracer, h) is None]
         self.lifter.lift_attributes(written, others)
 
-    def _compute_nodes(self, backs: Sequence[WriteBack]) -> None:
+    def _compute_nodes(self, backs: Sequence[WriteBack], entries: Sequence[Input]) -> None:
         """Have the nodes of all that is an output: the last inputs are lifted now, and keep their numbers."""
+        storages = {entry.storage for entry in entries}  # which write-backs may write before an output is made
         for back in backs:
             for value, _ in back.parts:
                 self._node(value)
@@ -192,7 +194,8 @@ class GraphFinalizer:
             if id(handle) not in self._values:
                 view = self.context.graph.find(handle)  # of an input of which parts were written, computed here
                 value = handle if view is None else self.context.read(view)
-                if given.setdefault(self._node(value), storage_key(handle)) != storage_key(handle):
+                lies, own = storage_key(value), storage_key(handle)
+                if given.setdefault(self._node(value), own) != own or (lies != own and lies in storages):
                     value = self.context.call(torch.ops.aten.clone.default, value)
                 self._values[id(handle)] = self._node(value)
         for number, entry in enumerate(self.inputs):
@@ -309,7 +312,7 @@ class GraphFinalizer:
     ) -> ProgramMetadata:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
-        self._drop_dead()
+        drop_dead(self.tracer.graph)
         unused, read, accumulates = drop_unread(self.inputs, self.tracer.graph, {m.input for m in mutations})
         numbers = {id(entry): number for number, entry in enumerate(self.inputs)}
         before, after = (
@@ -367,13 +370,6 @@ class GraphFinalizer:
         modes = {val.fake_mode for val in shown if isinstance(val, FakeTensor)}
         ours = all(isinstance(mode, CaptureFakeMode) for mode in modes)
         return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, ours)
-
-    def _drop_dead(self) -> None:
-        """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""
-        graph = self.tracer.graph
-        for node in reversed(graph.nodes):
-            if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
-                graph.erase_node(node)
 
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
         self.context.notes.note_given(self.handles)

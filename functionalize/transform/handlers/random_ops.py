@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import pytree
-from functionalize.aliasing.geometry import hint
+from functionalize._torch import pytree, unbacked
+from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.tensor_queries import is_contiguous, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
+from functionalize.errors import UnsupportedMutationError
 from functionalize.ops.calls import draws
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.strides import all_laid_out, contiguous, empty_in_order, order_of
@@ -50,7 +51,9 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     handles, call = list(tensor_leaves(args, kwargs)), context.executor.call
     if op not in _READING | _FILLING or len(handles) != 1:
         return _laid_out(context, op, args, kwargs)
-    handle, order = handles[0], order_of(context, handles[0])
+    handle = handles[0]
+    _refuse_unknown_order(op, handle)
+    order = order_of(context, handle)
     longer = [dim for dim in order if hint(handle.size(dim)) != 1]  # the others say nothing of the order
     in_order = longer == sorted(longer)
     if op is aten.normal_functional.default and in_order and _is_large_with_gaps(handle):
@@ -69,6 +72,15 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     if op in _FILLING:
         return out
     return pytree.tree_map_only(torch.Tensor, lambda leaf: call(aten.permute.default, leaf, back), out)
+
+
+def _refuse_unknown_order(op: Any, handle: torch.Tensor) -> None:
+    if handle.layout is torch.strided and unbacked(handle.size()) and not Layout.of(handle).contiguous:
+        raise UnsupportedMutationError(
+            f"{op} for a tensor whose size only the data tell, and that is not contiguous",
+            why="eager draws in the order of the memory, and only the data tell what that is",
+            hint="draw into a tensor of its own (`torch.rand(...)`), and copy it",
+        )
 
 
 def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
