@@ -973,3 +973,19 @@ def test_second_derivative_of_what_draws_behind_an_index_that_it_does_not_depend
     program = capture(f, (x,))
     for _ in range(3):
         torch.testing.assert_close(second(program, x), second(f, x))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_places_in_what_could_be_written_in_place(offset: int, remove: str) -> None:
+    """A call writes in the memory of the input where it can, which begins elsewhere than a result's."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.scatter_(1, torch.zeros(4, 1, dtype=torch.int64), 5)
+        x.as_strided((2,), (1,), 10).fill_(7)
+        x[:1].index_fill_(1, torch.tensor([1]), 3)
+        return x.as_strided((2,), (1,), 2) + 1
+
+    given = [torch.arange(14.0)[offset : offset + 12].view(4, 3) for _ in range(2)]
+    torch.testing.assert_close(capture(f, (given[0],), remove=remove)(given[0]), f(given[1]))
+    torch.testing.assert_close(given[0], given[1])

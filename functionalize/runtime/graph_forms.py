@@ -41,6 +41,13 @@ VIEW_OF: dict[Any, Any] = {
     aten.diagonal_scatter.default: aten.diagonal.default,
 }
 
+# Ops that take a place in a storage, and which argument it is.
+_PLACES: dict[Any, int] = {
+    aten.as_strided.default: 3,
+    aten.as_strided_copy.default: 3,
+    aten.as_strided_scatter.default: 4,
+}
+
 # Ops whose results have the same elements in the same strides, whatever strides their arguments have.
 PRODUCTS = frozenset(
     {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.dot.default}
@@ -100,7 +107,15 @@ def _reads_last(node: Node, base: Node, order: dict[Node, int]) -> bool:
         return False
     if node.meta["val"].dtype != base.meta["val"].dtype or node.meta["val"].stride() != base.meta["val"].stride():
         return False
+    if any(_is_addressed(user) for view in _views_of(node) for user in view.users):
+        return False
     return all(order[user] <= order[node] for view in shared for user in view.users)
+
+
+def _is_addressed(node: Node) -> bool:
+    """Whether a node goes by places of a storage: that of an input begins elsewhere than that of a result."""
+    place = _PLACES.get(node.target)
+    return place is not None and (len(node.args) > place or "storage_offset" in node.kwargs)
 
 
 def _views_of(base: Node) -> set[Node]:
