@@ -989,3 +989,15 @@ def test_places_in_what_could_be_written_in_place(offset: int, remove: str) -> N
     given = [torch.arange(14.0)[offset : offset + 12].view(4, 3) for _ in range(2)]
     torch.testing.assert_close(capture(f, (given[0],), remove=remove)(given[0]), f(given[1]))
     torch.testing.assert_close(given[0], given[1])
+
+
+def test_random_numbers_for_what_is_transposed_and_has_a_size_that_the_data_tell() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x[x[:, 0] > 0].t(), 0.5)
+
+    x = torch.tensor([[1.0, 0, 2], [3, 4, 0], [0, 0, 1]])
+    program, results = capture(f, (x,)), []
+    for run in (program, f):
+        torch.manual_seed(0)
+        results.append(run(x))
+    torch.testing.assert_close(*results)

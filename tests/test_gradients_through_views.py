@@ -66,6 +66,13 @@ def program(rng: random.Random) -> str:
     return "\n    ".join(["def f(x):", *lines])
 
 
+def inputs(kind: str, size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A leaf of a size, and the input of a kind, which is computed of it, or is a leaf itself."""
+    leaf = torch.linspace(-2, 2, size[0] * size[1], dtype=torch.float64).view(size).clone().requires_grad_()
+    x = (INPUTS | OTHERS)[kind](leaf)
+    return (x if x.is_leaf else leaf), x
+
+
 def observed(
     run: Callable[[torch.Tensor], Any], leaf: torch.Tensor, x: torch.Tensor, mode: Mode = contextlib.nullcontext
 ) -> Any:
@@ -92,17 +99,12 @@ def test_random_programs(shard: int) -> None:
         code, size, kind = program(rng), rng.choice([(2, 3), (3, 3)]), rng.choice(list(INPUTS))
         names: dict[str, Any] = {"torch": torch}
         exec(code, names)
-
-        def inputs(size: Any = size, kind: str = kind) -> tuple[torch.Tensor, torch.Tensor]:
-            leaf = torch.linspace(-2, 2, size[0] * size[1], dtype=torch.float64).view(size).clone().requires_grad_()
-            return leaf, INPUTS[kind](leaf)
-
         try:
-            wanted = observed(names["f"], *inputs())
+            wanted = observed(names["f"], *inputs(kind, size))
         except Exception:  # which is eager's
             continue
         try:
-            found = observed(capture(names["f"], (inputs()[1],)), *inputs())
+            found = observed(capture(names["f"], (inputs(kind, size)[1],)), *inputs(kind, size))
         except (UnsupportedMutationError, UnsupportedProgramError):
             refused += 1
             continue
@@ -122,22 +124,16 @@ def test_random_programs_called_otherwise(shard: int) -> None:
         exec(code, names)
         run: Any = names["f"]
         captured: Any = None
-
-        def inputs(kind: str, size: Any = size) -> tuple[torch.Tensor, torch.Tensor]:
-            leaf = torch.linspace(-2, 2, size[0] * size[1], dtype=torch.float64).view(size).clone().requires_grad_()
-            x = (INPUTS | OTHERS)[kind](leaf)
-            return (x if x.is_leaf else leaf), x
-
         for kind, mode in [(rng.choice([*INPUTS, *OTHERS]), rng.choice(MODES)) for _ in range(CALLS)]:
             try:
-                wanted = observed(run, *inputs(kind), mode)
+                wanted = observed(run, *inputs(kind, size), mode)
             except Exception:  # which is eager's
                 continue
             try:
                 if captured is None:
                     with mode():
-                        captured = capture(run, (inputs(kind)[1],), on_guard_failure="recapture")
-                found = observed(captured, *inputs(kind), mode)
+                        captured = capture(run, (inputs(kind, size)[1],), on_guard_failure="recapture")
+                found = observed(captured, *inputs(kind, size), mode)
             except (UnsupportedMutationError, UnsupportedProgramError):
                 refused += 1
                 continue

@@ -163,7 +163,8 @@ class _Ending:
             if alias.kind is AliasKind.SHARED or unbased:
                 made = self._shared(alias.group)
             else:
-                with torch.enable_grad() if alias.requires_grad else nullcontext():  # as the program did
+                off = alias.requires_grad and not torch.is_grad_enabled()  # where the program had them on
+                with torch.enable_grad() if off else nullcontext():
                     made = {number: self._with_gradient(alias, self._tensor(alias))}
             self._made |= {one: self._as_in_mode(self._metadata.outputs[one], tensor) for one, tensor in made.items()}
             for one in made:

@@ -55,7 +55,8 @@ class LostViews:
 
     def note_use(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note tensors that autograd is to follow."""
-        if self._used is None and any(id(tensor) in self.suspects for tensor in tensors):
+        known = ((self.suspects.get(id(tensor)), tensor) for tensor in tensors)
+        if self._used is None and any(view is not None and view() is tensor for view, tensor in known):
             self._used = user_location()
 
     def note_lost(self) -> None:

@@ -60,12 +60,11 @@ def _check_room(storage: torch.UntypedStorage, kept: Layout, wanted: Sequence[An
 def check_place(source: torch.Tensor, args: Sequence[Any]) -> None:
     """Raise what eager raises for `as_strided` beyond a storage; of lazy bits fake kernels have the storage grow."""
     if is_fake(source) and (source.is_conj() or source.is_neg()):
-        size, stride, *offset = args
+        size, stride, *given = args
         own = Layout.of(source)
-        _refuse_beyond(
-            source.untyped_storage(),
-            replace(own, size=tuple(size), stride=tuple(stride), offset=(*offset, own.offset)[0] or 0),
-        )
+        offset = next((one for one in given if one is not None), own.offset)
+        wanted = replace(own, size=tuple(size), stride=tuple(stride), offset=offset)
+        _refuse_beyond(source.untyped_storage(), wanted)
 
 
 def _refuse_beyond(storage: torch.UntypedStorage, layout: Layout) -> None:

@@ -75,9 +75,9 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
 
 
 def _refuse_unknown_order(op: Any, handle: torch.Tensor) -> None:
-    if handle.layout is torch.strided and unbacked(handle.size()) and not Layout.of(handle).contiguous:
+    if handle.layout is torch.strided and unbacked(handle.stride()) and not Layout.of(handle).contiguous:
         raise UnsupportedMutationError(
-            f"{op} for a tensor whose size only the data tell, and that is not contiguous",
+            f"{op} for a tensor whose strides only the data tell, and that is not contiguous",
             why="eager draws in the order of the memory, and only the data tell what that is",
             hint="draw into a tensor of its own (`torch.rand(...)`), and copy it",
         )
