@@ -712,3 +712,44 @@ def test_symbols_of_an_export_that_would_get_one_name(monkeypatch: pytest.Monkey
     module(torch.ones(6, 3))
     with pytest.raises(AssertionError, match="Guard failed"):
         module(torch.ones(65, 3))
+
+
+def test_random_numbers_are_saved_and_loaded() -> None:
+    """Torch loads `uniform` only with its argument `from`, which a keyword names."""
+
+    class Noise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("noise", torch.zeros(3))
+
+        def forward(self) -> Any:
+            return self.noise.uniform_(), self.noise.new_empty(2).uniform_(2, 3)  # type: ignore[operator]
+
+    eager, file = Noise(), io.BytesIO()
+    torch.export.save(capture(Noise(), ()).to_exported_program(), file)
+    file.seek(0)
+    module = torch.export.load(file).module()
+    for _ in range(2):
+        torch.manual_seed(0)
+        expected = [one.tolist() for one in eager()]
+        torch.manual_seed(0)
+        assert [one.tolist() for one in module()] == expected
+
+
+def _doubled(x: Tensor) -> Tensor:
+    x.data = x * 2
+    return x.sum()
+
+
+def _counted(x: Tensor) -> Tensor:
+    return x * (2 if x._version % 2 else 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [(_doubled, "changes the size, the strides or the memory of"), (_counted, "asks for the version of a tensor")],
+)
+def test_what_happens_to_arguments_beside_their_values_is_refused(function: Any, what: str) -> None:
+    program = capture(function, (torch.arange(4.0)[::2],))
+    with pytest.raises(UnsupportedExportError, match=what):
+        program.to_exported_program()

@@ -6,6 +6,7 @@ but the number. Limits: operators that have a meta kernel.
 
 from __future__ import annotations
 
+import keyword
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,6 +45,7 @@ class Emitter:
         if node.op == "call_function" and not isinstance(node.target, OpOverload) and _of_numbers(node, args, kwargs):
             return node.target(*args, **kwargs)  # type: ignore[operator]
         args = counting(node.target, args, lambda arg: arg.meta["val"] if isinstance(arg, Node) else arg)
+        args = _loadable(node.target, args, kwargs)
         made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
         made.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
         made.meta["stack_trace"] = str(node.meta.get("stack_trace") or "")
@@ -61,7 +63,7 @@ class Emitter:
         values = pytree.tree_map_only(Node, lambda node: node.meta["val"], (args, kwargs))
         with self.fakes.mode:
             value = op(*values[0], **values[1])
-        node = self.graph.call_function(op, args, kwargs)
+        node = self.graph.call_function(op, _loadable(op, args, kwargs), kwargs)
         node.meta = {"val": value, "stack_trace": "", "nn_module_stack": {}} | self._origin
         return node
 
@@ -104,6 +106,17 @@ class _Lazy:
 
 def _get(source: Any) -> Callable[[], Node]:
     return source.get if isinstance(source, _Lazy) else lambda: source
+
+
+def _loadable(op: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
+    """Arguments with the defaults up to one that a keyword of Python names: a file without it does not load.
+
+    It is saved by its name, and given by its position: `from` of `uniform`.
+    """
+    arguments = op._schema.arguments if isinstance(op, OpOverload) else ()
+    named = (n for n, one in enumerate(arguments, 1) if keyword.iskeyword(one.name) and one.name not in kwargs)
+    last = max(named, default=0)
+    return (*args, *(one.default_value for one in arguments[len(args) : last]))
 
 
 def _of_numbers(node: Node, args: Any, kwargs: Any) -> bool:

@@ -21,7 +21,7 @@ from functionalize.backends.export.effects import GraphValue, StandIns
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.numbers import Numbers
-from functionalize.backends.export.refused_nodes import GRADIENT_OF_RESULT, refused_nodes
+from functionalize.backends.export.refused_nodes import refused_nodes
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.shared_memory import with_shared_memory
@@ -121,8 +121,7 @@ class ExportGraph:
                 why, hint = _SIZES_STAY
                 self._refuse(f"the program {what} {inputs[mutation.input].label}", why, hint)
         self._check_state_among_arguments()
-        of_results = [GRADIENT_OF_RESULT] if self._metadata.gives_gradients else []
-        for refusal in (*refused_nodes(self.emitter.graph, self.root), *of_results):
+        for refusal in refused_nodes(self.emitter.graph, self.root, self.found.program.recorded):
             self._refuse(*refusal)
         for number, gradient in self._metadata.gradients.items():
             if inputs[number].argument is not None and gradient is not None:
@@ -174,6 +173,8 @@ class ExportGraph:
             return "writes positions that share one element of"
         stays = before is not None and after is not None and before.size == after.size and before.dtype == after.dtype
         name = self._metadata.inputs[mutation.input].name
+        if before is not None and after is not None and self.inputs.is_argument(name):  # the caller's very tensor
+            stays = stays and before.stride == after.stride
         shared = any(name in group for group in self.found.program.recorded.shared)
         if mutation.metadata and not (stays and mutation.writes and not shared):
             return "changes the size, the strides or the memory of"

@@ -10,24 +10,34 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Graph, Node
 
-from functionalize._torch import pytree
+from functionalize._torch import VERSION, pytree
 from functionalize._torch.exporting import on_numbers
 from functionalize.backends.decompose import is_operator
 from functionalize.call_stack import line_of_trace
 from functionalize.runtime.random_state import anew
+from functionalize.runtime.specialization import Recorded
 
 Refusal = tuple[str, str, str, str]
-GRADIENT_OF_RESULT = (
+_GRADIENT_OF_RESULT = (
     "the program leaves a gradient at a tensor that it makes",
     "results of an exported program have none",
     "return the gradient itself",
 )
+_ASKED_VERSION = (
+    "the program asks for the version of a tensor",
+    "what counts writes in an engine, if anything does, is no part of a graph",
+    "count in an attribute of your own",
+)
 
 
-def refused_nodes(graph: Graph, root: torch.nn.Module) -> Iterator[Refusal]:
-    """Those of a graph; ``root``: what its attributes are found on."""
+def refused_nodes(graph: Graph, root: torch.nn.Module, recorded: Recorded) -> Iterator[Refusal]:
+    """Those of a graph, and what of its program is in no node; ``root``: what its attributes are found on."""
     yield from _functions(graph)
     yield from _draws_from_generators(graph, root)
+    if recorded.metadata.gives_gradients:
+        yield *_GRADIENT_OF_RESULT, ""
+    if VERSION in recorded.asked:
+        yield *_ASKED_VERSION, ""
 
 
 def refused_layouts(graph: Graph) -> list[Refusal]:
