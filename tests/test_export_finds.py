@@ -753,3 +753,18 @@ def test_what_happens_to_arguments_beside_their_values_is_refused(function: Any,
     program = capture(function, (torch.arange(4.0)[::2],))
     with pytest.raises(UnsupportedExportError, match=what):
         program.to_exported_program()
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize("bits", [False, True])
+def test_results_that_reach_beyond_what_they_are_views_of(bits: bool, remove: str) -> None:
+    state = nn.Module()
+    dtype = torch.complex64 if bits else torch.float32
+    state.register_buffer("rows", torch.arange(12).to(dtype)[3:11].view(2, 4))
+
+    def beyond(x: Tensor) -> Tensor:
+        rows = state.get_buffer("rows")
+        return (rows.conj() if bits else rows).as_strided((2, 2), (2, 1), 8)[:, 0]
+
+    program = capture(beyond, (torch.ones(1),), remove=remove)
+    assert program.to_exported_program().module()(torch.ones(1)).tolist() == [8, 10]

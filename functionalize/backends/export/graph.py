@@ -24,6 +24,7 @@ from functionalize.backends.export.numbers import Numbers
 from functionalize.backends.export.refused_nodes import refused_nodes
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
+from functionalize.backends.export.views import views_of
 from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import same_answer
@@ -354,7 +355,7 @@ class ExportGraph:
         return self.numbers.whole(number) if whole else number
 
     def _view(self, alias: Any, node: Node) -> Node:
-        """An output that is a view of an input which stays as it is: by views where the graph copies them."""
+        """An output that is a view of an input which stays as it is: by views, where the graph copies them."""
         steps: list[Node] = []
         while node.op == "call_function" and viewing(node.target) is not None:
             steps.insert(0, node)
@@ -364,10 +365,10 @@ class ExportGraph:
         base, result = self._nodes[alias.input], steps[-1]
         if node is not base:
             return result
-        for step in steps:
-            base = self.emitter.graph.call_function(viewing(step.target), (base, *step.args[1:]), step.kwargs)
-            base.meta = dict(step.meta)
-        return base
+        for op, args, kwargs, meta in views_of(steps, self._metadata.layouts_after[alias.input], alias.layout):
+            base = self.emitter.graph.call_function(op, (base, *args), kwargs)
+            base.meta = dict(meta)
+        return base if base is not node else result
 
 
 def without_structs(results: Any) -> Any:

@@ -7,6 +7,7 @@ views torch has under the same name.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, Node
 
 from functionalize._torch.exporting import viewing
+from functionalize.aliasing.geometry import Layout
 
 aten = torch.ops.aten
 # A value may have other strides than the program's tensor had, and be no view of that size: torch decides.
@@ -64,6 +66,19 @@ def _copied(graph: Graph, node: Node) -> Node:
 def _meta_of_copy(node: Node) -> dict[str, Any]:
     """As that of the node, which alone introduces its symbols."""
     return {key: value for key, value in node.meta.items() if key != "unbacked_bindings"}
+
+
+def views_of(copies: Sequence[Node], given: Layout, layout: Layout) -> list[tuple[Any, Any, Any, dict[str, Any]]]:
+    """What to call, for views in the place of copies, each of the one before: operators, arguments, what nodes know.
+
+    ``given``: where the first one's tensor lies; ``layout``: where the last view has to lie. Empty: no views do.
+    """
+    calls = [(viewing(one.target), one.args[1:], one.kwargs, one.meta) for one in copies]
+    if all(op is not aten.as_strided.default for op, *_ in calls[1:]):  # which counts from where a copy begins
+        return calls
+    if (given.dtype, given.conj, given.neg) != (layout.dtype, layout.conj, layout.neg):
+        return []
+    return [(aten.as_strided.default, (layout.size, layout.stride, layout.offset), {}, copies[-1].meta)]
 
 
 def remade(exported: ExportedProgram, graph: Graph, results: list[Any], root: Any = None) -> ExportedProgram:
