@@ -768,3 +768,29 @@ def test_results_that_reach_beyond_what_they_are_views_of(bits: bool, remove: st
 
     program = capture(beyond, (torch.ones(1),), remove=remove)
     assert program.to_exported_program().module()(torch.ones(1)).tolist() == [8, 10]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
+def test_state_that_shares_memory_by_the_core_set(dtype: torch.dtype) -> None:
+    """Torch takes no program apart whose state shares memory: each tensor has its own there."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            memory = torch.arange(8.0)
+            self.register_buffer("one", memory[:6])
+            self.register_buffer("other", memory.view(dtype)[4:6])
+
+        def forward(self) -> Any:
+            self.get_buffer("one").as_strided((2,), (1,), 2).mul_(3)
+            self.get_buffer("other").add_(1)
+            return self.get_buffer("one") * 1, self.get_buffer("other") * 1
+
+    program, eager = capture(Shared(), ()), Shared()
+    if dtype is torch.int16:
+        with pytest.raises(UnsupportedExportError, match="they share memory, and differ in dtype"):
+            program.to_core_aten()
+        return
+    module = program.to_core_aten().module()
+    for _ in range(3):
+        assert [one.tolist() for one in module()] == [one.tolist() for one in eager()]

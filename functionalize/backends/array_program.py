@@ -349,9 +349,7 @@ class ArrayProgram:
             why = changes_metadata(mutation)
             if why is not None:
                 found.append((self.metadata.inputs[mutation.input].label, why))
-        for group in unlike_memory(self.metadata, self._capture.guards.aliasing):
-            labels = " and ".join(self.metadata.inputs[number].label for number in group)
-            found.append((labels, "they share memory, and differ in dtype, or in sizes that are symbols"))
+        found += unlike_memory(self.metadata, self._capture.guards.aliasing)
         found += [(label, _CHANGED_OBJECT) for label in self._changed_objects()]
         if self.metadata.gives_gradients:
             found.append(("gradients of tensors that the program makes", "results of a graph have none"))

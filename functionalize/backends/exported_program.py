@@ -84,7 +84,8 @@ def to_core_aten(program: CapturedProgram, *, explicit_state: bool = False) -> E
     """See :meth:`CapturedProgram.to_core_aten`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's, about its own specs
-        exported = to_exported_program(program, explicit_state=explicit_state, scales=False)
+        # Not by memory: torch takes no program apart whose state shares any.
+        exported = to_exported_program(program, explicit_state=explicit_state, by_value=True, scales=False)
         return in_core(taken_apart(unshared(with_views(exported)), None, "core ATen"))
 
 

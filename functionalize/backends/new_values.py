@@ -6,7 +6,7 @@ strides or storages change are refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -50,10 +50,12 @@ def _written_together(metadata: ProgramMetadata, pattern: Sequence[Any]) -> list
     return [group for group in groups_of(pattern) if written.intersection(group)]
 
 
-def unlike_memory(metadata: ProgramMetadata, pattern: Sequence[Any]) -> list[list[int]]:
-    """Groups of inputs that share a storage which is written, and no array can stand for: of several dtypes."""
-    together = _written_together(metadata, pattern)
-    return [group for group in together if not are_alike([metadata.layouts_before[n] for n in group])]
+def unlike_memory(metadata: ProgramMetadata, pattern: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Inputs that share a storage which is written, and no value can stand for: what they are called, and why."""
+    for group in _written_together(metadata, pattern):
+        if not are_alike([metadata.layouts_before[number] for number in group]):
+            labels = " and ".join(metadata.inputs[number].label for number in group)
+            yield labels, "they share memory, and differ in dtype, or in sizes that are symbols"
 
 
 def _values_of_group(

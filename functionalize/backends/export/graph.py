@@ -25,6 +25,7 @@ from functionalize.backends.export.refused_nodes import refused_nodes
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.export.views import views_of
+from functionalize.backends.new_values import unlike_memory
 from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import same_answer
@@ -56,7 +57,10 @@ class ExportGraph:
             except UnsupportedProgramError as error:
                 self.causes.append(str(error))
         if by_value:
-            self._graph = with_shared_memory(self._graph, self._metadata, found.program.capture.guards.aliasing)
+            pattern = found.program.capture.guards.aliasing
+            self._graph = with_shared_memory(self._graph, self._metadata, pattern)
+            for what, why in unlike_memory(self._metadata, pattern):
+                self._refuse(what, why, "keep one of them, and view(dtype) it inside of the program")
         self.arguments = Arguments(found.call)
         self.causes += [*self.arguments.causes, *found.effects.causes]
         self.inputs = ExportInputs(found, self.arguments)
@@ -65,9 +69,7 @@ class ExportGraph:
         self.numbers = Numbers(self.emitter)
         self._nodes: dict[int, Node] = {}  # of the program's inputs
         self._results = self._copied()
-        self._after: dict[
-            str, Node
-        ] = {}  # what is in tensors that are written, by the names of the inputs that they were
+        self._after: dict[str, Node] = {}  # what is in tensors that are written, by the names that the inputs had
         self.written: dict[str, Node] = {}  # the final values of inputs, by the inputs' names
         self.outputs: list[Any] = []  # nodes and constants
         self.spec: pytree.TreeSpec = found.program.metadata.spec
@@ -90,7 +92,7 @@ class ExportGraph:
             old, look = None if one.number is None else olds.get(one.number), one.value  # None: the graph reads none
             if old is not None or isinstance(look, torch.Tensor):
                 look = self.fakes.mode.from_tensor(look) if old is None else self.fakes.value(old.meta["val"])
-            made = self._new_input(one.name, look)
+            made = self.emitter.placeholder(one.name, look)
             self._nodes |= {} if one.number is None else {one.number: made}
             known |= {} if old is None else {old: made}
         for number, value in self.inputs.numbers.items():
@@ -103,9 +105,6 @@ class ExportGraph:
             if node.op != "placeholder" and getattr(node.target, "namespace", None) not in _UNSEEN:
                 known[node] = self._copy(node, known)
         raise AssertionError("a graph without an output")
-
-    def _new_input(self, name: str, look: Any) -> Node:
-        return self.emitter.placeholder(name, look)
 
     def _copy(self, node: Node, known: dict[Node, Any]) -> Any:
         read = known.get(node.args[0]) if node.target is aten._local_scalar_dense.default else None  # type: ignore[arg-type]
