@@ -260,3 +260,20 @@ def test_new_metadata_of_what_has_views_that_autograd_accepts_no_more() -> None:
     x = torch.arange(4.0).view(2, 2).requires_grad_()
     ours, eager = (torch.autograd.grad(run(x).sum(), x) for run in (capture(f, (x,)), f))
     torch.testing.assert_close(ours, eager)
+
+
+def test_a_hook_on_the_gradient_of_a_view_that_is_written() -> None:
+    """Autograd goes from a view that was written to what it is a view of, past what it was before."""
+
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        x.register_hook(lambda gradient: gradient * 2)
+        x.mul_(3)
+        return [x]
+
+    program = capture(f, (inputs("computed", (2, 2))[1],))
+    wanted = observed(f, *inputs("computed", (2, 2)))
+    torch.testing.assert_close(observed(program, *inputs("computed", (2, 2))), wanted)
+    with pytest.raises(InputMismatchError, match="is a view, and was none"):
+        program(inputs("view", (2, 2))[1])
+    with pytest.raises(UnsupportedProgramError, match="a write after a hook on its gradient"):
+        capture(f, (inputs("view", (2, 2))[1],))

@@ -94,7 +94,9 @@ class AutogradNotes:
         # By identity, views of what is not contiguous, which was written since.
         self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
         self._beyond: set[int] = set()  # storages of which `as_strided` took what the tensor does not show
-        self._required: dict[int, torch.Tensor] = {}  # told to require gradients; held, so that no other has it
+        # By identity, tensors told to require gradients, or of which gradients are hooked, and whether a write to one
+        # tells whether it is a view, also where it has no others; held, so that no other has the identity.
+        self._told: dict[int, tuple[torch.Tensor, bool]] = {}
         self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, what autograd gave
 
     def note_generator(self, generator: Any) -> None:
@@ -104,9 +106,14 @@ class AutogradNotes:
 
     def note_required(self, handle: torch.Tensor, has_views: bool) -> None:
         """Note that a handle is told to require gradients."""
-        self._required[id(handle)] = handle
+        self._told.setdefault(id(handle), (handle, False))
         if has_views:
             self.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
+
+    def note_hook(self, handle: torch.Tensor) -> None:
+        """Note a hook on the gradient of a handle."""
+        self.hooked.append(handle.grad_fn or handle)
+        self._told[id(handle)] = handle, True  # written later, a view gets its gradients past that
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
         """Note a write: of what is no tensor of the trace's, or of which autograd does not tell all that share memory.
@@ -119,8 +126,8 @@ class AutogradNotes:
             self.constants.setdefault(id(handle), (handle, handle._version))
         if handle.requires_grad and len(base.handles) > 1:
             self._note_older_views(handle, base)
-        there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._required else []
-        if len(there) > 1 and any(id(other) in self._required for other in there):
+        there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._told else []
+        if any(id(other) in self._told and (len(there) > 1 or self._told[id(other)][1]) for other in there):
             self.asked.add(VIEW)  # a write makes autograd look for the others where that begins
         self._note_views_of_leaves(base)
         if self.hides_writes is False:
@@ -236,4 +243,4 @@ class AutogradNotes:
         """Drop all tensors: the call has ended."""
         self.hooked.clear()
         self.reshapes.close()
-        self._required.clear()
+        self._told.clear()

@@ -157,7 +157,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         elif func is _REQUIRE:
             notes.note_required(tensor, self._context.has_views(tensor))
         else:
-            notes.hooked.append(tensor.grad_fn or tensor)
+            notes.note_hook(tensor)
 
 
 @contextlib.contextmanager
