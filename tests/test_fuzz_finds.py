@@ -1001,3 +1001,47 @@ def test_random_numbers_for_what_is_transposed_and_has_a_size_that_the_data_tell
         torch.manual_seed(0)
         results.append(run(x))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_write_to_memory_that_an_expanded_input_has_left(remove: str) -> None:
+    """What it shows now has no elements, so it shows none of them once."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        first = x[:1]
+        x.data = x[1:].data
+        first.fill_(7)
+        return first
+
+    def given() -> torch.Tensor:
+        return torch.arange(3.0).as_strided((1, 1), (0, 2), 2)
+
+    ours, eager = given(), given()
+    assert capture(f, (given(),), remove=remove)(ours).item() == f(eager).item() == 7
+    assert ours.untyped_storage().tolist() == eager.untyped_storage().tolist()
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_a_size_that_can_be_nothing_but_one_is_expanded(remove: str) -> None:
+    """Torch had fallen back to another answer before the range of the size told."""
+
+    def f(x: torch.Tensor) -> Any:
+        found = x.nonzero()  # one row at most
+        squares = torch.mul(found, found, out=torch.empty(0, dtype=torch.int64))
+        return found.narrow(-2, 1, 0), squares.expand((3, 0))
+
+    x = torch.tensor(3)
+    for ours, eager in zip(capture(f, (x,), remove=remove)(x), f(x), strict=True):
+        assert ours.shape == eager.shape
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_interpolation_of_views_with_symbolic_sizes(remove: str) -> None:
+    """Of views that are copied for it, though it stays on a kernel in C++."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x[None][:, :1].expand(-1, 3, -1), size=4)[0]
+
+    program = capture(f, (torch.randn(4, 5),), dynamic_shapes=({1: torch.export.Dim("n", min=2)},), remove=remove)
+    x = torch.randn(4, 7)
+    torch.testing.assert_close(program(x), f(x))

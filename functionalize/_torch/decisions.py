@@ -97,9 +97,11 @@ class DecidingShapeEnv(ShapeEnv):
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """The value of an expression, which the trace takes for granted."""
         asked, self._asked = self._asked, None
-        known = self._maybe_evaluate_static(orig_expr) if self._learnt else None
+        symbols = getattr(orig_expr, "free_symbols", ())
+        of_data = any(symbol not in self.backed_var_to_val for symbol in symbols)
+        known = self._maybe_evaluate_static(orig_expr) if self._learnt or of_data else None
         if known is not None:
-            return known  # torch remembers what it fell back to before an answer told
+            return known  # torch remembers what it fell back to before an answer, or a check, told
         try:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:

@@ -265,8 +265,11 @@ def _alike(one: Layout, other: Layout) -> bool:
 
 def _without_repetitions(layout: Layout) -> Layout:
     """The elements of an expanded layout, each once."""
-    pairs = zip(layout.size, layout.stride, strict=True)
-    return replace(layout, size=tuple(1 if type(step) is int and step == 0 else size for size, step in pairs))
+
+    def once(size: Any, step: Any) -> Any:
+        return size if type(step) is not int or step != 0 or (type(size) is int and size == 0) else 1
+
+    return replace(layout, size=tuple(map(once, layout.size, layout.stride)))
 
 
 def moved(entry: Input) -> bool:

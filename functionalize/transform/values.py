@@ -21,9 +21,11 @@ from functionalize._torch import (
     bytes_of_original,
     copy_of_memory,
     current_proxy_mode,
+    enable_python_dispatcher,
     forget_offset,
     has_symbols,
     is_symbol,
+    is_symbolic,
     last_node,
     memory_write,
     mode_stack,
@@ -93,6 +95,9 @@ class ValueExecutor:
                 copied = self.record_unbacked(view, args[0], args[1:], on_handles(view, args, {}))
                 if copied is not None:
                     return copied
+            if fake and is_symbolic(args[0]):  # also inside of what is kept on kernels in C++
+                with enable_python_dispatcher():
+                    return self.run(op, args, kwargs)
         if op in _KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
             with uncached_fakes(args[:1]):  # from the cache they come with offset zero
                 return op(*args, **kwargs)
