@@ -1045,3 +1045,20 @@ def test_interpolation_of_views_with_symbolic_sizes(remove: str) -> None:
     program = capture(f, (torch.randn(4, 5),), dynamic_shapes=({1: torch.export.Dim("n", min=2)},), remove=remove)
     x = torch.randn(4, 7)
     torch.testing.assert_close(program(x), f(x))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_memory_of_another_dtype_in_a_column_of_one(remove: str) -> None:
+    """Kernels look at its stride, which is not that of fake views."""
+
+    def f(x: torch.Tensor, part: torch.Tensor, y: torch.Tensor) -> Any:
+        part.add_(-1)
+        return x * 1, y * 2
+
+    def given() -> tuple[torch.Tensor, ...]:
+        memory = torch.arange(4)
+        part = memory.view(torch.int16).as_strided((1, 1), (1, 1), 1)
+        return memory.as_strided((1, 1), (2, 2)), part, torch.ones(2, requires_grad=True) * 1
+
+    for ours, eager in zip(capture(f, given(), remove=remove)(*given()), f(*given()), strict=True):
+        assert ours.tolist() == eager.tolist()
