@@ -794,3 +794,39 @@ def test_state_that_shares_memory_by_the_core_set(dtype: torch.dtype) -> None:
     module = program.to_core_aten().module()
     for _ in range(3):
         assert [one.tolist() for one in module()] == [one.tolist() for one in eager()]
+
+
+class Gaps(nn.Module):
+    """Two buffers in one memory, which has elements that neither shows; reads them, or moves them alone."""
+
+    def __init__(self, reads: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        memory, self.reads = torch.arange(16).to(dtype), reads
+        self.register_buffer("one", memory[:9].view(3, 3))
+        self.register_buffer("other", memory[10:14].view(2, 2).t())
+
+    def forward(self, x: Tensor) -> Any:
+        one, other = self.get_buffer("one"), self.get_buffer("other")
+        one.as_strided((2, 2), (1, 1), 10).diagonal().add_(1)
+        other.mul_(2)
+        one.t().add_(x)
+        return one * 1, other * 1, one.as_strided((16,), (1,), 0) * 1 if self.reads else one + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_elements_of_shared_memory_that_nobody_shows(remove: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.ones(3, 3, dtype=dtype)
+    eager, program = Gaps(False, dtype), capture(Gaps(False, dtype), (x,), remove=remove)
+    from functionalize.backends import onnx
+
+    routes: list[Any] = [program.to_core_aten().module(), onnx.load(program.to_onnx(tmp_path / "gaps.onnx"))]
+    for _ in range(3):
+        expected = [one.tolist() for one in eager(x)]
+        assert all([one.tolist() for one in route(x)] == expected for route in routes)
+    reading = capture(Gaps(True, dtype), (x,), remove=remove)
+    for to in (reading.to_core_aten, lambda: reading.to_onnx(tmp_path / "reading.onnx")):
+        with pytest.raises(UnsupportedExportError, match="computes with elements of it that none shows"):
+            to()
+    with pytest.raises(UnsupportedProgramError, match="computes with elements of it that none shows"):
+        reading.to_jax()

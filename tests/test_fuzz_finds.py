@@ -1062,3 +1062,33 @@ def test_memory_of_another_dtype_in_a_column_of_one(remove: str) -> None:
 
     for ours, eager in zip(capture(f, given(), remove=remove)(*given()), f(*given()), strict=True):
         assert ours.tolist() == eager.tolist()
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+def test_second_derivative_of_what_shares_memory_with_a_view_that_is_transposed(remove: str) -> None:
+    """The version of the input grows, though nothing is written to it: autograd would take that for a write."""
+
+    class Product(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor([[0.5, -1.0]]))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+            windows = y.unfold(0, 2, 3)
+            z.data = z + 1
+            part = windows[:]
+            windows.transpose_(0, 0)
+            return part, x.reshape(-1, 1) @ self.weight
+
+    def given() -> tuple[torch.Tensor, ...]:
+        memory = torch.arange(12.0).untyped_storage()
+        x, y, z = (torch.empty(0).set_(memory, start, (size,), (1,)) for start, size in ((0, 12), (0, 12), (3, 4)))
+        return x, y.mul_(torch.ones(12, requires_grad=True)), z
+
+    def second(run: Any) -> torch.Tensor:
+        product = run(*given())[1]
+        (gradient,) = torch.autograd.grad(product.square().sum(), module.weight, create_graph=True)
+        return torch.autograd.grad(gradient.sum(), module.weight)[0]
+
+    module = Product()
+    torch.testing.assert_close(second(capture(module, given(), remove=remove)), second(module))

@@ -277,3 +277,26 @@ def test_a_hook_on_the_gradient_of_a_view_that_is_written() -> None:
         program(inputs("view", (2, 2))[1])
     with pytest.raises(UnsupportedProgramError, match="a write after a hook on its gradient"):
         capture(f, (inputs("view", (2, 2))[1],))
+
+
+def _hooks_what_it_computes(x: torch.Tensor) -> list[torch.Tensor]:
+    y = x * 2
+    y.register_hook(lambda gradient: gradient * 3)
+    return [y.add_(1)]
+
+
+def _hooks_a_part(x: torch.Tensor) -> list[torch.Tensor]:
+    part = x[0]
+    part.register_hook(lambda gradient: gradient * 3)
+    x.mul_(2)
+    return [part]
+
+
+@pytest.mark.parametrize("function", [_hooks_what_it_computes, _hooks_a_part])
+@pytest.mark.parametrize("kind", INPUTS)
+def test_hooks_on_what_a_program_makes_ask_nothing_of_inputs(kind: str, function: Any) -> None:
+    if kind == "leaf" and function is _hooks_a_part:
+        kind = "computed"  # a leaf may not be written
+    program = capture(function, (inputs(kind, (2, 2))[1],))
+    wanted = observed(function, *inputs(kind, (2, 2)))
+    torch.testing.assert_close(observed(program, *inputs(kind, (2, 2))), wanted)

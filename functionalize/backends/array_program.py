@@ -84,10 +84,10 @@ class ArrayProgram:
         self._same = same_tensors(self._capture.guards.aliasing)
         recorded = specialization.recorded
         self.decided = decided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
-        graph = with_shared_memory(decided.graph, self.metadata, self._capture.guards.aliasing)
+        graph, unseen = with_shared_memory(decided.graph, self.metadata, self._capture.guards.aliasing)
         graph, self._new_values = with_new_values(graph, self.metadata, self._capture.guards.aliasing)
         self.interpreter = Interpreter(backend, without_dead(graph), recorded.root)
-        causes = [*decided.causes, *self._causes(), *self.interpreter.causes()]
+        causes = [*decided.causes, *unseen, *self._causes(), *self.interpreter.causes()]
         if causes:
             raise refusal(backend, causes)
         self._new_values |= {n: at for n, one in self._same.items() if (at := self._new_values.get(one)) is not None}

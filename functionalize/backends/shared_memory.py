@@ -3,25 +3,29 @@
 Where a graph reads memory of one input beyond what that input shows, the memory is put together of the values of all
 inputs that lie in it.
 
-Invariant: the elements that some input shows are right. Limits: inputs of one dtype; what no input shows is no number
-(NaN), and zero among integers.
+Invariant: what is computed with is what some input shows. Limits: inputs of one dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from functionalize._torch import pytree
+from functionalize._torch.exporting import viewing
 from functionalize.aliasing.geometry import Layout
 from functionalize.runtime.alias_pattern import Pattern, Shared, same_tensors
+from functionalize.runtime.graph_forms import VIEW_OF
 from functionalize.runtime.metadata import ProgramMetadata
 
 aten = torch.ops.aten
 _STRIDED = (aten.as_strided.default, aten.as_strided_copy.default)
+_SCATTERS = (aten.as_strided_scatter.default, *VIEW_OF)
 
 
 def passed_state(pattern: Pattern, metadata: ProgramMetadata, bound: Collection[int] = ()) -> dict[int, int]:
@@ -34,26 +38,31 @@ def passed_state(pattern: Pattern, metadata: ProgramMetadata, bound: Collection[
     return {state: argument for state, argument in pairs if argument in given and state not in given}
 
 
-def with_shared_memory(graph: Graph, metadata: ProgramMetadata, pattern: Sequence[Any]) -> Graph:
+def with_shared_memory(
+    graph: Graph, metadata: ProgramMetadata, pattern: Sequence[Any]
+) -> tuple[Graph, list[tuple[str, str]]]:
     """The graph with memory that inputs share as a value of its own, where it reads beyond one of them.
+
+    And what stands in the way of that: inputs, as they are called, and why.
 
     Args:
         graph: of a program's inputs.
         metadata: says how these lie in their storages.
         pattern: which of them share a storage, see ``alias_pattern``.
     """
-    groups = groups_of(pattern)
+    groups, causes = groups_of(pattern), list[tuple[str, str]]()
     if not groups:
-        return graph
+        return graph, causes
     made, copies = Graph(), dict[Node, Node]()
     made.output(made.graph_copy(graph, copies))
     placeholders = made.find_nodes(op="placeholder")
     inputs = dict(zip(metadata.taken, placeholders, strict=True))
     for group in groups:
         members = [(inputs[n], metadata.layouts_before[n]) for n in group if n in inputs]
-        if are_alike([layout for _, layout in members]):
-            _share(made, placeholders[-1], members)
-    return made
+        if are_alike([layout for _, layout in members]) and not _share(made, placeholders[-1], members):
+            labels = " and ".join(metadata.inputs[number].label for number in group)
+            causes.append((labels, "they share memory, and the program computes with elements of it that none shows"))
+    return made, causes
 
 
 def groups_of(pattern: Sequence[Any]) -> list[list[int]]:
@@ -110,17 +119,49 @@ def are_alike(layouts: Sequence[Layout]) -> bool:
     return len({layout.dtype for layout in layouts}) == 1 and all(layout.static for layout in layouts)
 
 
-def _share(graph: Graph, last: Node, members: Sequence[tuple[Node, Layout]]) -> None:
-    """Have what reads beyond a member read the memory of all."""
+def _share(graph: Graph, last: Node, members: Sequence[tuple[Node, Layout]]) -> bool:
+    """Have what reads beyond a member read the memory of all; whether nothing needs what no member shows."""
     readers = [(user, node) for node, layout in members for user in node.users if _goes_beyond(user, node, layout)]
     if not readers:
-        return
+        return True
     ends = [_last(user.args[1], user.args[2], _start(user, members)) for user, _ in readers]
     following = last.next
     with graph.inserting_before(following):
         memory = Memory(graph, members, max(ends)).node
     for user, _ in readers:
         user.args = (memory, user.args[1], user.args[2], _start(user, members))
+    shown = torch.zeros(memory.meta["val"].size(), dtype=torch.bool)
+    for _, layout in members:
+        shown.as_strided(*_place(layout)).fill_(True)
+    return bool(shown.all()) or not _needs_more(graph, {memory: shown})
+
+
+def _needs_more(graph: Graph, shown: dict[Node, torch.Tensor]) -> bool:
+    """Whether a graph does more than to move elements that are not there; ``shown``: which are, where not all are."""
+    for node in graph.nodes:
+        if shown.keys().isdisjoint(node.all_input_nodes):
+            continue
+        moved = _moved(node, shown)
+        if moved is None:
+            return True
+        if not moved.all():
+            shown[node] = moved
+    return False
+
+
+def _moved(node: Node, shown: Mapping[Node, torch.Tensor]) -> torch.Tensor | None:
+    """Which elements of a view, a copy of a view or a scatter into one are there; None of anything else."""
+    op: Any = viewing(node.target) or node.target
+    if op is aten.view.dtype or not (getattr(op, "is_view", False) or op in _SCATTERS):
+        return None
+
+    def of(one: Node) -> torch.Tensor:
+        return shown[one] if one in shown else torch.ones(one.meta["val"].size(), dtype=torch.bool)
+
+    with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # sizes that are no numbers, lazy bits
+        moved: torch.Tensor = _RESHAPED.get(op, op)(*map_arg(node.args, of), **node.kwargs)
+        return moved.contiguous()  # as a copy is, which strided views count in
+    return None
 
 
 def _start(user: Node, members: Sequence[tuple[Node, Layout]]) -> int:

@@ -311,7 +311,11 @@ class JointTracer:
         for unused in (placeholders[number] for number in set(range(len(names))).difference(taken)):
             for node in (*unused.users, unused):  # reads a number that nobody needs
                 graph.erase_node(node)
-        written = {storage_key(inputs[m.input].fake) for m in metadata.mutations} if self._order == 1 else set()  # type: ignore[arg-type]
+        changed = {
+            *metadata.versions,
+            *(mutation.input for mutation in metadata.mutations),
+        }  # new metadata count as well
+        written = {storage_key(inputs[n].fake) for n in changed} if self._order == 1 else set()  # type: ignore[arg-type]
         fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
         at_risk = [n for n in taken if n in fakes and storage_key(fakes[n]) in written]
         positions = {number: position for position, number in enumerate(gradients)}

@@ -51,7 +51,7 @@ class JointGraph:
     layouts: tuple[Layout | None, ...]  # of both; None: as they come
     tangents: tuple[int, ...]  # which of both have one
     gradients: tuple[int | None, ...]  # for each input its position among the gradients
-    at_risk: frozenset[int]  # inputs in whose storages a call writes
+    at_risk: frozenset[int]  # inputs in whose storages a call writes, or grows a version
     detached: frozenset[int]  # inputs that require gradients before a call, and not afterwards
     reads_storages: bool  # whether it reads at addresses in their storages
     hides_writes: bool  # whether tensors were written that autograd takes for what they were before

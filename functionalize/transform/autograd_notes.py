@@ -94,8 +94,8 @@ class AutogradNotes:
         # By identity, views of what is not contiguous, which was written since.
         self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
         self._beyond: set[int] = set()  # storages of which `as_strided` took what the tensor does not show
-        # By identity, tensors told to require gradients, or of which gradients are hooked, and whether a write to one
-        # tells whether it is a view, also where it has no others; held, so that no other has the identity.
+        # By identity, tensors told to require gradients, and given ones of which gradients are hooked; and whether a
+        # write to one tells whether it is a view, also where it has no others; held, so that no other has the identity.
         self._told: dict[int, tuple[torch.Tensor, bool]] = {}
         self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, what autograd gave
 
@@ -110,10 +110,11 @@ class AutogradNotes:
         if has_views:
             self.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
 
-    def note_hook(self, handle: torch.Tensor) -> None:
-        """Note a hook on the gradient of a handle."""
+    def note_hook(self, handle: torch.Tensor, is_given: bool) -> None:
+        """Note a hook on the gradient of a handle; ``is_given``: whether the program has it from its caller."""
         self.hooked.append(handle.grad_fn or handle)
-        self._told[id(handle)] = handle, True  # written later, a view gets its gradients past that
+        if is_given:
+            self._told[id(handle)] = handle, True  # written later, a view gets its gradients past that
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
         """Note a write: of what is no tensor of the trace's, or of which autograd does not tell all that share memory.

@@ -157,7 +157,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         elif func is _REQUIRE:
             notes.note_required(tensor, self._context.has_views(tensor))
         else:
-            notes.note_hook(tensor)
+            executor = self._context.executor
+            notes.note_hook(tensor, executor.predates_call(tensor) and not executor.is_constant(tensor))
 
 
 @contextlib.contextmanager

@@ -309,8 +309,7 @@ def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
     base: torch.Tensor = args[0]
     if op is aten.view.default and is_contiguous(base):
         return base
-    if op is aten.view.dtype and is_fake(base) and args[1].itemsize != base.dtype.itemsize and base.size()[-1:] == (1,):
-        # Its kernel looks at the stride there, which fake views may have otherwise.
+    if op is aten.view.dtype and is_fake(base) and _resizes_column(base, args[1]):
         return aten.clone.default(base, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
     try:
         on_handles(op, args, {})
@@ -322,6 +321,12 @@ def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
             return aten.new_empty_strided.default(base, list(base.size()), strides)  # type: ignore[no-any-return]
         return aten.clone.default(base, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
     return base
+
+
+def _resizes_column(base: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a view of another dtype goes by the stride of a column of one, which fake tensors may have otherwise."""
+    size = base.size()[-1] if base.dim() else 0
+    return dtype.itemsize != base.dtype.itemsize and type(size) is int and size == 1
 
 
 def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:

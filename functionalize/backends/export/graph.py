@@ -58,9 +58,9 @@ class ExportGraph:
                 self.causes.append(str(error))
         if by_value:
             pattern = found.program.capture.guards.aliasing
-            self._graph = with_shared_memory(self._graph, self._metadata, pattern)
-            for what, why in unlike_memory(self._metadata, pattern):
-                self._refuse(what, why, "keep one of them, and view(dtype) it inside of the program")
+            self._graph, unseen = with_shared_memory(self._graph, self._metadata, pattern)
+            for what, why in (*unseen, *unlike_memory(self._metadata, pattern)):
+                self._refuse(what, why, "keep one tensor of all of the memory, and take views of it inside")
         self.arguments = Arguments(found.call)
         self.causes += [*self.arguments.causes, *found.effects.causes]
         self.inputs = ExportInputs(found, self.arguments)
@@ -171,10 +171,10 @@ class ExportGraph:
             return "writes memory beyond"
         if mutation.overlaps or mutation.after:
             return "writes positions that share one element of"
-        stays = before is not None and after is not None and before.size == after.size and before.dtype == after.dtype
         name = self._metadata.inputs[mutation.input].name
-        if before is not None and after is not None and self.inputs.is_argument(name):  # the caller's very tensor
-            stays = stays and before.stride == after.stride
+        stays = before is not None and after is not None and before.size == after.size and before.dtype == after.dtype
+        if stays and self.inputs.is_argument(name):  # the caller's very tensor
+            stays = before.stride == after.stride  # type: ignore[union-attr]
         shared = any(name in group for group in self.found.program.recorded.shared)
         if mutation.metadata and not (stays and mutation.writes and not shared):
             return "changes the size, the strides or the memory of"
@@ -361,13 +361,13 @@ class ExportGraph:
             node = node.args[0]  # type: ignore[assignment]
         if not steps:
             return node
-        base, result = self._nodes[alias.input], steps[-1]
-        if node is not base:
-            return result
-        for op, args, kwargs, meta in views_of(steps, self._metadata.layouts_after[alias.input], alias.layout):
-            base = self.emitter.graph.call_function(op, (base, *args), kwargs)
-            base.meta = dict(meta)
-        return base if base is not node else result
+        views = views_of(steps, self._metadata.layouts_after[alias.input], alias.layout)
+        if node is not self._nodes[alias.input] or not views:
+            return steps[-1]
+        for op, args, kwargs, meta in views:
+            node = self.emitter.graph.call_function(op, (node, *args), kwargs)
+            node.meta = dict(meta)
+        return node
 
 
 def without_structs(results: Any) -> Any:
