@@ -818,6 +818,8 @@ class Gaps(nn.Module):
 def test_elements_of_shared_memory_that_nobody_shows(remove: str, dtype: torch.dtype, tmp_path: Path) -> None:
     x = torch.ones(3, 3, dtype=dtype)
     eager, program = Gaps(False, dtype), capture(Gaps(False, dtype), (x,), remove=remove)
+    for needed in ("jax", "onnxscript", "onnxruntime"):
+        pytest.importorskip(needed)
     from functionalize.backends import onnx
 
     routes: list[Any] = [program.to_core_aten().module(), onnx.load(program.to_onnx(tmp_path / "gaps.onnx"))]

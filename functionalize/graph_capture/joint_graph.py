@@ -311,13 +311,8 @@ class JointTracer:
         for unused in (placeholders[number] for number in set(range(len(names))).difference(taken)):
             for node in (*unused.users, unused):  # reads a number that nobody needs
                 graph.erase_node(node)
-        changed = {
-            *metadata.versions,
-            *(mutation.input for mutation in metadata.mutations),
-        }  # new metadata count as well
-        written = {storage_key(inputs[n].fake) for n in changed} if self._order == 1 else set()  # type: ignore[arg-type]
         fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
-        at_risk = [n for n in taken if n in fakes and storage_key(fakes[n]) in written]
+        at_risk = _at_risk(fakes, taken, metadata) if self._order == 1 else []
         positions = {number: position for position, number in enumerate(gradients)}
         return JointGraph(
             module_without_code(self._tracer.root, graph),
@@ -345,6 +340,13 @@ class _Level:
     sources: Sequence[Any]
     wanted: Differentiable
     results: list[Any]
+
+
+def _at_risk(fakes: Mapping[int, Any], taken: Sequence[int], metadata: ProgramMetadata) -> list[int]:
+    """The inputs in whose storages a call writes, or grows a version: new metadata in place count as a write."""
+    changed = {*metadata.versions, *(mutation.input for mutation in metadata.mutations)}
+    storages = {storage_key(fakes[number]) for number in changed}
+    return [number for number in taken if number in fakes and storage_key(fakes[number]) in storages]
 
 
 def _copied(
