@@ -1092,3 +1092,21 @@ def test_second_derivative_of_what_shares_memory_with_a_view_that_is_transposed(
 
     module = Product()
     torch.testing.assert_close(second(capture(module, given(), remove=remove)), second(module))
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_a_size_that_the_data_tell_is_expanded_when_the_graph_is_run(mode: str, remove: str) -> None:
+    """Torch takes it for the size that is asked for, which the view has then already."""
+
+    def f(x: torch.Tensor) -> Any:
+        found = x[x > 0]
+        repeated = found.expand(3)
+        doubled = repeated * 2
+        found.mul_(5)
+        return repeated, doubled
+
+    graph = trace(f, torch.tensor([1.0, -1, -1]), mode=mode, remove=remove)
+    for numbers in ([1.0, -1, -1], [1.0, 2, 3]):
+        for ours, eager in zip(graph(torch.tensor(numbers)), f(torch.tensor(numbers)), strict=True):
+            assert ours.tolist() == eager.tolist()

@@ -113,13 +113,18 @@ class AliasGraph:
                 del self.bases[base.key]
                 base.release()
 
-    def derive(self, source: View, op: Any, args: tuple[Any, ...], layout: Layout) -> View:
-        """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same layout."""
+    def derive(
+        self, source: View, op: Any, args: tuple[Any, ...], layout: Layout, *, sized_by_data: bool = False
+    ) -> View:
+        """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same layout.
+
+        ``sized_by_data``: whether only the data told sizes of the source, before the op took them for others.
+        """
         base, build = source.base, view_rules.VIEW_RULES.get(op)
         if source is base.root and op in _RENAMINGS and layout.key == source.layout.key:
             return base.renamed(view_rules.VIEW_RULES[op](source.layout, layout, *args))
         known = base.at(layout)
-        if known is source and build is not None and not layout.static and unbacked(layout.size):
+        if known is source and build is not None and (sized_by_data or (not layout.static and unbacked(layout.size))):
             return View(base, source, build(source.layout, layout, *args), layout)  # may do more when a graph is run
         if known is not None:
             return known

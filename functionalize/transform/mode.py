@@ -27,6 +27,7 @@ from functionalize._torch import (
     offset_of_part,
     on_handles,
     storage_key,
+    unbacked,
     uncompiled,
 )
 from functionalize.aliasing import view_rules
@@ -168,6 +169,7 @@ class FunctionalizeMode(TorchDispatchMode):
             return self._part_of_unstrided(func, args, kwargs)
         if func is aten.as_strided.default:
             check_place(source, args[1:])
+        sized_by_data = func is aten.expand.default and unbacked(source.size())  # it takes what may be one for others
         out, layouts = self._run_view(func, args, kwargs)
         if self._with_gradients and not torch.is_grad_enabled() and func is not aten.detach.default:
             self.context.notes.note_view(source)
@@ -178,7 +180,8 @@ class FunctionalizeMode(TorchDispatchMode):
             if layouts is None and storage_key(out) != key:
                 out = alias_of_wrapper(func, args, kwargs, out)
             layout = Layout.of(out) if layouts is None else layouts[0]
-            self.context.view_made(out, graph.derive(parent, func, tuple(args[1:]), layout))
+            made = graph.derive(parent, func, tuple(args[1:]), layout, sized_by_data=sized_by_data)
+            self.context.view_made(out, made)
         else:
             self.context.notes.note_pieces(source)
             layouts = layouts or [Layout.of(piece) for piece in out]
