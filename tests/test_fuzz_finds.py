@@ -1110,3 +1110,30 @@ def test_a_size_that_the_data_tell_is_expanded_when_the_graph_is_run(mode: str, 
     for numbers in ([1.0, -1, -1], [1.0, 2, 3]):
         for ours, eager in zip(graph(torch.tensor(numbers)), f(torch.tensor(numbers)), strict=True):
             assert ours.tolist() == eager.tolist()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("as_strided_", ((1, 3), (3, 1), 4)), ("unsqueeze_", (-1,))],
+        [("unsqueeze_", (0,)), ("as_strided_", ((1, 3), (3, 1), 4))],
+    ],
+    ids=["before", "after"],
+)
+def test_an_input_that_goes_beyond_itself_among_other_changes_is_refused(changes: list[tuple[str, Any]]) -> None:
+    """A call gives it its new metadata at once: autograd would give the elements gradients, where eager's has zeros."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for name, args in changes:
+            getattr(x, name)(*args)
+        return x
+
+    def given(leaf: torch.Tensor) -> torch.Tensor:
+        return (leaf * 2).as_strided((2, 1), (1, 2), 0)
+
+    program = capture(f, (given(torch.arange(9.0)),), on_guard_failure="recapture")
+    x = given(torch.arange(9.0, requires_grad=True))
+    with pytest.raises(UnsupportedMutationError, match=r"goes beyond it(.|\n)*getattr\(x, name\)"):
+        program(x)
+    assert x.size() == (2, 1)
+    assert torch.equal(program(given(torch.arange(9.0))), f(given(torch.arange(9.0))))

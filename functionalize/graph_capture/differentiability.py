@@ -189,12 +189,7 @@ def refused_write(
         if id(entry.fake) in context.notes.reshapes.replaced:
             return _new_metadata(entry)
     if context.notes.finds_beyond:
-        return UnsupportedMutationError(
-            "`as_strided` of a tensor that requires gradients goes beyond it, and the memory is written afterwards, or "
-            "gets other metadata in place (t_, squeeze_, ...)",
-            why="autograd then takes the part for one of the whole memory, which fake tensors do not show",
-            hint="take `as_strided` of the tensor that has the whole memory",
-        )
+        return context.notes.goes_beyond()
     for mutation in mutations:
         entry = inputs[mutation.input]
         if _has_other_size(entry):
@@ -206,7 +201,7 @@ def refused_write(
             why = _refused_part(context, inputs, begun, entry) or _refused_look(mutation, entry, changed)
             if why is not None:
                 return why
-    untold = context.notes.reshapes.untold(entry.fake for entry in inputs)
+    untold = context.notes.untold(entry.fake for entry in inputs)
     return untold if untold is not None else context.notes.reshapes.lost_views.error()
 
 

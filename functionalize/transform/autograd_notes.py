@@ -40,9 +40,12 @@ class Reshapes:
         self.lost_views = LostViews()
         self._untold: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
         self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
+        self._again: set[int] = set()  # likewise, those changed more than once
 
     def note(self, handle: torch.Tensor) -> None:
         """Note that a handle is about to get other metadata."""
+        if id(handle) in self._held:
+            self._again.add(id(handle))
         self._held[id(handle)] = handle
         self.any |= handle.requires_grad
         if handle.requires_grad and not (torch.is_grad_enabled() or is_leaf_to_autograd(handle)):
@@ -53,7 +56,7 @@ class Reshapes:
         if id(handle) in self._held and handle.requires_grad:
             self.replaced.add(id(handle))
 
-    def untold(self, inputs: Iterable[torch.Tensor | None]) -> UnsupportedMutationError | None:
+    def untold(self, inputs: Iterable[torch.Tensor]) -> UnsupportedMutationError | None:
         """Why autograd outside of the program would not hear of an input's new metadata as it did inside."""
         for fake in inputs:
             if id(fake) in self._untold:
@@ -65,6 +68,10 @@ class Reshapes:
                     at=self._untold[id(fake)],
                 )
         return None
+
+    def told_at_once(self, handle: torch.Tensor) -> bool:
+        """Whether autograd outside of the program hears of one change of metadata, where eager's hears of several."""
+        return id(handle) in self._again and handle.requires_grad
 
     def close(self) -> None:
         """Drop all tensors."""
@@ -93,7 +100,8 @@ class AutogradNotes:
         self.generators: Generators = {}
         # By identity, views of what is not contiguous, which was written since.
         self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._beyond: set[int] = set()  # storages of which `as_strided` took what the tensor does not show
+        # Storages of which `as_strided` took what the tensor does not show, and the lines.
+        self._beyond: dict[int, Location | None] = {}
         # By identity, tensors told to require gradients, and given ones of which gradients are hooked; and whether a
         # write to one tells whether it is a view, also where it has no others; held, so that no other has the identity.
         self._told: dict[int, tuple[torch.Tensor, bool]] = {}
@@ -188,7 +196,24 @@ class AutogradNotes:
         gaps = source.layout.static and part.static and not source.layout.dense
         between = gaps and box_of(source.layout, part) is None  # elements that the tensor leaves out
         if start < first or last < end or between:
-            self._beyond.add(base.key)
+            self._beyond.setdefault(base.key, user_location())
+
+    def untold(self, inputs: Iterable[torch.Tensor | None]) -> UnsupportedMutationError | None:
+        """Why autograd, told of inputs' new metadata as a call gives it, would take them for others than eager's."""
+        given = [fake for fake in inputs if fake is not None]
+        if any(self.reshapes.told_at_once(fake) and storage_key(fake) in self._beyond for fake in given):
+            return self.goes_beyond()
+        return self.reshapes.untold(given)
+
+    def goes_beyond(self) -> UnsupportedMutationError:
+        """The error of a part that autograd may find anew, outside of the tensor that it was taken of."""
+        return UnsupportedMutationError(
+            "`as_strided` of a tensor that requires gradients goes beyond it, and the memory is written afterwards, or "
+            "gets other metadata in place (t_, squeeze_, ...)",
+            why="autograd then takes the part for one of the whole memory, which fake tensors do not show",
+            hint="take `as_strided` of the tensor that has the whole memory",
+            at=next(iter(self._beyond.values()), None),
+        )
 
     def note_pieces(self, source: torch.Tensor) -> None:
         """Note that several views of a handle are made at once: autograd accepts no write to what they are views of."""
