@@ -1137,3 +1137,51 @@ def test_an_input_that_goes_beyond_itself_among_other_changes_is_refused(changes
         program(x)
     assert x.size() == (2, 1)
     assert torch.equal(program(given(torch.arange(9.0))), f(given(torch.arange(9.0))))
+
+
+_SCATTERED = [[[1.0, 1], [1, 1]], [[0.0, 1], [1, 1]], [[0.0, 0], [0, 1]]]  # as many positions as the data tell: 4, 3, 1
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("example", _SCATTERED[::2])
+@pytest.mark.parametrize("name", ["contiguous", "flatten", "is_contiguous", "ravel", "reshape"])
+def test_one_position_that_the_data_tell_lies_in_any_way(name: str, example: Any, remove: str) -> None:
+    """What is reshaped is a copy of several positions, which lie side by side, and a view of one."""
+
+    def f(x: torch.Tensor) -> Any:
+        positions = x.nonzero()
+        got = getattr(positions, name)(*([-1] if name == "reshape" else []))
+        if isinstance(got, torch.Tensor):
+            got.add_(10)
+        return positions, got
+
+    program = capture(f, (torch.tensor(example),), on_guard_failure="recapture", remove=remove)
+    for values in _SCATTERED:
+        (ours, got), (eager, expected) = program(torch.tensor(values)), f(torch.tensor(values))
+        torch.testing.assert_close(ours, eager)
+        if name == "is_contiguous":
+            assert got is expected
+        else:
+            torch.testing.assert_close(got, expected, check_stride=True)
+            shares = got.untyped_storage().data_ptr() == ours.untyped_storage().data_ptr()
+            assert shares == (len(expected.reshape(-1, 2)) == 1)
+
+
+@pytest.mark.parametrize("remove", REMOVES)
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_what_may_share_memory_with_a_written_copy_is_checked_when_the_graph_is_run(mode: str, remove: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        positions = x.nonzero()
+        return positions, positions.flatten()
+
+    def g(x: torch.Tensor) -> Any:
+        positions, flat = f(x)
+        flat.add_(10)
+        return positions, flat
+
+    x, one = torch.tensor(_SCATTERED[0]), torch.tensor(_SCATTERED[-1])
+    torch.testing.assert_close(trace(f, x, mode=mode, remove=remove)(one), f(one))
+    graph = trace(g, x, mode=mode, remove=remove)
+    torch.testing.assert_close(graph(x), g(x))
+    with pytest.raises(RuntimeError, match="has one position in some dimension"):
+        graph(one)

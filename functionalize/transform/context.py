@@ -51,6 +51,11 @@ aten = torch.ops.aten
 
 _STILL_A_VIEW = "its `.data` was replaced, and autograd takes the write for one to what the tensor is a view of"
 
+_MAY_SHARE = (
+    "a tensor is reshaped that has one position in some dimension, as only the data tell: eager has a view of it, the "
+    "graph a copy, and one of both is written. Write to a `.clone()`"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class _Sharing:
@@ -59,6 +64,7 @@ class _Sharing:
     reason: str
     held: torch.Tensor  # itself, so that its storage is not another's
     other: weakref.ref[torch.Tensor] | None  # what shares its memory
+    ones: Sequence[Any] = ()  # sizes that the data tell: it shares it where one of them is one
 
 
 class FunctionalizationContext:
@@ -176,6 +182,9 @@ class FunctionalizationContext:
         """Commit a write of ``value``, of the handle's shape and dtype; ``aliased``: another tensor has it too."""
         for sharing in self._protected.get(storage_key(handle), ()) if self._protected else ():
             if sharing.other is None or sharing.other() is not None:
+                if sharing.ones:
+                    self._check_several(sharing.ones)
+                    continue
                 raise UnsupportedMutationError(
                     f"a write to a tensor of shape {tuple(handle.size())}",
                     why=sharing.reason,
@@ -276,6 +285,20 @@ class FunctionalizationContext:
         if self.executor.observed:
             sharing = _Sharing(reason, handle, None if other is None else weakref.ref(other))
             self._protected.setdefault(storage_key(handle), []).append(sharing)
+
+    def note_copy(self, source: torch.Tensor, copy: torch.Tensor, ones: Sequence[Any]) -> None:
+        """Note a copy that eager makes unless one of some sizes, which only the data tell, is one.
+
+        The graph checks that none is, where one of both is written while the other is there.
+        """
+        for one, other in ((source, copy), (copy, source)) if self.executor.observed else ():
+            sharing = _Sharing("", one, weakref.ref(other), ones)
+            self._protected.setdefault(storage_key(one), []).append(sharing)
+
+    def _check_several(self, sizes: Sequence[Any]) -> None:
+        """Have the graph check that no size is one."""
+        for size in sizes:
+            self.executor.call(torch.ops.aten._assert_scalar.default, size != 1, _MAY_SHARE)
 
     def keep_source(self, view: torch.Tensor, source: torch.Tensor) -> None:
         """Have a tensor live as long as a view of it."""

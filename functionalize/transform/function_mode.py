@@ -24,13 +24,16 @@ from functionalize._torch import (
     VERSION,
     VIEW,
     HigherOrderOperator,
+    decided,
     enable_python_dispatcher,
     has_symbol,
     is_view,
     mode_stack,
     no_python_dispatcher,
     pytree,
+    storage_key,
     symbols_in_making,
+    unbacked,
     unwrap_functorch,
 )
 from functionalize.call_stack import user_location
@@ -64,9 +67,15 @@ _DETACHES = frozenset(
 )
 _NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION}
 _DEEP_COPY: Any = torch.Tensor.__deepcopy__
+_RESHAPES: frozenset[Any] = frozenset(  # these copy unless the tensor lies in memory as they want it
+    getattr(namespace, name)
+    for name in ("contiguous", "flatten", "is_contiguous", "ravel", "reshape", "reshape_as")
+    for namespace in (torch, torch.Tensor)
+    if hasattr(namespace, name)
+)
 SPELT_OUT = {**OF_NUMBERS, **LAYERS, **IN_EAGER}
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
-_UNDISPATCHED = {_DEEP_COPY, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED
+_UNDISPATCHED = {_DEEP_COPY, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED | _RESHAPES
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -120,8 +129,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             return ELEMENTS[func](args[0])
         if func in _ASKS:
             self._context.notes.asked.update(_ASKS[func])
-        if func in _BACKWARD:
-            return self._differentiate(func, args, kwargs)
+        if func in _METHODS:
+            return _METHODS[func](self, func, args, kwargs)
         if func in _NOTED:
             self._note(func, args[0])
         if func in SPELT_OUT:
@@ -137,6 +146,20 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
         return func(*args, **kwargs)
+
+    def _reshape(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Copy, or say how a tensor lies: torch takes no size that the data tell for one, which can lie in any way."""
+        source = args[0] if args else kwargs["input"]
+        ones = [size for size in source.size() if type(size) is not int and unbacked([size])]
+        out = func(*args, **kwargs)
+        if not (ones and _is_plain(source)) or out is True:
+            return out
+        if out is not False and storage_key(out) == storage_key(source):
+            return out
+        answers = [decided(size == 1) for size in ones]
+        if None in answers and out is not False:
+            self._context.note_copy(source, out, ones)
+        return func(*args, **kwargs) if any(answers) else out
 
     def _differentiate(self, func: Any, args: Any, kwargs: Any) -> Any:
         notes = self._context.notes
@@ -159,6 +182,12 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         else:
             executor = self._context.executor
             notes.note_hook(tensor, executor.predates_call(tensor) and not executor.is_constant(tensor))
+
+
+_METHODS: dict[Any, Any] = {
+    **dict.fromkeys(_BACKWARD, FunctionalizeFunctionMode._differentiate),
+    **dict.fromkeys(_RESHAPES, FunctionalizeFunctionMode._reshape),
+}
 
 
 @contextlib.contextmanager
