@@ -70,11 +70,12 @@ Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost fi
 class Origin:
     """Where a program is: the frames of the scope that runs, and the origin of the scope itself."""
 
-    __slots__ = ("_trace", "frames", "outer")
+    __slots__ = ("_text", "_trace", "frames", "outer")
 
     def __init__(self, frames: Positions, outer: Origin | Location) -> None:
         self.frames, self.outer = frames, outer  # outermost: the line that calls the program
         self._trace: str | None = None
+        self._text: str | None = None
 
     @property
     def location(self) -> Location:
@@ -102,7 +103,9 @@ class Origin:
     @property
     def text(self) -> str:
         """The trace as a node's meta has it."""
-        return self.trace.rstrip()
+        if self._text is None:
+            self._text = self.trace.rstrip()
+        return self._text
 
 
 class Scopes:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from functionalize import UnsupportedMutationError, capture, functionalize
+from functionalize import UnsupportedMutationError, UnsupportedProgramError, capture, functionalize
 from functionalize.errors import DataDependentError
 from functionalize.verify import assert_equivalent
 from tests.graphs import MODES, REMOVES, trace
@@ -1185,3 +1185,17 @@ def test_what_may_share_memory_with_a_written_copy_is_checked_when_the_graph_is_
     torch.testing.assert_close(graph(x), g(x))
     with pytest.raises(RuntimeError, match="has one position in some dimension"):
         graph(one)
+
+
+def test_a_leaf_that_is_a_view_of_what_changes_its_metadata_is_told_of() -> None:
+    """Autograd takes the view by the same steps again; the tensor itself requires no gradients."""
+
+    def f(x: torch.Tensor) -> None:
+        leaf = x.permute([0]).requires_grad_()
+        view = leaf.unsqueeze(0)
+        x.resize_((1, 2))
+        x[0].fill_(1)
+        (view * 3).sum().backward()
+
+    with pytest.raises(UnsupportedProgramError, match=r"gets new metadata(.|\n)*view \* 3"):
+        capture(f, (torch.arange(2.0),))

@@ -146,6 +146,9 @@ class SetItems(_Items):
         return set.__contains__(self._set, item)
 
 
+_VIEWS_OF_ITEMS = frozenset({Variable, ContextValue, SetItems})
+
+
 class SlotsOf(MutableMapping[str, Any]):
     """The ``__slots__`` of an object that hold something, by name."""
 
@@ -324,8 +327,11 @@ def _dict_of(container: dict[Any, Any]) -> type[dict[Any, Any]]:
 
 def copy_of(container: Container) -> Any:
     """A copy of what a container holds."""
-    if type(container) is dict:
+    kind = type(container)
+    if kind is dict:
         return container.copy()
+    if kind in _VIEWS_OF_ITEMS:
+        return container.get()
     if isinstance(container, dict):
         return dict(_dict_of(container).items(container))
     if isinstance(container, SlotsOf):

@@ -87,7 +87,8 @@ class StateWalk:
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
     _holders: int = 0  # how many modules and optimizers are being opened
-    _before: tuple[list[Any], list[Any]] = ([], [])  # content of the containers when the program begins; in one list
+    _walked: list[Container] = field(default_factory=list)  # the containers when the program begins
+    _before: tuple[list[Any], list[Any]] = ([], [])  # their content then; in one list
 
     def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
         """Enter an entry of a container."""
@@ -201,7 +202,7 @@ class StateWalk:
                 assign(container, content)
             for container, key, value in entries:
                 write(container, key, value)
-            self._before = [], []
+            self._walked, self._before = [], ([], [])
 
     def content(self, container: Container) -> Any:
         """What a container held when the program began; None of one that was not walked."""
@@ -211,7 +212,8 @@ class StateWalk:
 
     def begin(self) -> None:
         """The program begins: what the containers hold now is what it finds."""
-        contents = [copy_of(container) for container, _ in self.containers.values()]
+        self._walked = [container for container, _ in self.containers.values()]
+        contents = list(map(copy_of, self._walked))
         self._before = contents, _in_one(contents)
 
     @property
@@ -222,9 +224,8 @@ class StateWalk:
     @property
     def changed(self) -> list[Changed]:
         """The containers whose content the program has changed so far: number, container, path, content before."""
-        containers = (container for container, _ in self.containers.values())
         contents, before = self._before
-        now = _in_one(one if type(one) is dict else copy_of(one) for one in containers) if contents else []
+        now = _in_one(one if type(one) is dict else copy_of(one) for one in self._walked)
         if len(now) == len(before) and all(map(is_, now, before)):
             return []
         pairs = zip(self.containers.values(), contents, strict=False)
@@ -248,9 +249,9 @@ def _in_one(contents: Iterable[Any]) -> list[Any]:
     for content in contents:
         found.append(len(content))
         if content:
-            found += content
+            found.extend(content)
             if type(content) is dict:
-                found += content.values()
+                found.extend(content.values())
     return found
 
 

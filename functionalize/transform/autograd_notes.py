@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,19 +35,19 @@ class Reshapes:
     """The tensors whose metadata changed in place, of which autograd may know what they were before."""
 
     def __init__(self) -> None:
-        self.any = False  # whether one that requires gradients is among them, or came to
+        self.any = False  # whether one that requires gradients is among them, or came to, or had such a view
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self.lost_views = LostViews()
         self._untold: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
         self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
         self._again: set[int] = set()  # likewise, those changed more than once
 
-    def note(self, handle: torch.Tensor) -> None:
-        """Note that a handle is about to get other metadata."""
+    def note(self, handle: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
+        """Note that a handle is about to get other metadata; ``views``: the others that have its memory."""
         if id(handle) in self._held:
             self._again.add(id(handle))
         self._held[id(handle)] = handle
-        self.any |= handle.requires_grad
+        self.any |= handle.requires_grad or any(view.requires_grad for view in views)
         if handle.requires_grad and not (torch.is_grad_enabled() or is_leaf_to_autograd(handle)):
             self._untold.setdefault(id(handle), user_location())
 
@@ -225,9 +225,9 @@ class AutogradNotes:
         if self.hides_writes is False:
             self.hides_writes = handle.requires_grad
 
-    def note_reshape(self, handle: torch.Tensor, views_lose: bool) -> None:
+    def note_reshape(self, handle: torch.Tensor, views: Sequence[torch.Tensor], views_lose: bool) -> None:
         """Note that a handle is about to get other metadata; whether views of it may then show what it does not."""
-        self.reshapes.note(handle)
+        self.reshapes.note(handle, views)
         self.finds_beyond |= storage_key(handle) in self._beyond
         if handle.requires_grad and views_lose and torch.is_grad_enabled():
             self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of

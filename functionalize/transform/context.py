@@ -207,10 +207,11 @@ class FunctionalizationContext:
         commit(view, self.executor.snapshot(value) if aliased else value, aliased=aliased)
         self.executor.sync_memory(handle, value)
 
-    def has_views(self, handle: torch.Tensor) -> bool:
-        """Whether other handles have the memory of one."""
+    def views_beside(self, handle: torch.Tensor) -> list[torch.Tensor]:
+        """The other handles that have the memory of one."""
         view = self.graph.find(handle)
-        return view is not None and any(ref() is not handle for ref in view.base.handles.values())
+        found = [] if view is None else [ref() for ref in view.base.handles.values()]
+        return [other for other in found if other is not None and other is not handle]
 
     def set_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
         """Run ``handle.data = source``: the handle becomes one more of the source's storage, with its layout."""
@@ -308,7 +309,8 @@ class FunctionalizationContext:
     def note_reshape(self, handle: torch.Tensor, *, loses_elements: bool) -> None:
         """Note that an op is about to change a handle's metadata; whether it may show other elements then."""
         self.refuse_constant(handle)
-        self.notes.note_reshape(handle, loses_elements and self.has_views(handle))
+        views = self.views_beside(handle)
+        self.notes.note_reshape(handle, views, loses_elements and bool(views))
 
     def note_reshaped(self, handle: torch.Tensor) -> None:
         """Note that an op has changed a handle's metadata."""

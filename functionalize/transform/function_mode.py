@@ -178,7 +178,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         elif func in _DETACHES:
             notes.detaches.append(str(user_location()))
         elif func is _REQUIRE:
-            notes.note_required(tensor, self._context.has_views(tensor))
+            notes.note_required(tensor, bool(self._context.views_beside(tensor)))
         else:
             executor = self._context.executor
             notes.note_hook(tensor, executor.predates_call(tensor) and not executor.is_constant(tensor))

@@ -229,7 +229,7 @@ class WritingCall:
 
 def _refuse_lost_views(context: FunctionalizationContext, handle: torch.Tensor) -> None:
     """Raise where a fake tensor that has views, and a gradient, is about to get another size."""
-    if is_fake(handle) and handle.requires_grad and context.has_views(handle):
+    if is_fake(handle) and handle.requires_grad and context.views_beside(handle):
         raise UnsupportedMutationError(
             "an out= that requires gradients, and of which there are views, gets another size",
             why="autograd makes the views again of what their tensor has become; gradients of eager fail there",
