@@ -187,9 +187,9 @@ class CaptureSession(RecordingSession):
                 lend(inputs.inputs)
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
-            asking = [inputs.follower.asking[name].values() for name in ("type", "FakeTensor")]
-            classes = classes_of_stand_ins(mode.shape_env, *asking, at_once=bool(self._dims))
             self._attributes = TensorAttributes(inputs.inputs)
+            asking, identity = inputs.follower.asking, self._attributes.identity
+            classes = classes_of_stand_ins(mode.shape_env, asking, identity, at_once=bool(self._dims))
             around = self._attributes.answered(), HooksTakenBack(inputs.state)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1]:
                 if self._dims:

@@ -1,8 +1,8 @@
-"""What ``isinstance`` and ``type`` say of what stands for tensors and numbers: what they say of these.
+"""What ``isinstance``, ``type`` and ``id`` say of what stands for tensors and numbers: what they say of these.
 
 Invariant: code that is none of the program's is told what it was told before. Limits: ``isinstance`` that code of the
-program calls by name, ``type`` in functions that a capture follows; ``x.__class__`` and class patterns of ``match`` see
-the stand-in.
+program calls by name, ``type`` and ``id`` in functions that a capture follows; ``x.__class__`` and class patterns of
+``match`` see the stand-in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,16 +26,23 @@ _NUMBERS: dict[type, Any] = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool
 
 @contextlib.contextmanager
 def classes_of_stand_ins(
-    environment: Any, asking: Iterable[dict[str, Any]], of_fakes: Iterable[dict[str, Any]], *, at_once: bool
+    environment: Any,
+    asking: Mapping[str, Mapping[int, dict[str, Any]]],
+    identity: Callable[[Any], int],
+    *,
+    at_once: bool,
 ) -> Iterator[None]:
     """Have symbols and fake tensors be of the classes of what they stand for.
 
-    ``environment``: the ``DecidingShapeEnv`` of the trace, if it has one; ``asking``: the globals of functions that
-    name ``type``; ``of_fakes``: likewise ``FakeTensor``, as libraries do that go other ways for fake tensors;
-    ``at_once``: there are symbols from the beginning, else from the first one on that the data tell.
+    ``environment``: the ``DecidingShapeEnv`` of the trace, if it has one; ``asking``: by names, the globals of
+    functions that have them: ``type``, ``id``, and ``FakeTensor``, as libraries do that go other ways for fake tensors;
+    ``identity``: what ``id`` says; ``at_once``: there are symbols from the beginning, else from the first one on that
+    the data tell.
     """
-    lent: list[tuple[dict[str, Any], str, Any]] = [(variables, "type", _Type) for variables in asking]
-    lent += [(variables, "isinstance", _isinstance_of_fakes) for variables in (*of_fakes, *_libraries_asking())]
+    lent: list[tuple[dict[str, Any], str, Any]] = [(variables, "type", _Type) for variables in asking["type"].values()]
+    lent += [(variables, "id", identity) for variables in asking["id"].values() if not _is_of_torch(variables)]
+    of_fakes = (*asking["FakeTensor"].values(), *_libraries_asking())
+    lent += [(variables, "isinstance", _isinstance_of_fakes) for variables in of_fakes]
     classes, compiled = _Classes(lent), torch.compile
     has_symbols = hasattr(environment, "on_data_symbol")
 
@@ -59,8 +66,13 @@ def classes_of_stand_ins(
             environment.on_data_symbol = None
 
 
+def _is_of_torch(variables: dict[str, Any]) -> bool:
+    """Whether these are the globals of a module of torch's, which asks for identities of its own."""
+    return str(variables.get("__name__")).partition(".")[0] == "torch"
+
+
 class _Classes:
-    """``isinstance`` and ``type`` of one capture."""
+    """``isinstance``, ``type`` and ``id`` of one capture."""
 
     def __init__(self, lent: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
         self._isinstance = self._before = builtins.isinstance

@@ -3,17 +3,19 @@
 A call makes a tensor of such a number; the program gets what ``item()`` gives of that. Where it only computes with it,
 any value will do; where Python must know it, that is a decision by data.
 
-Invariant: after a capture each number is in its place. Limits: a number is one to Python's operators, not to
-``isinstance(n, float)``, and has no hash.
+Invariant: after a capture each number is in its place. Limits: a number is one to Python's operators and to
+``isinstance``, not by its ``__class__``, and has no hash.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dis import opmap
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +27,7 @@ from functionalize.runtime.settings import Setting, Settings, is_numbers, is_who
 from functionalize.runtime.slots import NUMBERS, NumberSlot, Slot, is_number
 from functionalize.runtime.state_walk import StateWalk
 
+_MATCH_CLASS = opmap["MATCH_CLASS"]
 Place = tuple[int, Any]  # the identity of a container, and a key
 
 
@@ -74,7 +77,7 @@ class ChangingNumbers:
         before = {one.path: one.value for one in _found_in(last)}
         self._changing |= {_kind(one.path) for one in candidates if _differ(before.get(one.path, one.value), one.value)}
         self._expect(candidates, state, codes)
-        wanted = (self._changing | self._expected) - self._constant
+        wanted = set() if any(map(_asks_classes, codes)) else (self._changing | self._expected) - self._constant
         rates = {id(one) for one in settings.found if _is_hyperparameter(one, groups)}
         taken = [one for one in candidates if _kind(one.path) in wanted or id(one.setting) in rates]
         whole = [one.setting for one in taken if not one.steps]
@@ -112,6 +115,14 @@ class ChangingNumbers:
                 self.tied.append((one, before))
         further = {id(one) for one, _ in self.tied}
         return [one for one in taken if id(one) not in further]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _asks_classes(code: types.CodeType) -> bool:
+    """Whether code tells values by their classes as symbols answer for themselves: `match`, `singledispatch`."""
+    dispatches = code.co_filename == functools.__file__ and "dispatch" in code.co_freevars
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return dispatches or _MATCH_CLASS in code.co_code[::2] or any(map(_asks_classes, inner))
 
 
 def _found_in(settings: Iterable[Setting]) -> Iterator[_Number]:

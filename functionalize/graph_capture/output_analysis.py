@@ -68,7 +68,7 @@ class GraphOutputs:
         if isinstance(node, Node):
             argument = _ARGUMENTS.get(type(node.meta.get("val")), TensorArgument)(name=node.name)
         else:
-            node = node if isinstance(node, (int, float, bool, str)) else None
+            node = node if type(node) in (int, float, bool, str) else None  # of others the text is no code
             argument = ConstantArgument(name="", value=node)
         self.nodes.append(node)
         self.specs.append(OutputSpec(kind, argument, target))

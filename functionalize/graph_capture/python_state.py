@@ -38,7 +38,8 @@ from functionalize.runtime.state_walk import StateWalk, is_module
 _DEPTH = 4  # how far functions that call functions are followed
 _WITH_METHODS = (UserList, UserDict, ChainMap)  # of the standard library, which are not looked through
 _CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
-_ASKED = frozenset({"type", "FakeTensor", "Parameter", "Buffer"})  # names by which functions tell classes of tensors
+_BUILTINS = frozenset({"type", "id"})  # which functions of a program know otherwise while it is captured
+_ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions tell tensors apart
 _STORE_ATTR = opmap["STORE_ATTR"]
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
@@ -179,10 +180,10 @@ class Follower:
                     self._follow(value, depth - 1)
 
     def _note(self, functions: list[Any]) -> None:
-        """Note which functions name `type`, and which are the program's own."""
+        """Note which functions name `type` and the like, and which are the program's own."""
         for function in functions:
             names, loaded, _ = global_names(function.__code__)
-            for name in {"type"}.intersection(loaded) | _ASKED.difference({"type"}).intersection(names):
+            for name in _BUILTINS.intersection(loaded) | (_ASKED - _BUILTINS).intersection(names):
                 self.asking[name][id(function.__globals__)] = function.__globals__
             if is_own(function.__module__ or ""):
                 self._run[id(function)] = function.__qualname__, function, _OF_FUNCTIONS

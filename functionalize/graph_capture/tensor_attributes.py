@@ -1,10 +1,11 @@
 """Attributes that users give to tensors (`p.decay = 0.1`): a program reads them off what stands for these tensors.
 
 Fake tensors have none of them. What the program asks for is answered by the original, and noted, as what calls have to
-find again; so is what is not there, as `getattr(x, "scale", 1)` decides by that too.
+find again; so is what is not there, as `getattr(x, "scale", 1)` decides by that too. The same of `id(p)`.
 
 Invariant: the class of fake tensors is as it was when the program has run. Limits: values that cannot change inside,
-and tensors; attributes that the program gives to tensors which it makes are not given to those of a call.
+and tensors; attributes that the program gives to tensors which it makes are not given to those of a call. Arguments of
+a call may have other identities than those of the capture.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.containers import ABSENT
 from functionalize.runtime.frozen_values import VALUES
-from functionalize.runtime.tensor_properties import AskedAttribute
+from functionalize.runtime.tensor_properties import IDENTITY, AskedAttribute
 
 _UNCHANGING = (*VALUES, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
 _OF_TORCH = ("_is_param", "_is_buffer")  # what `isinstance` asks for the classes of parameters and buffers
@@ -67,16 +68,26 @@ class TensorAttributes:
                     hint="keep it in a list, a dict or an attribute of an object that the program names",
                 )
 
-    def asked(self, inputs: Sequence[TracedInput]) -> set[tuple[int, AskedAttribute]]:
+    def asked(self, inputs: Sequence[TracedInput]) -> set[tuple[int, str]]:
         """What was asked for, by the number of the input."""
         numbers = {id(entry): number for number, entry in enumerate(inputs)}
-        return {(numbers[key], AskedAttribute.of(name)) for key, name in self._asked if key in numbers}
+        return {(numbers[key], name) for key, name in self._asked if key in numbers}
+
+    def identity(self, value: Any) -> int:
+        """``id`` of a value, of a stand-in that of the original."""
+        entry = self._of.get(id(value))
+        if entry is None:
+            return id(value)
+        if entry.slot is not None:
+            self._asked.add((id(entry), IDENTITY))
+            self.unused.discard(id(value))
+        return id(entry.value)
 
     def _answer(self, fake: Any, name: str) -> Any:
         entry = self._of.get(id(fake))
         value = ABSENT if entry is None else vars(entry.value).get(name, ABSENT)
         if entry is not None and not (name in _OF_TORCH or name.startswith("__")):
-            self._asked.add((id(entry), name))
+            self._asked.add((id(entry), AskedAttribute.of(name)))
             self.unused.discard(id(fake))
         if value is ABSENT:
             raise AttributeError(f"'Tensor' object has no attribute '{name}'")

@@ -74,6 +74,15 @@ _KNOWN = (
         "of fake tensors, autograd takes views of such a leaf by the same steps again, from what requires no gradients",
         "write first, or have a copy of the view (`.clone()`) require gradients",
     ),
+    *(
+        _Known(
+            kind,
+            f"the program gives a number that the data tell to what takes none but Python's own (a {kind} was met)",
+            "while a program is captured such a number is a symbol, which stands for those of all calls",
+            "float() or int() of it, which the data then decide, or the same with tensors",
+        )
+        for kind in ("SymFloat", "SymInt", "SymBool")
+    ),
 )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import struct
+import sys
 import types
 import warnings
 import weakref
@@ -20,6 +21,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from functionalize._torch.tensors import SYMBOLS
 
 Parts = list[tuple[str, Any]]  # each with the step that leads to it
 Fill = Callable[[Any, Sequence[Any]], None]
@@ -52,6 +55,8 @@ def anatomy_of(value: Any) -> Anatomy | None:
         return special(value)
     native = native_class(kind)
     content = next((made for base, made in _CONTENTS if native is base), None)
+    if (native.__module__, native.__name__) == ("numpy", "ndarray") and _has_numbers_of_the_data(value):
+        content = _array
     if content is None and issubclass(native, tuple):
         content = _tuple
     if content is None:
@@ -271,6 +276,21 @@ _SPECIAL: dict[type, Callable[[Any], Anatomy | None]] = {
     types.MethodType: _method,
     weakref.ref: _reference,
 }
+
+
+def _has_numbers_of_the_data(array: Any) -> bool:
+    """Whether an array is one of objects because numbers are among them that only the data tell."""
+    return array.dtype.hasobject and any(isinstance(item, SYMBOLS) for item in array.flat)
+
+
+def _array(value: Any, kind: Any, native: Any) -> Anatomy:
+    """Of an array of such numbers, which is what NumPy makes of those of a call."""
+    numpy, shape = sys.modules["numpy"], value.shape
+
+    def make(parts: Sequence[Any]) -> Any:
+        return numpy.array(list(parts)).reshape(shape).view(kind)
+
+    return Anatomy(make, [(f"[{number}]", item) for number, item in enumerate(value.flat)])
 
 
 # Other built-in classes, as `copyreg` knows them

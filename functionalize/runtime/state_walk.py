@@ -87,8 +87,11 @@ class StateWalk:
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
     _holders: int = 0  # how many modules and optimizers are being opened
-    _walked: list[Container] = field(default_factory=list)  # the containers when the program begins
-    _before: tuple[list[Any], list[Any]] = ([], [])  # their content then; in one list
+    _before: tuple[list[Any], list[Any], list[Any]] = (
+        [],
+        [],
+        [],
+    )  # containers when the program begins, content; in one
 
     def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
         """Enter an entry of a container."""
@@ -202,7 +205,7 @@ class StateWalk:
                 assign(container, content)
             for container, key, value in entries:
                 write(container, key, value)
-            self._walked, self._before = [], ([], [])
+            self._before = [], [], []
 
     def content(self, container: Container) -> Any:
         """What a container held when the program began; None of one that was not walked."""
@@ -212,20 +215,20 @@ class StateWalk:
 
     def begin(self) -> None:
         """The program begins: what the containers hold now is what it finds."""
-        self._walked = [container for container, _ in self.containers.values()]
-        contents = list(map(copy_of, self._walked))
-        self._before = contents, _in_one(contents)
+        containers = [container for container, _ in self.containers.values()]
+        contents = list(map(copy_of, containers))
+        self._before = containers, contents, _in_one(contents)
 
     @property
     def begun(self) -> Sequence[Any]:
         """What the containers, in their order, held when the program began."""
-        return self._before[0]
+        return self._before[1]
 
     @property
     def changed(self) -> list[Changed]:
         """The containers whose content the program has changed so far: number, container, path, content before."""
-        contents, before = self._before
-        now = _in_one(one if type(one) is dict else copy_of(one) for one in self._walked)
+        containers, contents, before = self._before
+        now = _in_one(one if type(one) is dict else copy_of(one) for one in containers)
         if len(now) == len(before) and all(map(is_, now, before)):
             return []
         pairs = zip(self.containers.values(), contents, strict=False)

@@ -32,6 +32,7 @@ def _strides(tensor: torch.Tensor) -> Any:
     return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
 
 
+IDENTITY = "identity"  # asked by ``id``
 REQUIRES_GRAD, STRIDES, INFERENCE = "requires_grad", "strides", "is an inference tensor"
 TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "class": _class_of,
@@ -67,7 +68,7 @@ def answer_of(question: str, tensor: torch.Tensor) -> Any:
         if isinstance(value, torch.Tensor):
             return EnteredObject(value)
         return value if value is ABSENT else frozen(value, {})
-    return ASKED_PROPERTIES[question](tensor)
+    return id(tensor) if question == IDENTITY else ASKED_PROPERTIES[question](tensor)
 
 
 def is_answer(question: str, tensor: torch.Tensor, before: Any) -> bool:

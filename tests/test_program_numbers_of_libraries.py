@@ -1,0 +1,115 @@
+"""Numbers and tensors of a program, handed to what knows nothing of symbols: NumPy, json, `id`, `match`."""
+
+import functools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from functionalize import UnsupportedProgramError, capture
+from functionalize.errors import InputMismatchError
+
+
+def _calls(f: Any, inputs: list[torch.Tensor]) -> list[Any]:
+    program = capture(f, (inputs[0],), on_guard_failure="recapture")
+    return [program(x) for x in inputs]
+
+
+_INPUTS = [torch.tensor([0.5, 2.0]), torch.tensor([4.0, 8.0]), torch.tensor([-1.0, 0.0])]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: np.array([x.sum().item(), x.mean().item()]),
+        lambda x: np.array(x.tolist()),
+        lambda x: np.ones((2, 3)) * x.sum().item(),
+        lambda x: {"counts": np.array([[(x > 0).sum().item()], [3]])},
+    ],
+    ids=["array", "tolist", "multiplied", "counts"],
+)
+def test_arrays_of_numbers_that_the_data_tell_have_eagers_dtype(f: Any) -> None:
+    for ours, eager in zip(_calls(f, _INPUTS), map(f, _INPUTS), strict=True):
+        one, other = (found["counts"] if isinstance(found, dict) else found for found in (ours, eager))
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_number_of_numpys_is_given_as_it_is() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x * 2, np.float64(x.mean().item()) * 2
+
+    for (_, ours), (_, eager) in zip(_calls(f, _INPUTS), map(f, _INPUTS), strict=True):
+        assert type(ours) is type(eager)
+        assert ours == eager
+
+
+def test_a_number_that_a_library_does_not_take_is_told_of() -> None:
+    with pytest.raises(UnsupportedProgramError, match=r"takes none but Python's own(.|\n)*float\(\)"):
+        capture(lambda x: json.dumps({"loss": x.mean().item()}), (torch.ones(3),))
+    assert _calls(lambda x: json.dumps({"loss": float(x.mean().item())}), _INPUTS)[1] == '{"loss": 6.0}'
+
+
+def test_identities_are_those_of_the_tensors_themselves() -> None:
+    """Groups of parameters are told by `id(p)`."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    head = {id(p): 1.0 for p in model[1].parameters()}
+
+    def step(x: torch.Tensor) -> int:
+        model.zero_grad()
+        model(x).sum().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                assert p.grad is not None
+                p.sub_(p.grad * head.get(id(p), 0.0))
+        return sum(id(p) in head for p in model.parameters())
+
+    before = [p.detach().clone() for p in model.parameters()]
+    program = capture(step, (torch.ones(1, 2),))
+    assert program(torch.ones(1, 2)) == 2
+    assert [torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    model[1].bias = nn.Parameter(torch.zeros(1))
+    with pytest.raises(InputMismatchError, match="identity"):
+        program(torch.ones(1, 2))
+
+
+class _Counter:
+    count = 0
+
+
+@functools.singledispatch
+def _scale(number: Any) -> int:
+    return 100
+
+
+@_scale.register
+def _(number: int) -> int:
+    return 2
+
+
+def test_classes_of_numbers_that_change_are_pythons() -> None:
+    counter = _Counter()
+
+    def matched(x: torch.Tensor) -> torch.Tensor:
+        counter.count += 1
+        match counter.count:
+            case int():
+                return x * 2
+            case _:
+                return x * 3
+
+    def dispatched(x: torch.Tensor) -> torch.Tensor:
+        counter.count += 1
+        return x * _scale(counter.count)
+
+    for f in (matched, dispatched):
+        counter.count = 0
+        assert [found[0].item() for found in _calls(f, [torch.ones(1)] * 4)] == [2, 2, 2, 2]
