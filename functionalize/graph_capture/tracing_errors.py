@@ -74,6 +74,12 @@ _KNOWN = (
         "of fake tensors, autograd takes views of such a leaf by the same steps again, from what requires no gradients",
         "write first, or have a copy of the view (`.clone()`) require gradients",
     ),
+    _Known(
+        "np.ndarray of type numpy.object_",
+        "the program makes a tensor of an array of numbers that the data tell",
+        "NumPy has an array of objects for them, and there are no values while the program is captured",
+        "torch.tensor() of the numbers, or of a list of them",
+    ),
     *(
         _Known(
             kind,
