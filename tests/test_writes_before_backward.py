@@ -128,3 +128,18 @@ def test_a_result_that_is_laid_out_may_be_written(remove: str) -> None:
     result = capture(run, (x, w), remove=remove)(x, w)
     result.mul_(2)
     torch.testing.assert_close(torch.autograd.grad(result.sum(), w)[0], torch.full((3, 3, 3), 2.0))
+
+
+@pytest.mark.parametrize("remove", REMOVE)
+@pytest.mark.parametrize("run", [lambda x, w: x @ w, lambda x, w: x.values() * w[0]])
+def test_a_sparse_argument(run: Callable[[Tensor, Tensor], Tensor], remove: str) -> None:
+    def given() -> tuple[Tensor, Tensor]:
+        return torch.eye(3).to_sparse().coalesce(), torch.randn(3, 3, requires_grad=True)
+
+    for call in (run, capture(run, given(), remove=remove)):
+        x, w = given()
+        result = call(x, w)
+        x.values().mul_(3)
+        with refused():
+            result.sum().backward()
+        assert torch.autograd.grad(call(x, w).sum(), w)[0].any()

@@ -125,6 +125,11 @@ class ForwardCall:
         tensors = [isinstance(value, torch.Tensor) and storage_key(value) in at_risk for value in saved]
         return [value.clone() if risky else value for value, risky in zip(saved, tensors, strict=True)]
 
+    def watched(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """What is saved besides, so that writes are noticed: sparse tensors with views, which count their own."""
+        sources = {source for _, source in self.views if values[source].layout is not torch.strided}
+        return [values[source] for source in sources.difference(self.joint.at_risk)]
+
     def _inputs_among(self, sources: Sequence[int]) -> frozenset[int]:
         known = functools.reduce(operator.or_, sources, 0)
         every = self.joint.hides_writes  # what was overwritten has gradients, and is none of the sources
