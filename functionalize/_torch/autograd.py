@@ -16,6 +16,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
 
 # A tensor as autograd saves it for a backward: through the hooks on saved tensors, and with a check of its version when
@@ -67,6 +68,15 @@ def checkpoint_frame() -> tuple[Any, tuple[Any] | None] | None:
     if "target_frame_ref" in cells:
         return cells["target_frame_ref"].cell_contents(), (cells["gid"].cell_contents,)
     return None
+
+
+def selected(run_again: Callable[..., None]) -> list[torch.Tensor]:
+    """What selective checkpointing keeps of a region, until this function of a frame runs the region again."""
+    cells = dict(zip(run_again.__code__.co_freevars, run_again.__closure__ or (), strict=False))
+    mode = cells["recompute_context"].cell_contents if "recompute_context" in cells else None
+    kept = getattr(mode, "storage", {}).values()  # of each operator, by how often it was called
+    values = [value for results in kept for value in tree_leaves(list(results.values()))]
+    return [value.val for value in values if isinstance(getattr(value, "val", None), torch.Tensor)]
 
 
 @contextlib.contextmanager

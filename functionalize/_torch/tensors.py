@@ -84,6 +84,15 @@ def storage_key(tensor: torch.Tensor) -> int:
         return -id(tensor)
 
 
+def counted_with(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A tensor in the memory of another as autograd counts the writes of both together; itself where it is in none."""
+    if storage_key(tensor) != storage_key(other):
+        return tensor
+    made = other.detach()
+    made.data = tensor  # all but the counter
+    return made
+
+
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:
     """Whether something of Python's runs when a tensor's gradient is computed."""
     return any(_hooks(tensor))

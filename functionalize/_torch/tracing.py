@@ -205,13 +205,17 @@ def keeps_workspaces(graph: Graph) -> bool:
     return any(graph.find_nodes(op="call_function", target=op) for op in _ASKS_GRAD_MODE)
 
 
+# Selective checkpointing keeps every result where it takes itself to be compiled, and checks that none is written.
+_checkpoints_as_in_eager: Any = getattr(torch.compiler, "_non_strict_tracing_context", contextlib.nullcontext)
+
+
 @contextlib.contextmanager
 def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
     """What is set while ``make_fx`` traces, but for its modes; higher-order ops trace their bodies as inside it."""
     outer = _MakefxTracer({}, "symbolic" if symbolic else "fake", True, False, False, False, True)
     outer.fake_tensor_mode, outer.fx_tracer = fakes, tracer
     kernels = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
-    with fakes, kernels, _set_make_fx_tracer(outer), disable_autocast_cache():
+    with fakes, kernels, _set_make_fx_tracer(outer), disable_autocast_cache(), _checkpoints_as_in_eager():
         yield
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from functionalize._torch.autograd import checkpoint_frame, in_reentrant_checkpoint
+from functionalize._torch.autograd import checkpoint_frame, in_reentrant_checkpoint, selected
 from functionalize.errors import UnsupportedMutationError
 from functionalize.runtime.random_state import is_random
 
@@ -29,6 +29,8 @@ class CheckpointRegions:
 
     def __init__(self) -> None:
         self.again: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # around each second run
+        self.node_of: Callable[[Any], Node | None] = lambda tensor: None  # what a tensor of the program stands for
+        self._kept = set[Any]()  # what selective checkpointing keeps of the first runs
         self._frames: dict[int, tuple[Any, int]] = {}  # of torch's, held: their identities are keys
         self._first: dict[Node, int] = {}  # nodes of the first runs, each with the number of its region
         self._second: dict[Node, int] = {}
@@ -68,6 +70,7 @@ class CheckpointRegions:
         again = self.again
 
         def second_run(*args: Any) -> None:
+            self._kept |= {node for node in map(self.node_of, selected(run)) if node in self._first}
             self._running_again += 1
             try:
                 with again():
@@ -98,20 +101,26 @@ class CheckpointRegions:
         for frame, _ in self._frames.values():
             if frame is not None:
                 frame.recompute_fn = None
-        self._frames = {}
+        self._frames, self.node_of = {}, lambda tensor: None
 
     def drawn_again(self, node: Node) -> bool:
         """Whether a node draws random numbers that the first run of its region has drawn."""
         return node in self._second and is_random(node)
 
-    def resolve(self) -> dict[Node, int]:
-        """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once."""
+    def resolve(self) -> dict[Node, int | None]:
+        """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once.
+
+        Nodes to be kept, of such a region, have none.
+        """
         second, self._second = self._second, {}
         names = self._number_values(second) if second else {}
         again, regions = {names[node] for node in second if node in names}, set(second.values())
+        kept = self._kept | {item_of(node) for node in self._kept}
         once = {number for key, (_, number) in self._frames.items() if key < 0}
-        met, marked = set[int](), dict[Node, int]()
+        met, marked = set[int](), dict[Node, int | None](dict.fromkeys(self._kept))
         for node, number in reversed(self._first.items()):
+            if node in kept:
+                continue
             repeated = names.get(node) in again
             met |= {number} if repeated else set()
             left_out = number in regions and number not in met and not is_random(node)  # a second run stops early

@@ -87,6 +87,7 @@ class JointTracer:
         self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
         self._order, self._states = order, states
         self._grad_fns: dict[int, Any] = {}
+        regions.node_of = lambda tensor: tracked_node(tracer, mode.context.value(tensor))
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
         """Remember, before the program runs, where autograd finds the gradients of its inputs, and their versions."""
@@ -354,7 +355,7 @@ def _copied(
     placeholders: tuple[Sequence[Node], Sequence[Node]],
     outputs: Sequence[Any],
     forward: set[Node],
-    marked: dict[Node, int],
+    marked: dict[Node, int | None],
 ) -> Graph:
     """A copy of a graph, whose nodes tell partition functions what they want to know."""
     made, new = dict[Node, Node](), Graph()
@@ -368,6 +369,8 @@ def _copied(
             continue
         phase = "forward" if node in forward else "backward"
         region = marked.get(item_of(node) or node)
+        if marked.get(node, 0) is None:
+            copy.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         if region is not None:
             copy.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             if node.all_input_nodes:  # others are equal in all regions: merged, they belong to none

@@ -37,6 +37,7 @@ __all__ = [
     "overload",
     "row",
     "undeclared",
+    "views",
 ]
 
 # What an epilogue may call on an input: data first, then the metadata that eager would have left.
@@ -69,6 +70,11 @@ def row(op: OpOverload) -> OpRow:
     """
     text = _texts.get(op.name())
     return live_row(op) if text is None else OpRow.parse(text)
+
+
+def views(op: OpOverload) -> bool:
+    """Whether what `op` returns may lie in the memory of its argument."""
+    return row(op).view is not ViewKind.NONE
 
 
 def live_row(op: OpOverload) -> OpRow:

@@ -171,7 +171,7 @@ class CapturedFunction(torch.autograd.Function):
         values = [*(derivation.copies.get(number, value) for number, value in enumerate(inputs)), *results]
         saved = call.safe([values[position] for position in call.saved], inputs)
         ctx.call, ctx.plain = call, [_TENSOR if isinstance(value, torch.Tensor) else value for value in saved]
-        ctx.save_for_backward(*[value for value in saved if isinstance(value, torch.Tensor)])
+        ctx.save_for_backward(*[value for value in saved if isinstance(value, torch.Tensor)], *call.watched(values))
         derivation.hold(inputs)
         ctx.derivation = derivation
         outputs = results[: len(call.joint.layouts)]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule
 
-from functionalize._torch import storage_key
+from functionalize._torch import counted_with, storage_key
 from functionalize._torch.dispatch import BelowVersions, any_autocast, without_autocast
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import with_layout
@@ -70,6 +70,9 @@ class ForwardCall:
     saved: Sequence[int]  # what the backward takes before the tangents: positions among inputs, then results
     gradients: Sequence[int | None]  # for each input of the graph the backward's result that is its gradient
     doubles: Sequence[int]  # results that are inputs, or stand there twice: autograd wants tensors of their own
+    views: Sequence[
+        tuple[int, int]
+    ]  # results in the memory of inputs, or of others: of which, counted as what is saved
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """The forward's results, and after them what else is to be saved."""
@@ -80,9 +83,13 @@ class ForwardCall:
             if isinstance(results[position], torch.Tensor):
                 results[position] = results[position].detach()
         symbols = self.joint.symbols.bind(inputs, results)
-        for position, layout in enumerate(self.joint.layouts):  # graphs without views, and compilers, choose others
-            if layout is not None:
-                results[position] = with_layout(results[position], symbols.layout(layout))
+        with BelowVersions():  # to autograd they are no views, which nobody may write where a function made them
+            for position, layout in enumerate(self.joint.layouts):  # graphs without views, and compilers, choose others
+                if layout is not None:
+                    results[position] = with_layout(results[position], symbols.layout(layout))
+        for position, source in self.views:  # the graph, below what counts writes, gave them counters of their own
+            of = inputs[source] if source < len(inputs) else results[source - len(inputs)]
+            results[position] = counted_with(results[position], of)
         return results
 
     @property
@@ -117,6 +124,11 @@ class ForwardCall:
             return saved
         tensors = [isinstance(value, torch.Tensor) and storage_key(value) in at_risk for value in saved]
         return [value.clone() if risky else value for value, risky in zip(saved, tensors, strict=True)]
+
+    def watched(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """What is saved besides, so that writes are noticed: sparse tensors with views, which count their own."""
+        sources = {source for _, source in self.views if values[source].layout is not torch.strided}
+        return [values[source] for source in sources.difference(self.joint.at_risk)]
 
     def _inputs_among(self, sources: Sequence[int]) -> frozenset[int]:
         known = functools.reduce(operator.or_, sources, 0)

@@ -6,9 +6,11 @@ AOTAutograd's calling convention.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -43,13 +45,15 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     results += [source for source in saved if isinstance(source, Node) and source not in results]
     order = {node: position for position, node in reversed(list(enumerate(results))) if isinstance(node, Node)}
     computed = [node for node in gradients if node is not None]
+    rebuilt = _rebuilt(forward, names, results, copies)
     return ForwardCall(
         joint,
-        compile_fn(_rebuilt(forward, names, results, copies)),
+        compile_fn(rebuilt),
         compile_fn(_rebuilt(backward, names, computed, copies)) if computed else None,
         [len(names) + order[source] if isinstance(source, Node) else source for source in saved],
         [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
         [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
+        _views(rebuilt, own),
     )
 
 
@@ -62,7 +66,7 @@ def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
     for tangent in _placeholders(joint.module):
         graph.erase_node(tangent)
     doubles = [n for n, node in enumerate(results) if node in results[:n]]
-    return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], doubles)
+    return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], doubles, [])
 
 
 def _keep_draws(graph: Graph, own: int) -> int:
@@ -118,6 +122,39 @@ def _chain(node: Node, copies: Mapping[Any, Any]) -> list[Node]:
     while chain[0].target in copies and len(chain[0].all_input_nodes) == 1:
         chain.insert(0, chain[0].all_input_nodes[0])
     return chain
+
+
+def _views(forward: GraphModule, own: int) -> list[tuple[int, int]]:
+    """Outputs in the memory of an input, or of one of the ``own`` first: of which, inputs counted before outputs.
+
+    Calls find it in their hands, and may write there before the backward.
+    """
+    inputs = _placeholders(forward)
+    first: dict[Node, tuple[Node, int]] = {node: (node, number) for number, node in enumerate(inputs)}
+    found = list[tuple[int, int]]()
+    for number, node in enumerate(_outputs(forward)):
+        if not isinstance(node, Node):
+            continue
+        if number < own:
+            first.setdefault(_root(node), (node, len(inputs) + number))
+        shown, source = first.get(_root(node), (node, 0))
+        if shown is not node:
+            found.append((number, source))
+    return found
+
+
+def _root(node: Node) -> Node:
+    """The node whose memory another one's is, as far as operators say so."""
+    while node.op == "call_function":
+        viewing: Any = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(viewing, Node) or not _is_view(viewing.target):
+            break
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_view(op: Any) -> bool:
+    return isinstance(op, OpOverload) and (op is torch.ops.aten._unsafe_view.default or tables.views(op))
 
 
 def _placeholders(module: GraphModule) -> list[Node]:

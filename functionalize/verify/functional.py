@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from functionalize._torch import HigherOrderOperator, OpOverload
 from functionalize.errors import NotFunctionalError, check_remove
 from functionalize.ops import tables
-from functionalize.ops.tables import Kind, ViewKind
+from functionalize.ops.tables import Kind
 
 # Modules whose functions handle sizes and tuples, never tensor memory.
 _SCALAR_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch.fx.experimental.sym_node"})
@@ -114,7 +114,7 @@ def _is_write_back(node: Node) -> bool:
 
 
 def _views(op: Any) -> bool:
-    return isinstance(op, OpOverload) and tables.row(op).view is not ViewKind.NONE
+    return isinstance(op, OpOverload) and tables.views(op)
 
 
 def _late_reads(tail: Sequence[Node]) -> Iterator[tuple[Node, str]]:
