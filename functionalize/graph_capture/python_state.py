@@ -10,7 +10,6 @@ import enum
 import functools
 import inspect
 import types
-from collections import ChainMap, UserDict, UserList
 from collections.abc import Iterable, Iterator
 from dis import opmap
 from typing import Any
@@ -20,24 +19,22 @@ from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
 from functionalize.errors import UnsupportedProgramError
-from functionalize.graph_capture.assignments import CONSTRUCTORS
+from functionalize.graph_capture.logs import Logs, adds
 from functionalize.graph_capture.variables import (
     FUNCTIONS,
+    METHODS_IN_C,
     global_names,
     is_installed,
     is_own,
     layers,
-    only_adds,
     variables,
 )
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import ABSENT, Variable, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
-from functionalize.runtime.state_walk import StateWalk, is_module
+from functionalize.runtime.state_walk import StateWalk, is_entered, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
-_WITH_METHODS = (UserList, UserDict, ChainMap)  # of the standard library, which are not looked through
-_CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
 _ASKED = frozenset({"type", "FakeTensor", "Parameter", "Buffer"})  # names by which functions tell classes of tensors
 _STORE_ATTR = opmap["STORE_ATTR"]
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
@@ -67,7 +64,7 @@ class Follower:
         self._state, self._hooked = state, hooked
         self.codes: set[types.CodeType] = set()  # of all functions that were met
         self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
-        self._codes: set[types.CodeType] = set()  # that were looked through
+        self._logs = Logs(state)
         self._run: dict[int, tuple[str, Any, tuple[str, ...]]] = {}  # attributes that decide which code runs
         self._followed: dict[int, Any] = {}  # by identity: what is no method, and was followed
         self._whole = True  # whether all were that the program may come to
@@ -84,16 +81,8 @@ class Follower:
             self._follow_found()
 
     def is_log(self, container: Any) -> bool:
-        """Whether a list is one that the program adds to, and does nothing else with: it is known by one name."""
-        slots = [slot for slot in self._state.entered if slot.found() is container]
-        if type(container) is not list or len(slots) != 1 or not self._whole:
-            return False
-        slot = slots[0]
-        if isinstance(slot.owner, _WITH_METHODS):
-            return False
-        name = slot.path if isinstance(slot.container, Variable) else slot.key
-        codes = {code for code in self._codes if code.co_name not in CONSTRUCTORS}  # that of another object
-        return isinstance(name, str) and not slot.steps and all(only_adds(code, name) for code in codes)
+        """Whether a list is one that the program adds to, and does nothing else with."""
+        return self._whole and self._logs.is_log(container, self.codes)
 
     def _follow_found(self) -> None:
         """Follow what the objects run that were found on the way."""
@@ -107,6 +96,8 @@ class Follower:
                 value = slot.get()
                 if isinstance(value, FUNCTIONS):
                     self._follow(value, _DEPTH - 1)
+                elif isinstance(value, METHODS_IN_C):
+                    self._open_owner(value, slot.path)
                 elif isinstance(value, CapturedProgram):  # which is its original while another one is captured
                     state.walk(vars(value), "original", slot.path)
                 kind = value if isinstance(value, type) else type(value)
@@ -145,6 +136,18 @@ class Follower:
             for function in functions_in(method):
                 self._follow(function, _DEPTH)
 
+    def _open_owner(self, method: Any, path: str) -> None:
+        """Enter the list, the dict, or the like, that a method in C is bound to."""
+        owner = method.__self__
+        refuse_iterator(owner, f"what the method `{path}` of the program is bound to")
+        entered = is_entered(type(owner)) and not isinstance(owner, torch.Tensor)
+        if entered and id(method) not in self._followed:
+            self._followed[id(method)] = method
+            place = {"self": owner}
+            if adds(method):
+                self._logs.meet_adder(place, owner)
+            self._state.walk(place, "self", path)
+
     def _open_class(self, kind: type) -> None:
         """Enter what a class of a program's own, and those that it inherits from, have for all their objects."""
         if issubclass(kind, (tuple, enum.Enum)):
@@ -161,15 +164,18 @@ class Follower:
         functions = list(layers(func))
         codes = [function.__code__ for function in functions]
         self.codes.update(codes)
-        if not isinstance(func, types.MethodType):
-            self._codes.update(codes)
         self._note(functions)
+        own = is_own(getattr(func, "__module__", None))
         marks = any(_STORE_ATTR in code.co_code[::2] for code in codes)
         for name, container, key in variables(func):
             value = read(container, key)
+            if own:
+                self._logs.meet_value(name, value)
             self._walk(name, container, key, value)
             if isinstance(value, types.FunctionType) and (marks or value.__dict__):
                 self._state.open(value, name)
+            if isinstance(value, METHODS_IN_C):
+                self._open_owner(value, name)
             kind = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
             if isinstance(kind, type):
                 self._named |= {kind} if is_own(kind.__module__) else set()
@@ -181,6 +187,7 @@ class Follower:
     def _note(self, functions: list[Any]) -> None:
         """Note which functions name `type`, and which are the program's own."""
         for function in functions:
+            self._logs.meet_function(function)
             names, loaded, _ = global_names(function.__code__)
             for name in {"type"}.intersection(loaded) | _ASKED.difference({"type"}).intersection(names):
                 self.asking[name][id(function.__globals__)] = function.__globals__
@@ -200,8 +207,7 @@ class Follower:
     def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
         if isinstance(value, type):
             self._open_class(value)
-        if isinstance(value, _CONSTANT):
-            return
+        self._logs.meet_variable(name, container, key)
         where, place = place_of(container, key)
         first = (id(where), place) not in self._places
         self._places.add((id(where), place))
@@ -226,13 +232,21 @@ def refuse_iterators(func: Any) -> None:
         UnsupportedProgramError: it does.
     """
     for name, container, key in variables(func):
-        value = read(container, key)
-        if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
-            raise UnsupportedProgramError(
-                f"the variable `{name}` of the program is a {type(value).__name__}",
-                why="each next() takes something out of it, and a call of a captured program could not do so",
-                hint="pass what next() gives as an argument",
-            )
+        refuse_iterator(read(container, key), f"the variable `{name}` of the program")
+
+
+def refuse_iterator(value: Any, what: str) -> None:
+    """Raise if a value is an iterator of Python's.
+
+    Raises:
+        UnsupportedProgramError: it is.
+    """
+    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        raise UnsupportedProgramError(
+            f"{what} is a {type(value).__name__}",
+            why="each next() takes something out of it, and a call of a captured program could not do so",
+            hint="pass what next() gives as an argument",
+        )
 
 
 def methods(kind: type) -> Iterator[tuple[str, Any]]:
