@@ -207,7 +207,14 @@ READ = {
     "through a method": ("b = []; a = b.append", "a(1)", "len(a.__self__)"),
     "methods in an object": ("a = Tracker(); a.add = a.history.append", "a.add(1)", "len(a.history)"),
 }
-KNOWN = {"NAME": NAME, "torch": torch, "Tracker": Tracker, "Record": Record, "collections": collections, "dataclasses": dataclasses}
+KNOWN = {
+    "NAME": NAME,
+    "torch": torch,
+    "Tracker": Tracker,
+    "Record": Record,
+    "collections": collections,
+    "dataclasses": dataclasses,
+}
 KNOWN |= {"functools": functools, "json": json, "operator": operator, "pickle": pickle, "types": types}
 
 

@@ -65,6 +65,7 @@ class Logs:
         self._globals: dict[int, Any] = {}  # of the functions, by identity
         self._of_modules: set[tuple[int, Any]] = set()  # variables that are attributes to some code
         self._adders: dict[int, tuple[Any, Any]] = {}  # what stands for methods that add to a list, and the lists
+        self._names_modules = False  # whether code of the program's own names a module of its own
         self._renamed: set[str] = set()  # what reads without a name, and is called otherwise in some code
 
     def meet_function(self, function: types.FunctionType) -> None:
@@ -79,6 +80,7 @@ class Logs:
 
     def meet_value(self, name: str, value: Any) -> None:
         """What a program's own code has under a name."""
+        self._names_modules |= isinstance(value, types.ModuleType) and is_own(value.__name__)
         if isinstance(value, (types.BuiltinFunctionType, types.FunctionType, type)) and value.__name__ in _ALL:
             self._renamed |= {value.__name__} - {name.rpartition(".")[2]}
 
@@ -114,7 +116,8 @@ class Logs:
         if slot.steps:
             return "", False
         if isinstance(slot.container, Variable) or id(container) in self._globals:
-            return slot.path if key is None else str(key), (id(container), key) in self._of_modules
+            attribute = key is not None and (self._names_modules or (id(container), key) in self._of_modules)
+            return slot.path if key is None else str(key), attribute
         return (key, True) if isinstance(key, str) and _is_attribute(slot) else ("", False)
 
 
@@ -143,14 +146,16 @@ def _reads_unnamed(code: types.CodeType, attribute: bool, renamed: frozenset[str
         return False
     if names & renamed:
         return True
-    steps = _steps(code) if attribute or names.intersection(code.co_names) else []
+    constants = (one for one in code.co_consts if isinstance(one, str))
+    steps = _steps(code) if attribute or names.intersection((*code.co_names, *constants)) else []
     for index, step in enumerate(steps):
         if step.opname == "MATCH_CLASS" and attribute:
             return True
-        if step.argval in names if isinstance(step.argval, str) and step.opname != "LOAD_CONST" else False:
+        if isinstance(step.argval, str) and step.argval in names:
+            text = step.opname == "LOAD_CONST" and not step.argval.startswith("__")
             method = step.argval in builtin and not step.opname.endswith(("_GLOBAL", "_NAME"))
             named = step.argval == "getattr" and _has_constant_name(steps[index + 1 :])
-            if not (method or named or _of_self(code, steps, index)):
+            if not (text or method or named or _of_self(code, steps, index)):
                 return True
     return any(_reads_unnamed(inner, attribute, renamed) for inner in _inner(code))
 
@@ -164,7 +169,7 @@ def _has_constant_name(steps: Sequence[Any]) -> bool:
     if names[:1] != ["LOAD_CONST"] or not isinstance(rest[0].argval, str):
         return False
     place = 2 if names[1].startswith("LOAD_") else 1
-    return names[place].startswith(("PRECALL", "CALL")) and rest[place].arg == place + 1
+    return bool(names[place].startswith(("PRECALL", "CALL")) and rest[place].arg == place + 1)
 
 
 def _only_adds(code: types.CodeType, name: str, attribute: bool, keyed: bool) -> bool:
@@ -205,10 +210,11 @@ def _of_self(code: types.CodeType, steps: Sequence[Any], index: int) -> bool:
 
 def _adds(following: Sequence[Any], keyed: bool) -> bool:
     if keyed:
-        key, subscript, *following = following if len(following) == 3 else (None, None)
-        text = key is not None and key.opname == "LOAD_CONST" and isinstance(key.argval, str)
-        if not (text and (subscript.opname == "BINARY_SUBSCR" or subscript.argrepr == "[]")):
+        if len(following) < 3 or following[0].opname != "LOAD_CONST" or not isinstance(following[0].argval, str):
             return False
+        if not (following[1].opname == "BINARY_SUBSCR" or following[1].argrepr == "[]"):
+            return False
+        following = following[2:]
     return bool(following) and following[0].opname in ("LOAD_METHOD", "LOAD_ATTR") and following[0].argval in _ADDS
 
 

@@ -23,6 +23,7 @@ from functionalize.graph_capture.logs import Logs, adds
 from functionalize.graph_capture.variables import (
     FUNCTIONS,
     METHODS_IN_C,
+    bound_by_partial,
     global_names,
     is_installed,
     is_own,
@@ -85,7 +86,16 @@ class Follower:
         return self._whole and self._logs.is_log(container, self.codes)
 
     def _follow_found(self) -> None:
-        """Follow what the objects run that were found on the way."""
+        """Follow what the objects run that were found on the way: of modules the methods that any code names."""
+        known = -1
+        while known < len(self.codes):
+            known = len(self.codes)
+            self._follow_objects()
+            names = {name for code in self.codes for name in global_names(code)[0]}
+            for kind in [one for one in self._kinds if issubclass(one, torch.nn.Module) and not is_installed(one)]:
+                self._follow_methods(kind, names)
+
+    def _follow_objects(self) -> None:
         state = self._state
         self._open_hooks()
         while self._constants < len(state.constants) or self._seen < len(state.seen) or self._named - self._kinds:
@@ -93,15 +103,7 @@ class Follower:
             objects, self._tuples = state.seen[self._seen :], len(state.tuples)
             self._constants, self._seen = len(state.constants), len(state.seen)
             for slot in constants:
-                value = slot.get()
-                if isinstance(value, FUNCTIONS):
-                    self._follow(value, _DEPTH - 1)
-                elif isinstance(value, METHODS_IN_C):
-                    self._open_owner(value, slot.path)
-                elif isinstance(value, CapturedProgram):  # which is its original while another one is captured
-                    state.walk(vars(value), "original", slot.path)
-                kind = value if isinstance(value, type) else type(value)
-                self._named |= {kind} if is_own(kind.__module__) else set()
+                self._follow_value(slot.get(), slot.path)
             for kind in [*(type(value) for value in objects if not isinstance(value, type)), *self._named]:
                 self._follow_class(kind)
             for value in objects:
@@ -112,6 +114,17 @@ class Follower:
                         state.watch(hooks, "a hook's handle")
             self._open_hooks()
 
+    def _follow_value(self, value: Any, path: str) -> None:
+        """Follow what is neither a tensor nor entered: functions, methods in C, captured programs, classes."""
+        if isinstance(value, FUNCTIONS):
+            self._follow(value, _DEPTH - 1)
+        elif isinstance(value, METHODS_IN_C):
+            self._open_owner(value, path)
+        elif isinstance(value, CapturedProgram):  # which is its original while another one is captured
+            self._state.walk(vars(value), "original", path)
+        kind = value if isinstance(value, type) else type(value)
+        self._named |= {kind} if is_own(kind.__module__) else set()
+
     def _open_hooks(self) -> None:
         """Enter the hooks of the tensors that were found, if the program runs them; others it may remove."""
         tensors = self._state.tensors[self._tensors :]
@@ -121,12 +134,14 @@ class Follower:
                 (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
 
     def _follow_class(self, kind: type) -> None:
-        """Follow the methods of a class."""
-        if kind in self._kinds:
-            return
-        self._kinds.add(kind)
-        self._open_class(kind)
-        found = list(methods(kind))
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._open_class(kind)
+            self._follow_methods(kind)
+
+    def _follow_methods(self, kind: type, names: Iterable[str] = ()) -> None:
+        """Follow the methods of a class; ``names``: those of a module that may be called, besides ``forward``."""
+        found = list(methods(kind, names))
         self._run[id(kind)] = (
             kind.__qualname__,
             kind,
@@ -161,11 +176,11 @@ class Follower:
             if id(func) in self._followed:
                 return
             self._followed[id(func)] = func
-        functions = list(layers(func))
+        functions = list(layers(bound_by_partial(func)))
         codes = [function.__code__ for function in functions]
         self.codes.update(codes)
         self._note(functions)
-        own = is_own(getattr(func, "__module__", None))
+        own = any(is_own(function.__module__) for function in functions)
         marks = any(_STORE_ATTR in code.co_code[::2] for code in codes)
         for name, container, key in variables(func):
             value = read(container, key)
@@ -249,8 +264,8 @@ def refuse_iterator(value: Any, what: str) -> None:
         )
 
 
-def methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """The methods and properties that objects of a class run, by name: of a module those that ``forward`` comes to.
+def methods(kind: type, names: Iterable[str] = ()) -> Iterator[tuple[str, Any]]:
+    """The methods and properties that objects of a class run: of a module ``names``, and what ``forward`` comes to.
 
     Of classes of a library, whose objects keep what they know to themselves, only ``forward``.
     """
@@ -263,7 +278,7 @@ def methods(kind: type) -> Iterator[tuple[str, Any]]:
     if not issubclass(kind, torch.nn.Module):
         yield from entries
         return
-    todo, seen = ["forward"], set[str]()
+    todo, seen = [*names, "forward"], set[str]()
     while todo:
         name = todo.pop()
         found = [method for named, method in entries if named == name and name not in seen]

@@ -71,6 +71,13 @@ def variables(func: Any) -> Iterator[Named]:
             yield from _named(function)
 
 
+def bound_by_partial(func: Any) -> Any:
+    """What a ``functools.partial`` calls in the end; of others themselves."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    return func
+
+
 def layers(func: Any) -> Iterator[Any]:
     """The function behind decorators, and what decorators of the user's wrapped it in."""
     seen, wrapped = set[int](), func if callable(func) else None
