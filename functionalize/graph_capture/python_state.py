@@ -10,7 +10,6 @@ import enum
 import functools
 import inspect
 import types
-from collections import ChainMap, UserDict, UserList
 from collections.abc import Iterable, Iterator
 from dis import opmap
 from typing import Any
@@ -20,24 +19,23 @@ from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
 from functionalize.errors import UnsupportedProgramError
-from functionalize.graph_capture.assignments import CONSTRUCTORS
+from functionalize.graph_capture.logs import Logs, adds
 from functionalize.graph_capture.variables import (
     FUNCTIONS,
+    METHODS_IN_C,
+    bound_by_partial,
     global_names,
     is_installed,
     is_own,
     layers,
-    only_adds,
     variables,
 )
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import ABSENT, Variable, place_of, read
 from functionalize.runtime.settings import Settings, hooks_of
-from functionalize.runtime.state_walk import StateWalk, is_module
+from functionalize.runtime.state_walk import StateWalk, is_entered, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
-_WITH_METHODS = (UserList, UserDict, ChainMap)  # of the standard library, which are not looked through
-_CONSTANT = (type, types.ModuleType)  # whose names nobody gives to something else
 _BUILTINS = frozenset({"type", "id"})  # which functions of a program know otherwise while it is captured
 _ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions tell tensors apart
 _STORE_ATTR = opmap["STORE_ATTR"]
@@ -68,7 +66,7 @@ class Follower:
         self._state, self._hooked = state, hooked
         self.codes: set[types.CodeType] = set()  # of all functions that were met
         self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
-        self._codes: set[types.CodeType] = set()  # that were looked through
+        self._logs = Logs(state)
         self._run: dict[int, tuple[str, Any, tuple[str, ...]]] = {}  # attributes that decide which code runs
         self._followed: dict[int, Any] = {}  # by identity: what is no method, and was followed
         self._whole = True  # whether all were that the program may come to
@@ -85,19 +83,20 @@ class Follower:
             self._follow_found()
 
     def is_log(self, container: Any) -> bool:
-        """Whether a list is one that the program adds to, and does nothing else with: it is known by one name."""
-        slots = [slot for slot in self._state.entered if slot.found() is container]
-        if type(container) is not list or len(slots) != 1 or not self._whole:
-            return False
-        slot = slots[0]
-        if isinstance(slot.owner, _WITH_METHODS):
-            return False
-        name = slot.path if isinstance(slot.container, Variable) else slot.key
-        codes = {code for code in self._codes if code.co_name not in CONSTRUCTORS}  # that of another object
-        return isinstance(name, str) and not slot.steps and all(only_adds(code, name) for code in codes)
+        """Whether a list is one that the program adds to, and does nothing else with."""
+        return self._whole and self._logs.is_log(container, self.codes)
 
     def _follow_found(self) -> None:
-        """Follow what the objects run that were found on the way."""
+        """Follow what the objects run that were found on the way: of modules the methods that any code names."""
+        known = -1
+        while known < len(self.codes):
+            known = len(self.codes)
+            self._follow_objects()
+            names = {name for code in self.codes for name in global_names(code)[0]}
+            for kind in [one for one in self._kinds if issubclass(one, torch.nn.Module) and not is_installed(one)]:
+                self._follow_methods(kind, names)
+
+    def _follow_objects(self) -> None:
         state = self._state
         self._open_hooks()
         while self._constants < len(state.constants) or self._seen < len(state.seen) or self._named - self._kinds:
@@ -105,13 +104,7 @@ class Follower:
             objects, self._tuples = state.seen[self._seen :], len(state.tuples)
             self._constants, self._seen = len(state.constants), len(state.seen)
             for slot in constants:
-                value = slot.get()
-                if isinstance(value, FUNCTIONS):
-                    self._follow(value, _DEPTH - 1)
-                elif isinstance(value, CapturedProgram):  # which is its original while another one is captured
-                    state.walk(vars(value), "original", slot.path)
-                kind = value if isinstance(value, type) else type(value)
-                self._named |= {kind} if is_own(kind.__module__) else set()
+                self._follow_value(slot.get(), slot.path)
             for kind in [*(type(value) for value in objects if not isinstance(value, type)), *self._named]:
                 self._follow_class(kind)
             for value in objects:
@@ -122,6 +115,17 @@ class Follower:
                         state.watch(hooks, "a hook's handle")
             self._open_hooks()
 
+    def _follow_value(self, value: Any, path: str) -> None:
+        """Follow what is neither a tensor nor entered: functions, methods in C, captured programs, classes."""
+        if isinstance(value, FUNCTIONS):
+            self._follow(value, _DEPTH - 1)
+        elif isinstance(value, METHODS_IN_C):
+            self._open_owner(value, path)
+        elif isinstance(value, CapturedProgram):  # which is its original while another one is captured
+            self._state.walk(vars(value), "original", path)
+        kind = value if isinstance(value, type) else type(value)
+        self._named |= {kind} if is_own(kind.__module__) else set()
+
     def _open_hooks(self) -> None:
         """Enter the hooks of the tensors that were found, if the program runs them; others it may remove."""
         tensors = self._state.tensors[self._tensors :]
@@ -131,12 +135,14 @@ class Follower:
                 (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
 
     def _follow_class(self, kind: type) -> None:
-        """Follow the methods of a class."""
-        if kind in self._kinds:
-            return
-        self._kinds.add(kind)
-        self._open_class(kind)
-        found = list(methods(kind))
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._open_class(kind)
+            self._follow_methods(kind)
+
+    def _follow_methods(self, kind: type, names: Iterable[str] = ()) -> None:
+        """Follow the methods of a class; ``names``: those of a module that may be called, besides ``forward``."""
+        found = list(methods(kind, names))
         self._run[id(kind)] = (
             kind.__qualname__,
             kind,
@@ -145,6 +151,18 @@ class Follower:
         for _, method in found:
             for function in functions_in(method):
                 self._follow(function, _DEPTH)
+
+    def _open_owner(self, method: Any, path: str) -> None:
+        """Enter the list, the dict, or the like, that a method in C is bound to."""
+        owner = method.__self__
+        refuse_iterator(owner, f"what the method `{path}` of the program is bound to")
+        entered = is_entered(type(owner)) and not isinstance(owner, torch.Tensor)
+        if entered and id(method) not in self._followed:
+            self._followed[id(method)] = method
+            place = {"self": owner}
+            if adds(method):
+                self._logs.meet_adder(place, owner)
+            self._state.walk(place, "self", path)
 
     def _open_class(self, kind: type) -> None:
         """Enter what a class of a program's own, and those that it inherits from, have for all their objects."""
@@ -159,18 +177,21 @@ class Follower:
             if id(func) in self._followed:
                 return
             self._followed[id(func)] = func
-        functions = list(layers(func))
+        functions = list(layers(bound_by_partial(func)))
         codes = [function.__code__ for function in functions]
         self.codes.update(codes)
-        if not isinstance(func, types.MethodType):
-            self._codes.update(codes)
         self._note(functions)
+        own = any(is_own(function.__module__) for function in functions)
         marks = any(_STORE_ATTR in code.co_code[::2] for code in codes)
         for name, container, key in variables(func):
             value = read(container, key)
+            if own:
+                self._logs.meet_value(name, value)
             self._walk(name, container, key, value)
             if isinstance(value, types.FunctionType) and (marks or value.__dict__):
                 self._state.open(value, name)
+            if isinstance(value, METHODS_IN_C):
+                self._open_owner(value, name)
             kind = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
             if isinstance(kind, type):
                 self._named |= {kind} if is_own(kind.__module__) else set()
@@ -182,6 +203,7 @@ class Follower:
     def _note(self, functions: list[Any]) -> None:
         """Note which functions name `type` and the like, and which are the program's own."""
         for function in functions:
+            self._logs.meet_function(function)
             names, loaded, _ = global_names(function.__code__)
             for name in _BUILTINS.intersection(loaded) | (_ASKED - _BUILTINS).intersection(names):
                 self.asking[name][id(function.__globals__)] = function.__globals__
@@ -201,8 +223,7 @@ class Follower:
     def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
         if isinstance(value, type):
             self._open_class(value)
-        if isinstance(value, _CONSTANT):
-            return
+        self._logs.meet_variable(name, container, key)
         where, place = place_of(container, key)
         first = (id(where), place) not in self._places
         self._places.add((id(where), place))
@@ -227,17 +248,25 @@ def refuse_iterators(func: Any) -> None:
         UnsupportedProgramError: it does.
     """
     for name, container, key in variables(func):
-        value = read(container, key)
-        if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
-            raise UnsupportedProgramError(
-                f"the variable `{name}` of the program is a {type(value).__name__}",
-                why="each next() takes something out of it, and a call of a captured program could not do so",
-                hint="pass what next() gives as an argument",
-            )
+        refuse_iterator(read(container, key), f"the variable `{name}` of the program")
 
 
-def methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """The methods and properties that objects of a class run, by name: of a module those that ``forward`` comes to.
+def refuse_iterator(value: Any, what: str) -> None:
+    """Raise if a value is an iterator of Python's.
+
+    Raises:
+        UnsupportedProgramError: it is.
+    """
+    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        raise UnsupportedProgramError(
+            f"{what} is a {type(value).__name__}",
+            why="each next() takes something out of it, and a call of a captured program could not do so",
+            hint="pass what next() gives as an argument",
+        )
+
+
+def methods(kind: type, names: Iterable[str] = ()) -> Iterator[tuple[str, Any]]:
+    """The methods and properties that objects of a class run: of a module ``names``, and what ``forward`` comes to.
 
     Of classes of a library, whose objects keep what they know to themselves, only ``forward``.
     """
@@ -250,7 +279,7 @@ def methods(kind: type) -> Iterator[tuple[str, Any]]:
     if not issubclass(kind, torch.nn.Module):
         yield from entries
         return
-    todo, seen = ["forward"], set[str]()
+    todo, seen = [*names, "forward"], set[str]()
     while todo:
         name = todo.pop()
         found = [method for named, method in entries if named == name and name not in seen]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import sys
 import types
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ _LOADS_BY_NAME = {
     opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
 }  # the second since 3.12
 FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+METHODS_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)  # functions, too, which are bound to a module
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
 
@@ -36,7 +36,11 @@ def is_installed(kind: type) -> bool:
 
 
 def _is_of_library(module: types.ModuleType | None) -> bool:
-    file = getattr(module, "__file__", None) or ""
+    return is_library_file(getattr(module, "__file__", None) or "")
+
+
+def is_library_file(file: str) -> bool:
+    """Whether a file is one of Python's or of a library."""
     return "site-packages" in file or "dist-packages" in file or file.startswith(sys.base_prefix)
 
 
@@ -65,6 +69,13 @@ def variables(func: Any) -> Iterator[Named]:
         if not (function.__module__ and function.__module__.split(".")[0] == "torch"):
             yield from _defaults(function)
             yield from _named(function)
+
+
+def bound_by_partial(func: Any) -> Any:
+    """What a ``functools.partial`` calls in the end; of others themselves."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    return func
 
 
 def layers(func: Any) -> Iterator[Any]:
@@ -108,11 +119,10 @@ def _of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Itera
     content = vars(value)
     for name in names:
         found = content.get(name, ABSENT)
+        if found is not ABSENT and not name.startswith("__"):
+            yield f"{path}.{name}", Variable(content, name), 0
         if isinstance(found, types.ModuleType):
             yield from _of_module(found, f"{path}.{name}", names, seen)
-        elif found is not ABSENT and not name.startswith("__"):
-            constant = isinstance(found, (type, *FUNCTIONS))
-            yield (f"{path}.{name}", content, name) if constant else (f"{path}.{name}", Variable(content, name), 0)
 
 
 def _defaults(func: Any) -> Iterator[Named]:
@@ -129,7 +139,7 @@ def global_names(code: types.CodeType) -> tuple[list[str], list[str], list[str]]
     """Of code, and code of functions in it: all names, those of globals that it reads, and those that it writes."""
     found = list(code.co_names), [*_loaded(code)], list[str]()
     if _STORE_GLOBAL in code.co_code[::2]:
-        found[2].extend(one.argval for one in _instructions(code) if one.opcode == _STORE_GLOBAL)
+        found[2].extend(one.argval for one in instructions(code) if one.opcode == _STORE_GLOBAL)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             for names, more in zip(found, global_names(constant), strict=True):
@@ -150,23 +160,8 @@ def _loaded(code: types.CodeType) -> Iterator[str]:
             yield code.co_names[argument]
 
 
-def only_adds(code: types.CodeType, name: str) -> bool:
-    """Whether code, and code of functions in it, takes what is called so only to append to it, or to extend it."""
-    if name in (*code.co_names, *code.co_freevars, *code.co_cellvars):
-        steps = [step for step in _instructions(code) if step.opname not in _IDLE]
-        for step, following in itertools.zip_longest(steps, steps[1:]):
-            if step.argval == name and step.opname not in _DEFINES:
-                adds = following is not None and following.argval in ("append", "extend")
-                if not (step.opname.startswith("LOAD_") and adds):
-                    return False
-    return all(only_adds(inner, name) for inner in code.co_consts if isinstance(inner, types.CodeType))
-
-
-_IDLE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL", "COPY_FREE_VARS", "MAKE_CELL"})
-_DEFINES = frozenset({"LOAD_CLOSURE"})  # it is given to a function whose code is looked at
-
-
-def _instructions(code: types.CodeType) -> list[Any]:
+def instructions(code: types.CodeType) -> list[Any]:
+    """The instructions of code."""
     import dis  # few programs need it
 
     return list(dis.get_instructions(code))
