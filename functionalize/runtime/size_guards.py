@@ -10,7 +10,7 @@ from typing import Any
 
 from functionalize.errors import InputMismatchError
 
-Sizes = tuple[tuple[int, Sequence[int], Sequence[int]], ...]  # of inputs, by number: their sizes and their strides
+Sizes = tuple[tuple[int, Any, Any], ...]  # of inputs, by number: their sizes and their strides
 
 
 def no_sizes(inputs: Sequence[Any]) -> Sizes:

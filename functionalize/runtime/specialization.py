@@ -223,15 +223,15 @@ class Specialization:
             with CAPTURING:  # cutting it uses the joint graph up: another thread waits for the halves
                 if self._orders is None:
                     halves, further = self._partitioned(joint), self._next_order(inputs, arguments)
-                    self._orders = Orders(halves, further, no_sizes if self.guards.sizes is None else self.guards.sizes.of)
+                    self._orders = Orders(
+                        halves, further, no_sizes if self.guards.sizes is None else self.guards.sizes.of
+                    )
         return compute_differentiably(self.metadata, self._orders, inputs)
 
     def _partitioned(self, joint: JointGraph) -> ForwardCall:
         return partition(joint, self._partition_fn, _executed)
 
-    def _next_order(
-        self, inputs: Sequence[Any], arguments: CallArguments
-    ) -> Callable[[int, Sizes], Derivative]:
+    def _next_order(self, inputs: Sequence[Any], arguments: CallArguments) -> Callable[[int, Sizes], Derivative]:
         """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
         tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
         known = zip(self.metadata.inputs, inputs, strict=True)
