@@ -470,12 +470,13 @@ def test_a_number_that_changes_is_a_part_of_what_dynamo_compiled_a_derivative_fo
 
 def test_few_derivatives_are_kept_for_sizes() -> None:
     asked: list[Any] = []
+    nothing: Any = None
 
     def derivative(order: int, sizes: Any) -> Derivative:
         asked.append(sizes)
         return Derivative(sizes, sizes.__eq__)
 
-    orders, many = Orders(None, derivative), [((0, (n,), (1,)),) for n in range(12)]  # type: ignore[arg-type]
+    orders, many = Orders(nothing, derivative), list[Any](((0, (n,), (1,)),) for n in range(12))
     assert [orders.call(2, sizes) for sizes in (*many, *many[-8:])] == [*many, *many[-8:]]
     assert asked == many
     orders.call(2, many[0])

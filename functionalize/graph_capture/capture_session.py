@@ -199,7 +199,7 @@ class CaptureSession(RecordingSession):
                     left = functools.partial(self._left, effects)
                     run = functools.partial(self._program, looked_up)
                     found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
-        if self._dims and self._order == 1:  # derivatives of others are captured for each size, if need be
+        if self._dims and self.order == 1:  # derivatives of others are captured for each size, if need be
             check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
         self._numbers.check()

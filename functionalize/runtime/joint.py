@@ -170,6 +170,7 @@ class Orders:
         """
         self.first, self.sizes_of, self._capture = first, sizes_of, capture
         self._kept, self._modes = dict[int, list[Derivative]](), modes_now()
+        self._last = dict[int, tuple[Sizes, ForwardCall]]()
 
     def call(self, order: int, sizes: Sizes) -> ForwardCall:
         """What is called for a derivative of an order, of a call of such sizes, and is differentiated for the next.
@@ -178,10 +179,14 @@ class Orders:
             DataDependentError: only the data tell what it computes.
             RuntimeError: there is none, and why.
         """
+        last, found = self._last.get(order, ((), None))
+        if found is not None and last == sizes:  # what it decides takes long to check
+            return found
         found = self._known(order, sizes)
         if found is None:
             with CAPTURING:
                 found = self._known(order, sizes) or self._captured(order, sizes)
+        self._last[order] = sizes, found
         return found
 
     def _known(self, order: int, sizes: Sizes) -> ForwardCall | None:
