@@ -195,7 +195,8 @@ class Orders:
 
     def _captured(self, order: int, sizes: Sizes) -> ForwardCall:
         try:
-            with in_modes(self._modes):  # those that the program was called in
+            # In the modes that the program was called in; in this thread, as that of a device may wait for the lock.
+            with in_modes(self._modes), torch.autograd.set_multithreading_enabled(False):
                 made = self._capture(order, sizes)
         except DataDependentError:
             raise

@@ -73,9 +73,9 @@ class SizeGuards:
         for condition in self._conditions:
             holds = condition.xreplace(known)
             if holds in (False,) or str(holds) == "False":
-                sizes = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
+                said = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
                 raise InputMismatchError(
-                    f"the program was captured for sizes with {condition}, and here {sizes}",
+                    f"the program was captured for sizes with {condition}, and here {said}",
                     hint="pass sizes for which that holds, or capture again",
                 )
 
