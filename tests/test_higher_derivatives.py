@@ -14,6 +14,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils.checkpoint import checkpoint
 
 from functionalize import DataDependentError, capture
+from functionalize.runtime.joint import Derivative, Orders
 
 pytestmark = [
     # Dynamo warns of torch's own code.
@@ -381,6 +382,105 @@ def test_sizes_that_are_symbols(way: Callable[..., Run]) -> None:
     for rows in (4, 6):
         x = torch.randn(rows, 3, requires_grad=True)
         torch.testing.assert_close(second(run, x), second(program, x))
+
+
+class Sized(torch.autograd.Function):
+    """A sine, whose second derivative depends on how many elements there are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return SizedCosine.apply(gradient, x)  # type: ignore[no-untyped-call]
+
+
+class SizedCosine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient, x)
+        return gradient * x.cos()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor) -> Any:
+        gradient, x = ctx.saved_tensors
+        scale = 10.0 if x.shape[0] > 4 else float(int(x.shape[0]))
+        return None, tangent * gradient * scale
+
+
+def sized(x: Tensor) -> Any:
+    return Sized.apply(x)  # type: ignore[no-untyped-call]
+
+
+# What decides by sizes in its second derivative, and sizes of calls.
+BY_SIZES: dict[str, tuple[Callable[[], Run], list[tuple[int, ...]]]] = {
+    "own backward": (lambda: sized, [(3,), (6,), (2,), (7,), (3,)]),
+    "normalized": (lambda: nn.BatchNorm1d(2), [(4, 2), (3, 2), (8, 2), (4, 2)]),
+    "convolution": (lambda: nn.Conv2d(1, 2, 3, padding=1), [(2, 1, 5, 6), (3, 1, 7, 6), (1, 1, 4, 4)]),
+    "transposed": (lambda: nn.ConvTranspose1d(1, 2, 3, stride=2), [(2, 1, 5), (2, 1, 6), (3, 1, 4)]),
+    "gated": (lambda: Applied(lambda m, x: nn.functional.glu(x.sin()), nn.Identity()), [(4, 4), (3, 4)]),
+}
+SIZED = [
+    pytest.param(name, way, marks=[pytest.mark.slow] if way is compiled and name != "normalized" else [])
+    for name in BY_SIZES
+    for way in WAYS
+    if way is captured or name != "own backward"
+]
+
+
+def of_any_size(way: Callable[..., Run], func: Run, x: Tensor, dim: Any = torch.export.Dim.AUTO) -> Run:
+    torch._dynamo.reset()
+    if way is compiled:
+        run: Run = torch.compile(func, backend="functionalize", dynamic=True)
+        return run
+    return capture(func, (x,), dynamic_shapes=(dict.fromkeys(range(x.dim()), dim),), on_guard_failure="recapture")
+
+
+@pytest.mark.parametrize(("name", "way"), SIZED)
+def test_what_a_second_derivative_decides_by_sizes(name: str, way: Callable[..., Run]) -> None:
+    make, sizes = BY_SIZES[name]
+    func = make()
+    run = of_any_size(way, func, torch.randn(sizes[0]))
+    for size in sizes:
+        x = torch.linspace(-1, 2, torch.Size(size).numel()).view(size).clone().requires_grad_()
+        one, two = (second(lambda x, run=run: run(x).sin().square(), x) for run in (run, func))
+        torch.testing.assert_close(one, two)
+
+
+def test_a_second_derivative_of_a_size_serves_where_the_program_takes_any() -> None:
+    run = of_any_size(captured, sized, torch.randn(3), torch.export.Dim.DYNAMIC)
+    for count in (2, 3, 5, 6):
+        x = torch.ones(count, requires_grad=True)
+        torch.testing.assert_close(second(run, x), second(sized, x))
+
+
+@pytest.mark.slow
+def test_a_number_that_changes_is_a_part_of_what_dynamo_compiled_a_derivative_for() -> None:
+    module = nn.BatchNorm1d(2)
+    run = of_any_size(compiled, module, torch.randn(4, 2))
+    for eps, rows in ((1e-5, 4), (0.5, 4), (0.5, 3), (1e-5, 3)):
+        module.eps = eps
+        x = torch.linspace(-1, 2, 2 * rows).view(rows, 2).clone().requires_grad_()
+        one, two = (second(lambda x, run=run: run(x).sin().square(), x) for run in (run, module))
+        torch.testing.assert_close(one, two)
+
+
+def test_few_derivatives_are_kept_for_sizes() -> None:
+    asked: list[Any] = []
+    nothing: Any = None
+
+    def derivative(order: int, sizes: Any) -> Derivative:
+        asked.append(sizes)
+        return Derivative(sizes, sizes.__eq__)
+
+    orders, many = Orders(nothing, derivative), list[Any](((0, (n,), (1,)),) for n in range(12))
+    assert [orders.call(2, sizes) for sizes in (*many, *many[-8:])] == [*many, *many[-8:]]
+    assert asked == many
+    orders.call(2, many[0])
+    assert len(asked) == 13
 
 
 def test_sparse_results_take_dense_tangents() -> None:

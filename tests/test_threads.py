@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
 import pytest
@@ -64,6 +65,59 @@ def test_eight_threads_call_and_differentiate_one_program() -> None:
                     torch.testing.assert_close(got, wanted)
 
         assert not together(*[work] * 8)
+
+
+def second(call: Callable[[Tensor], Tensor], rows: int) -> list[Tensor]:
+    x = torch.linspace(-1, 1, 4 * rows).view(rows, 4).clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+    return [gradient.detach(), *torch.autograd.grad(gradient.square().sum(), x)]
+
+
+def hooks() -> list[int]:
+    known = torch.nn.modules.module
+    return [len(known._global_forward_pre_hooks), len(known._global_forward_hooks)]
+
+
+def test_eight_threads_differentiate_models_of_their_own_twice() -> None:
+    want, before = second(model(), 3), hooks()
+
+    def work(own: torch.nn.Module) -> None:
+        for _ in range(2):
+            torch.testing.assert_close(second(capture(own, (X,)), 3), want)
+
+    assert not together(*(partial(work, model()) for _ in range(8)))
+    assert hooks() == before
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one size", "sizes of their own"])
+def test_eight_threads_differentiate_one_program_twice(same: bool) -> None:
+    module, before = model(), hooks()
+    program = capture(module, (X,), on_guard_failure="recapture")
+    wants = {rows: second(module, rows) for rows in range(3, 11)}
+
+    def work(rows: int) -> None:
+        for _ in range(3):
+            torch.testing.assert_close(second(program, rows), wants[rows])
+
+    assert not together(*(partial(work, 3 if same else rows) for rows in wants))
+    assert hooks() == before
+
+
+def test_a_second_derivative_is_captured_while_another_thread_captures() -> None:
+    """The one waits for the other: neither finds the other's hooks, and none stay."""
+    one, other, before = model(), model(), hooks()
+    want = second(one, 3)
+
+    def differentiate() -> None:
+        torch.testing.assert_close(second(capture(one, (X,)), 3), want)
+
+    def recapture() -> None:
+        program = capture(other, (X,), on_guard_failure="recapture")
+        for rows in range(2, 8):
+            program(torch.ones(rows, 4))
+
+    assert not together(differentiate, recapture)
+    assert hooks() == before
 
 
 def test_threads_that_need_other_programs_share_them() -> None:

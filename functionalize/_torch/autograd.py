@@ -81,8 +81,13 @@ def selected(run_again: Callable[..., None]) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def outside_of_the_caller() -> Iterator[None]:
-    """Run outside of what this thread has set up around: dispatch modes, ``saved_tensors_hooks``, anomaly detection."""
-    with _disable_current_modes(), torch.autograd.set_detect_anomaly(False), _without_saved_tensors_hooks():
+    """Run outside of what this thread has set up around: dispatch modes, ``saved_tensors_hooks``, anomaly detection.
+
+    Backwards run in this thread: that of a device may wait for what captures to end.
+    """
+    grad = torch.autograd
+    around = _disable_current_modes(), _without_saved_tensors_hooks()
+    with around[0], around[1], grad.set_detect_anomaly(False), grad.set_multithreading_enabled(False):
         yield
 
 

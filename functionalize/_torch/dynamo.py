@@ -6,7 +6,8 @@ Invariant: imported by the Dynamo backend alone: ``torch._dynamo`` takes seconds
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import new_fake_mode
-from functionalize._torch.tensors import storage_key
+from functionalize._torch.tensors import hint_of, storage_key
 
 
 def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
@@ -40,6 +41,42 @@ def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
         )
 
     return mode, [fake(_without_lost_base(value)) for value in inputs]
+
+
+def known_number(fake: Any) -> bool:
+    """Whether Dynamo knows a tensor to hold a number that differs from call to call: it makes such of Python's."""
+    return isinstance(fake, FakeTensor) and fake.device.type == "cpu" and fake.item_memo is not None
+
+
+def of_sizes(fakes: Sequence[Any], sizes: Mapping[int, tuple[Any, Any]]) -> tuple[FakeTensorMode, list[Any]] | None:
+    """Fake tensors of another mode, without symbols: of sizes and strides that are given by position, or of their own.
+
+    Of numbers, and of tensors that hold one, the number is given. None where this does not say all of a fake tensor.
+    """
+    tensors = [fake for fake in fakes if isinstance(fake, FakeTensor)]
+    plain = (
+        fake.layout is torch.strided and not (fake.is_nested or fake.is_conj() or fake.is_neg()) for fake in tensors
+    )
+    if not all(plain):
+        return None
+    mode: FakeTensorMode = new_fake_mode(symbolic=False)
+
+    def made(place: int, fake: Any) -> Any:
+        if not isinstance(fake, FakeTensor):
+            return sizes[place][0] if place in sizes else fake
+        holds = known_number(fake)
+        size, stride = (fake.size(), fake.stride()) if holds or place not in sizes else sizes[place]
+        offset: Any = fake.storage_offset()
+        offset = offset if type(offset) is int else hint_of(offset)
+        end = offset + (0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)))
+        memory = torch.empty(end, dtype=fake.dtype, device=fake.device).untyped_storage()
+        tensor: Any = torch.empty(0, dtype=fake.dtype, device=fake.device).set_(memory, offset, size, stride)
+        if holds:
+            tensor.item_memo = sizes[place][0]
+        return tensor.requires_grad_(fake.requires_grad)
+
+    with mode, torch.no_grad():
+        return mode, [made(place, fake) for place, fake in enumerate(fakes)]
 
 
 def _without_lost_base(value: Any) -> Any:
@@ -73,9 +110,14 @@ def sizes_by_data(mode: FakeTensorMode) -> Iterator[None]:
         environment.settings = before
 
 
-def number_of_guards(mode: FakeTensorMode) -> int:
-    """How much has been taken for granted of the symbols of a mode."""
-    return 0 if mode.shape_env is None else len(mode.shape_env.guards)
+_guards = weakref.WeakKeyDictionary[Any, int]()  # how many an environment of symbols had
+
+
+def has_new_guards(mode: FakeTensorMode) -> bool:
+    """Whether more is taken for granted of the symbols of a mode than when this was asked first."""
+    environment = mode.shape_env
+    known = 0 if environment is None else len(environment.guards)
+    return environment is not None and _guards.setdefault(environment, known) != known
 
 
 @contextlib.contextmanager

@@ -82,9 +82,9 @@ def _laid_out(size: Size, operands: Sequence[tuple[Size, Size]]) -> Size:
         for order in _FAST_ORDERS.get(len(size), _FAST_ORDERS[0]):
             if all(_is_contiguous(*operand, order) for operand in operands):
                 return _contiguous(size, order)
-        strides = {stride for _, stride in operands}
-        if len(strides) == 1 and all(_is_dense(*operand) for operand in operands):
-            return strides.pop()
+        first = operands[0][1]
+        if all(stride == first for _, stride in operands) and all(_is_dense(*operand) for operand in operands):
+            return first  # symbols may be among them
     return _in_order(size, [_broadcast(size, *operand) for operand in operands])
 
 

@@ -21,14 +21,16 @@ from functionalize._torch import FakeTensorMode
 from functionalize._torch.dynamo import (
     alias_of,
     enable_python_dispatcher,
+    has_new_guards,
+    known_number,
     lookup_backend,
     note_origin,
-    number_of_guards,
+    of_sizes,
     run_apart,
     sizes_by_data,
     to_fakes,
 )
-from functionalize._torch.tensors import autograd_base
+from functionalize._torch.tensors import autograd_base, has_symbol
 from functionalize.backends.view_inputs import ViewInputs
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove
@@ -39,12 +41,13 @@ from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.runtime.alias_pattern import alias_pattern
 from functionalize.runtime.computation import Computed, compute, compute_differentiably
 from functionalize.runtime.execution import finish
-from functionalize.runtime.joint import ForwardCall, Orders
+from functionalize.runtime.joint import Derivative, ForwardCall, Orders
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
 from functionalize.runtime.modes import set_modes
 from functionalize.runtime.objects import GraphNumber
 from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.side_effects import LeftInObjects
+from functionalize.runtime.size_guards import Sizes, no_sizes
 from functionalize.runtime.specialization import Recorded
 from functionalize.tracing.fakeify import fresh
 from functionalize.transform.api import run_call
@@ -52,7 +55,7 @@ from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 _SIZES = (
-    "it depends on sizes in another way than the program does\n"
+    "it depends on sizes in another way than the program does, whose inputs share memory or are not strided\n"
     "    why  the graph was compiled for sizes that may differ, and Dynamo can be told nothing more of them\n"
     "    try  torch.compile(..., dynamic=False)"
 )
@@ -187,20 +190,20 @@ class _Backend:
         """The graph for one way in which its inputs share memory; in two halves where gradients are wanted."""
         mode, fakes = to_fakes(inputs)
         views = ViewInputs()
-        found, modes_left = self._recorded(mode, fakes, views)
+        found, modes_left = self.recorded(mode, fakes, views)
         if isinstance(found.joint, OverlappingInputsError):
             views = ViewInputs.among(inputs)
             fakes = views.extended(fakes)
-            found, modes_left = self._recorded(mode, fakes, views)
+            found, modes_left = self.recorded(mode, fakes, views)
         metadata, joint = found.metadata, found.joint
         if isinstance(joint, Exception):
             raise joint
         known = {entry.name: fakes[entry.argument] for entry in metadata.inputs if entry.argument is not None}
-        handed = partial(self._handed, mode, known)
+        handed = partial(self.handed, mode, known)
         compiled = partial(_Compiled, metadata, views, modes_left)
         if joint is not None:
             halves = partition(joint, self.partition_fn, handed)
-            orders = Orders(halves, partial(self._next_order, mode, fakes, views))
+            orders = Orders(halves, _Derivatives(self, mode, fakes, views), _sizes_of(metadata, fakes))
             return compiled(partial(compute_differentiably, metadata, orders))
         numbers = [GraphNumber(position) for position, _ in metadata.symbols.computed]
         described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *numbers])
@@ -212,19 +215,7 @@ class _Backend:
         function = handed(GraphModule(found.root, graph))
         return compiled(partial(compute, metadata, function, positions=positions))
 
-    def _next_order(self, mode: FakeTensorMode, fakes: Sequence[Any], views: ViewInputs, order: int) -> ForwardCall:
-        """The derivative of an order, for the sizes and symbols that Dynamo gave."""
-        if views.added:
-            raise RuntimeError(_OVERLAPPING)
-        known = number_of_guards(mode)
-        joint = self._recorded(mode, fakes, views, order)[0].joint
-        if isinstance(joint, Exception):
-            raise joint
-        if joint is None or number_of_guards(mode) != known:
-            raise RuntimeError(_SIZES)
-        return partition(joint, self.partition_fn, partial(self._handed, mode, {}))
-
-    def _recorded(
+    def recorded(
         self, mode: FakeTensorMode, fakes: Sequence[Any], views: ViewInputs, order: int = 1
     ) -> tuple[Recorded, Mapping[str, Any]]:
         """Run the graph on fake tensors, and record it without mutation; with the modes that it leaves otherwise.
@@ -264,7 +255,7 @@ class _Backend:
             )
         return found, session.modes_left
 
-    def _handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:
+    def handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:
         """What the compiler makes of a graph; inputs that Dynamo knows are its own fake tensors."""
         assert_functional(graph, self.remove)
         values = []
@@ -273,6 +264,58 @@ class _Backend:
             values.append(value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value)
         with run_apart(mode):
             return self.compiler(graph, values)
+
+
+def _sizes_of(metadata: ProgramMetadata, fakes: Sequence[Any]) -> Callable[[Sequence[Any]], Sizes]:
+    """What tells the sizes of a call that may differ, and the numbers, by the position of the input."""
+    places = [(n, entry.argument) for n, entry in enumerate(metadata.inputs) if entry.argument is not None]
+    held = [(n, place) for n, place in places if known_number(fakes[place])]
+    differing = [pair for pair in places if has_symbol(fakes[pair[1]]) and pair not in held]
+    tensors = [(n, place) for n, place in differing if isinstance(fakes[place], torch.Tensor)]
+    numbers = [pair for pair in differing if pair not in tensors]
+    if not (differing or held):
+        return no_sizes
+
+    def of(inputs: Sequence[Any]) -> Sizes:
+        sizes = ((place, inputs[n].size(), inputs[n].stride()) for n, place in tensors)
+        given = ((place, inputs[n], ()) for n, place in numbers)
+        return *sizes, *given, *((place, inputs[n].item(), ()) for n, place in held)
+
+    return of
+
+
+class _Derivatives:
+    """Records the derivatives of one Dynamo graph: for its symbols, or else for the sizes of one call."""
+
+    def __init__(self, backend: _Backend, mode: FakeTensorMode, fakes: Sequence[Any], views: ViewInputs) -> None:
+        self._backend, self._mode, self._fakes, self._views = backend, mode, fakes, views
+
+    def __call__(self, order: int, sizes: Sizes) -> Derivative:
+        """The derivative of an order."""
+        if self._views.added:
+            raise RuntimeError(_OVERLAPPING)
+        if not has_new_guards(self._mode):
+            try:
+                made = self._recorded(self._mode, self._fakes, order)
+            except Exception:
+                if not has_new_guards(self._mode):
+                    raise
+            if not has_new_guards(self._mode):
+                return Derivative(made, lambda sizes: True)
+        # It decides by sizes, and from now on the symbols are taken for more than Dynamo knows.
+        shared = any(isinstance(entry, tuple) for entry in alias_pattern(self._fakes))
+        static = None if shared else of_sizes(self._fakes, {place: (size, stride) for place, size, stride in sizes})
+        if static is None:
+            raise RuntimeError(_SIZES)
+        return Derivative(self._recorded(*static, order), sizes.__eq__)
+
+    def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any], order: int) -> ForwardCall:
+        joint = self._backend.recorded(mode, fakes, self._views, order)[0].joint
+        if isinstance(joint, Exception):
+            raise joint
+        if joint is None:
+            raise RuntimeError(_SIZES)
+        return partition(joint, self._backend.partition_fn, partial(self._backend.handed, mode, {}))
 
 
 def _sharing(inputs: Sequence[Any]) -> tuple[Any, ViewInputs]:

@@ -17,10 +17,11 @@ import torch
 from functionalize.aliasing.geometry import Layout
 from functionalize.backends.export.example_call import concrete
 from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.containers import assign, copy_of
 from functionalize.runtime.metadata import AliasKind
 from functionalize.runtime.objects import Maker
-from functionalize.runtime.specialization import CAPTURING, Specialization
+from functionalize.runtime.specialization import Specialization
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,9 +22,10 @@ from functionalize.graph_capture.numbers import ChangingNumbers
 from functionalize.graph_capture.schedules import NumberRead
 from functionalize.graph_capture.training import training_step
 from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.specialization import CAPTURING, Capture, Recorded
+from functionalize.runtime.specialization import Capture, Recorded
 from functionalize.runtime.state_walk import is_module
 
 
@@ -101,13 +102,12 @@ def capture(
     def recapture(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None, **how: bool) -> Capture:
         numbers.follows_steps |= how.get("follows_steps", False)
         by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
-        with answers_of_export() if is_exporting else contextlib.nullcontext():
+        exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
+        with CAPTURING, exporting:
             return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
 
-    with CAPTURING:
-        first = recapture(args, dict(kwargs or {}))
     return CapturedProgram(
-        first,
+        recapture(args, dict(kwargs or {})),
         remove=remove,
         recapture=recapture,
         partition_fn=partition_fn,

@@ -42,12 +42,13 @@ from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.runtime.call_tree import CallTree
+from functionalize.runtime.capturing import CAPTURES
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.modes import modes_now
 from functionalize.runtime.side_effects import LeftInObjects, SideEffectRecorder
 from functionalize.runtime.slots import NumberSlot
-from functionalize.runtime.specialization import CAPTURES, Capture, Recorded
+from functionalize.runtime.specialization import Capture, Recorded
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
@@ -198,7 +199,7 @@ class CaptureSession(RecordingSession):
                     left = functools.partial(self._left, effects)
                     run = functools.partial(self._program, looked_up)
                     found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
-        if self._dims:
+        if self._dims and self.order == 1:  # derivatives of others are captured for each size, if need be
             check_free(self._dims, self._fakes)
         self._provenance.write(found.graph)
         self._numbers.check()

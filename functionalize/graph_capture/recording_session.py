@@ -55,7 +55,7 @@ class RecordingSession:
         """
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
         self.regions = regions = CheckpointRegions()
-        self._remove_views, self._symbolic, self._order = remove_views, symbolic, order
+        self._remove_views, self._symbolic, self.order = remove_views, symbolic, order
         self.decider: Decider | None = None
         self.states: Sequence[StateWalk] = ()  # objects that the program reaches, and may change
         self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
@@ -115,7 +115,7 @@ class RecordingSession:
         mode.context.takes_subclasses = False
         self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
-        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self._order, self.states)
+        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self.order, self.states)
         joint.begin(inputs)
         follow(mode.context)
 

@@ -27,6 +27,7 @@ from functionalize._torch.autograd import SavedTensor, keeps_graph, make_saved_t
 from functionalize.aliasing.strided_layout import has_strides, tensor_at
 from functionalize.runtime.joint import ForwardCall, Orders, called, tangent_name
 from functionalize.runtime.random_state import RandomState
+from functionalize.runtime.size_guards import Sizes
 
 _TENSOR = object()  # stands for a tensor that autograd keeps
 
@@ -39,6 +40,7 @@ class Derivation:
     order: int
     call: ForwardCall
     random: RandomState
+    sizes: Sizes  # of the inputs when the program was called, where they may differ
     copies: dict[int, Any]  # of inputs that the call is about to write or detach: known to autograd as the inputs were
     held: dict[int, Any] = field(default_factory=dict)  # inputs as autograd saves them, by position
     known: dict[int, Any] = field(default_factory=dict)  # the others, as long as they live: each with its version
@@ -85,7 +87,7 @@ class Derivation:
         """
         count = len(self.call.differentiated)
         try:
-            joint = self.orders.call(self.order + 1).joint
+            joint = self.orders.call(self.order + 1, self.sizes).joint
         except RuntimeError:
             return [True] * count
         wanted = {name for name, one in zip(self._names(), required, strict=True) if one}
@@ -109,13 +111,13 @@ class Derivation:
 
     def next_results(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The gradients of this call, computed by the next order from its inputs and tangents."""
-        own, call = self.call.joint, self.orders.call(self.order + 1)
+        own, call = self.call.joint, self.orders.call(self.order + 1, self.sizes)
         known = dict(zip(self._names(), values, strict=True))
         for number, name in enumerate(own.names):
             if number in self.known and name in call.joint.names:
                 known[name] = self._still_there(number)
         inputs = [known[name] for name in call.joint.names]
-        derivation = Derivation(self.orders, self.order + 1, call, self.random, {})
+        derivation = Derivation(self.orders, self.order + 1, call, self.random, self.sizes, {})
         with torch.enable_grad():
             return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
 
@@ -127,8 +129,8 @@ _NOT_HELD = (
 )
 
 
-def differentiable_call(orders: Orders, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What the forward of a program gives, known to autograd."""
+def differentiable_call(orders: Orders, inputs: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
+    """What the forward of a program gives, known to autograd; ``sizes``: of all inputs of the program."""
     call = orders.first
     with torch.enable_grad():
         copy = _with_storage if call.joint.reads_storages else torch.clone
@@ -136,7 +138,7 @@ def differentiable_call(orders: Orders, inputs: Sequence[Any]) -> tuple[Any, ...
         for number in call.joint.detached.intersection(call.without_gradient).difference(copies):
             copies[number] = inputs[number].detach()  # of what is detached afterwards autograd saves nothing
         random = RandomState.now(call.joint.draws, dict(zip(call.joint.names, inputs, strict=True)))
-        derivation = Derivation(orders, 1, call, random, copies)
+        derivation = Derivation(orders, 1, call, random, sizes, copies)
         told = list(inputs)
         for number in call.without_gradient:
             told[number] = _Untold(inputs[number])

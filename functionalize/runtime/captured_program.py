@@ -34,13 +34,14 @@ from functionalize.errors import (
     in_words,
 )
 from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.capturing import CAPTURES, CAPTURING
 from functionalize.runtime.decisions import Answers, Diverged, agree
 from functionalize.runtime.exports import Exports
 from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.specialization import CAPTURES, CAPTURING, Capture, Recapture, Specialization
+from functionalize.runtime.specialization import Capture, Recapture, Specialization
 from functionalize.runtime.variants import Variant, agreeing, too_many, undecided
 
 _IN_TRANSFORM = (

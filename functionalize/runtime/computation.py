@@ -97,7 +97,8 @@ def compute_differentiably(metadata: ProgramMetadata, orders: Orders, inputs: Se
     """What a graph gives, with the captured backward as its derivative."""
     with _requiring(metadata, inputs):
         with _told_of_sizes(metadata):
-            outputs = differentiable_call(orders, [inputs[number] for number in metadata.taken])
+            taken = [inputs[number] for number in metadata.taken]
+            outputs = differentiable_call(orders, taken, orders.sizes_of(inputs))
         results = dict(zip(orders.first.joint.results, outputs, strict=False))
         further = dict(zip(orders.first.joint.bases, outputs[len(results) :], strict=True))
         return _computed(metadata, inputs, results, further)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,8 +20,10 @@ from functionalize._torch.dispatch import BelowVersions, any_autocast, without_a
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import with_layout
 from functionalize.errors import DataDependentError
+from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.metadata import SymbolSources
 from functionalize.runtime.modes import in_modes, modes_now
+from functionalize.runtime.size_guards import Sizes, no_sizes
 
 Function = Callable[..., Sequence[Any]]
 
@@ -153,32 +154,68 @@ def tangent_name(order: int, number: int) -> str:
     return f"Tangent_{order}_{number}"
 
 
+_KEPT = 8  # derivatives of one order, for different sizes; the oldest goes
+
+
+class Derivative(NamedTuple):
+    """What is called for a derivative of some order, and for which sizes that is right."""
+
+    call: ForwardCall
+    serves: Callable[[Sizes], bool]
+
+
 class Orders:
-    """The derivatives of one program, by order: each is captured when it is first asked for."""
+    """The derivatives of one program, by order: each is captured when it is first asked for.
 
-    def __init__(self, first: ForwardCall, capture: Callable[[int], ForwardCall]) -> None:
-        """``capture``: makes the call whose forward computes the derivative before a given order."""
-        self.first, self._capture = first, capture
-        self._calls, self._modes = {1: first}, modes_now()
-        self._lock = threading.RLock()
+    One that decides by sizes serves calls of the sizes alone for which it decides alike; others get one of their own.
+    """
 
-    def call(self, order: int) -> ForwardCall:
-        """What is called for a derivative of an order, and is differentiated for the next.
+    def __init__(
+        self,
+        first: ForwardCall,
+        capture: Callable[[int, Sizes], Derivative],
+        sizes_of: Callable[[Sequence[Any]], Sizes] = no_sizes,
+    ) -> None:
+        """``capture``: makes the call whose forward computes the derivative before a given order, for some sizes.
+
+        ``sizes_of``: of a call's inputs, what sizes may differ.
+        """
+        self.first, self.sizes_of, self._capture = first, sizes_of, capture
+        self._kept, self._modes = dict[int, list[Derivative]](), modes_now()
+        self._last = dict[int, tuple[Sizes, ForwardCall]]()
+
+    def call(self, order: int, sizes: Sizes) -> ForwardCall:
+        """What is called for a derivative of an order, of a call of such sizes, and is differentiated for the next.
 
         Raises:
             DataDependentError: only the data tell what it computes.
             RuntimeError: there is none, and why.
         """
-        with self._lock:
-            if order not in self._calls:
-                try:
-                    with in_modes(self._modes):  # those that the program was called in
-                        self._calls[order] = self._capture(order)
-                except DataDependentError:
-                    raise
-                except Exception as error:
-                    raise RuntimeError(f"the derivative of order {order} of a captured program: {error}") from error
-            return self._calls[order]
+        last, found = self._last.get(order, ((), None))
+        if found is not None and last == sizes:  # what it decides takes long to check
+            return found
+        found = self._known(order, sizes)
+        if found is None:
+            with CAPTURING:
+                found = self._known(order, sizes) or self._captured(order, sizes)
+        self._last[order] = sizes, found
+        return found
+
+    def _known(self, order: int, sizes: Sizes) -> ForwardCall | None:
+        kept = self._kept.get(order, ())
+        return next((derivative.call for derivative in kept if derivative.serves(sizes)), None)
+
+    def _captured(self, order: int, sizes: Sizes) -> ForwardCall:
+        try:
+            # In the modes that the program was called in; in this thread, as that of a device may wait for the lock.
+            with in_modes(self._modes), torch.autograd.set_multithreading_enabled(False):
+                made = self._capture(order, sizes)
+        except DataDependentError:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"the derivative of order {order} of a captured program: {error}") from error
+        self._kept[order] = [made, *self._kept.get(order, ())][:_KEPT]
+        return made.call
 
 
 def called(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:

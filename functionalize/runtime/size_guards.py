@@ -10,6 +10,13 @@ from typing import Any
 
 from functionalize.errors import InputMismatchError
 
+Sizes = tuple[tuple[int, Any, Any], ...]  # of inputs, by number: their sizes and their strides
+
+
+def no_sizes(inputs: Sequence[Any]) -> Sizes:
+    """The sizes that may differ where all of them are numbers."""
+    return ()
+
 
 class SizeGuards:
     """Ranges of symbols, equal sizes, and conditions on both."""
@@ -30,6 +37,18 @@ class SizeGuards:
         """The inputs whose sizes may differ."""
         return frozenset(self._layouts)
 
+    def of(self, values: Sequence[Any]) -> Sizes:
+        """The sizes of a call's inputs that may differ."""
+        return tuple((number, values[number].size(), values[number].stride()) for number in self._layouts)
+
+    def holds_for(self, sizes: Sizes) -> bool:
+        """Whether they are such."""
+        try:
+            self._check(sizes)
+        except InputMismatchError:
+            return False
+        return True
+
     def listed(self) -> Iterator[Any]:
         """Ranges and conditions, as data."""
         yield from (f"{bounds.lower} <= {symbol} <= {bounds.upper}" for symbol, bounds in self._ranges.items())
@@ -41,19 +60,22 @@ class SizeGuards:
         Raises:
             InputMismatchError: says which input and what is expected.
         """
+        self._check(self.of(values))
+
+    def _check(self, sizes: Sizes) -> None:
         known: dict[Any, int] = {}
-        for number, layout in self._layouts.items():
-            for dim, (size, actual) in enumerate(zip(layout.size, values[number].size(), strict=True)):
+        for number, now, _ in sizes:
+            for dim, (size, actual) in enumerate(zip(self._layouts[number].size, now, strict=True)):
                 self._meet(known, size, actual, f"dimension {dim} of {self._labels[number]}")
-        for number, layout in self._layouts.items():
-            for dim, (stride, actual) in enumerate(zip(layout.stride, values[number].stride(), strict=True)):
+        for number, _, now in sizes:
+            for dim, (stride, actual) in enumerate(zip(self._layouts[number].stride, now, strict=True)):
                 self._meet(known, stride, actual, f"stride {dim} of {self._labels[number]}")
         for condition in self._conditions:
             holds = condition.xreplace(known)
             if holds in (False,) or str(holds) == "False":
-                sizes = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
+                said = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
                 raise InputMismatchError(
-                    f"the program was captured for sizes with {condition}, and here {sizes}",
+                    f"the program was captured for sizes with {condition}, and here {said}",
                     hint="pass sizes for which that holds, or capture again",
                 )
 

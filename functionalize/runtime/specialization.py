@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -24,6 +23,7 @@ from functionalize.aliasing.history import Historian
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
 from functionalize.runtime.call_tree import CallTree
+from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.computation import (
     Computed,
     checked,
@@ -36,27 +36,16 @@ from functionalize.runtime.execution import finish
 from functionalize.runtime.fast_guards import FastGuards, Passes, fast_guards
 from functionalize.runtime.graph_forms import executable, reinplace
 from functionalize.runtime.guards import Guards
-from functionalize.runtime.joint import ForwardCall, JointGraph, Orders
+from functionalize.runtime.joint import Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import set_modes
 from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.plain_call import Plain, PlainCall
 from functionalize.runtime.random_state import Seed
 from functionalize.runtime.replaced_objects import ReplacedObjects
+from functionalize.runtime.size_guards import Sizes, no_sizes
 from functionalize.runtime.state_walk import StateWalk
 
-# Held by who captures, and by who has to look twice at a call: one may find fake tensors of the other in its state.
-CAPTURING = threading.RLock()
-_PARTITIONING = threading.Lock()
-
-
-class _Captures(threading.local):
-    """How many captures run a program in this thread, one inside of another."""
-
-    running = 0
-
-
-CAPTURES = _Captures()
 _NUMBERS = itertools.count()  # of specializations, as they are made
 # Captures a program for arguments, for so many derivatives, and, if given, the way of some answers to its decisions.
 Recapture = Callable[..., "Capture"]
@@ -231,38 +220,44 @@ class Specialization:
         if isinstance(joint, Exception):
             return compute_undifferentiably(self.metadata, self.graph_module.forward, inputs, joint)
         if self._orders is None:
-            with _PARTITIONING:  # which uses the joint graph up: another thread waits for the halves
+            with CAPTURING:  # cutting it uses the joint graph up: another thread waits for the halves
                 if self._orders is None:
-                    self._orders = Orders(self._partitioned(joint), self._next_order(arguments))
+                    halves, further = self._partitioned(joint), self._next_order(inputs, arguments)
+                    self._orders = Orders(
+                        halves, further, no_sizes if self.guards.sizes is None else self.guards.sizes.of
+                    )
         return compute_differentiably(self.metadata, self._orders, inputs)
 
     def _partitioned(self, joint: JointGraph) -> ForwardCall:
         return partition(joint, self._partition_fn, _executed)
 
-    def _next_order(self, arguments: CallArguments) -> Callable[[int], ForwardCall]:
+    def _next_order(self, inputs: Sequence[Any], arguments: CallArguments) -> Callable[[int, Sizes], Derivative]:
         """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
         tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
-        stand_in, state = stand_ins(tensors), {id(slot.get()) for slot in self.capture.state.tensors}
+        known = zip(self.metadata.inputs, inputs, strict=True)
+        stand_in, state = stand_ins(tensors), {id(value) for entry, value in known if entry.slot is not None}
         answers = self.answers
         made = _or_error(lambda: arguments.like(lambda leaf: leaf if id(leaf) in state else stand_in(leaf)))
 
-        def captured(order: int) -> ForwardCall:
+        def captured(order: int, sizes: Sizes) -> Derivative:
             if isinstance(made, Exception):
                 raise made
             if self.metadata.left:
                 raise RuntimeError(_CHANGES)
             args, kwargs = made
             given = self.capture.convention.arguments(args, kwargs)
-            self.guards.check(given)
-            if self.guards.dynamic:  # symbols are made for sizes of tensors that are not fake
-                args, kwargs = given.like(_empty_like)
+            values = self.guards.check(given)
+            if sizes:  # symbols are made for sizes of tensors that are not fake
+                laid_out = {id(values[number]): layout for number, *layout in sizes}
+                args, kwargs = given.like(lambda leaf: _empty_like(leaf, *laid_out.get(id(leaf), ())))
             found = Specialization(self._recapture(args, kwargs, order, answers), self._partition_fn, self._recapture)
             joint = found.recorded.joint
             if isinstance(joint, Exception):
                 raise joint
             if joint is None or not found.is_like(self):
                 raise RuntimeError(_OTHERWISE)
-            return self._partitioned(joint)
+            decides = found.guards.sizes if found.guards.dynamic == self.guards.dynamic else None
+            return Derivative(self._partitioned(joint), sizes.__eq__ if decides is None else decides.holds_for)
 
         return captured
 
@@ -306,9 +301,10 @@ def _or_error(make: Callable[[], Any]) -> Any:
         return error
 
 
-def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the size and the strides of a fake one."""
+def _empty_like(tensor: torch.Tensor, size: Any = None, stride: Any = None) -> torch.Tensor:
+    """A tensor of the size and the strides of a fake one, or of others."""
+    size, stride = (tensor.size(), tensor.stride()) if size is None else (size, stride)
     with torch.enable_grad():
-        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        made = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
         made.requires_grad_(tensor.requires_grad)
         return made if tensor.is_leaf else made.clone()

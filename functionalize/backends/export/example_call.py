@@ -16,7 +16,8 @@ from functionalize._torch import SYMBOLS, pytree
 from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
-from functionalize.runtime.specialization import CAPTURING, Specialization
+from functionalize.runtime.capturing import CAPTURING
+from functionalize.runtime.specialization import Specialization
 from functionalize.runtime.tensor_properties import REQUIRES_GRAD
 
 if TYPE_CHECKING:

@@ -21,11 +21,12 @@ from functionalize._torch.autograd import leave_gradient
 from functionalize.backends.export.effects import EffectReader, changed_entries
 from functionalize.backends.export.example_call import ExampleCall, concrete, with_steps_followed
 from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.containers import assign, copy_of, unchanged
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.slots import NumberSlot
-from functionalize.runtime.specialization import CAPTURING, Specialization
+from functionalize.runtime.specialization import Specialization
 
 
 @dataclass(eq=False)
