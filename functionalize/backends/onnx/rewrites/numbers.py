@@ -1,7 +1,8 @@
 """Functions of numbers whose formulas in the exporter lose digits, overflow, or miss zeros, infinities and no numbers.
 
 Invariant: as exact as eager's kernels, up to a few units in the last place; 16 bits are computed with 32. Limits: the
-sign of what is not a number is lost; the exponential, the logarithm and the tangents are the engine's.
+signs of zeros that the engine chooses are lost, and of what is not a number; exponentials, logarithms and tangents are
+the engine's.
 """
 
 from __future__ import annotations
@@ -61,6 +62,12 @@ def expm1(x: Any) -> Any:
 @_of_floats
 def log_sigmoid(x: Any) -> Any:
     return x.clamp(max=0) - log1p((-x.abs()).exp())
+
+
+@rewrite(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+@_of_floats
+def xlogy(x: Any, y: Any) -> Any:
+    return torch.where(aten.isnan.default(y), y, aten.where.ScalarSelf(x == 0, 0.0, x * y.log()))
 
 
 def _joined(one: Any, other: Any, base: float) -> Any:
