@@ -35,6 +35,7 @@ from functionalize.backends.onnx.rewrites import BY_TORCH, BY_TORCH_IF_WIDE, FIR
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.backends.opmath import SPELT_OUT
 from functionalize.backends.own_decompositions import DECOMPOSITIONS
+from functionalize.backends.primitives import VIEWS
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.captured_program import CapturedProgram
 
@@ -50,8 +51,8 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
         rows = either(SPELT_OUT, DECOMPOSITIONS, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
-        # With the exporter's own, which give operators that have rows.
-        simple = taken_apart(prepared.program, either(rows, decompositions()), _TO)
+        # With the exporter's own, which give operators that have rows, and primitives.
+        simple = taken_apart(prepared.program, either(rows, decompositions(), VIEWS), _TO)
         _refuse_untranslated(simple, [*_unknown_types(prepared.program)])
         _refuse_other_sizes(prepared.program, simple)
         made = _translated(simple, prepared)
