@@ -27,7 +27,7 @@ from torch.fx import Node
 
 from functionalize._torch import pytree
 from functionalize._torch.exporting import symbols_of
-from functionalize.backends.export.core_aten import in_core, unshared
+from functionalize.backends.export.core_aten import in_core, unshared, without_differing
 from functionalize.backends.export.explicit_state import with_explicit_state
 from functionalize.backends.export.first_call import check_first_call
 from functionalize.backends.export.graph import ExportGraph, symbolic_sizes
@@ -86,7 +86,7 @@ def to_core_aten(program: CapturedProgram, *, explicit_state: bool = False) -> E
         warnings.simplefilter("ignore", FutureWarning)  # of torch's, about its own specs
         # Not by memory: torch takes no program apart whose state shares any.
         exported = to_exported_program(program, explicit_state=explicit_state, by_value=True, scales=False)
-        return in_core(taken_apart(unshared(with_views(exported)), None, "core ATen"))
+        return in_core(taken_apart(unshared(without_differing(with_views(exported))), None, "core ATen"))
 
 
 def from_exported_program(exported: ExportedProgram) -> CapturedProgram:

@@ -1,4 +1,5 @@
-"""Decompositions that torch's tables lack: operators that engines do not have, by operators of the core ATen set.
+"""Decompositions that torch's tables lack, or have wrong: operators that engines do not have, by operators of the core
+ATen set.
 
 Invariant: a row computes what the operator computes; for arguments that it does not take it gives NotImplemented.
 """
@@ -61,6 +62,25 @@ def weight_norm_backward(gradient: Any, v: Any, g: Any, norms: Any, dim: int) ->
     return of_v.to(v.dtype), along.to(g.dtype)
 
 
+_MEAN, _SUM = 1, 2  # among the reductions
+
+
+def multilabel_margin_loss(x: Any, targets: Any, reduction: int) -> Any:
+    """Also with what is a target: torch's own takes the places behind the last target for the first class."""
+    size, rows, labels = x.size(), torch.atleast_2d(x), torch.atleast_2d(targets)
+    count = rows.size(1)
+    classes = torch.arange(count)
+    ends = torch.where(labels < 0, classes, count).amin(-1, keepdim=True)
+    counted = classes < ends
+    is_target = torch.logical_and(classes == labels.unsqueeze(-1), counted.unsqueeze(-1)).any(1)
+    scores = rows.gather(1, torch.where(counted, labels, 0))
+    margins = (1 - scores.unsqueeze(-1) + rows.unsqueeze(1)).clamp(min=0)
+    counts = torch.logical_and(counted.unsqueeze(-1), torch.logical_not(is_target).unsqueeze(1))
+    losses = torch.where(counts, margins, 0).sum([1, 2]) / count
+    found = losses.mean() if reduction == _MEAN else losses.sum() if reduction == _SUM else losses.reshape(size[:-1])
+    return found, is_target.to(x.dtype).reshape(targets.size())
+
+
 def _every(x: Any) -> list[int]:
     return list(range(x.dim()))
 
@@ -69,6 +89,10 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: recurrent_layer,
     aten.as_strided_scatter.default: as_strided_scatter,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
+    aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
 }
+
+# Of these, what torch takes apart into something else, and for autograd before any table is asked.
+DIFFERING = frozenset({aten.multilabel_margin_loss_forward.default})

@@ -8,6 +8,7 @@ torch's.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,13 +18,23 @@ from torch.fx import Node
 from functionalize._torch import OpOverload
 from functionalize.backends.decompose import decomposed
 from functionalize.backends.export.views import remade
+from functionalize.backends.own_decompositions import DIFFERING
 
 
 def in_core(exported: ExportedProgram) -> ExportedProgram:
     """The same program, spelt out."""
-    if all(map(_is_core, exported.graph.nodes)):
+    return _spelt_out(exported, _is_core)
+
+
+def without_differing(exported: ExportedProgram) -> ExportedProgram:
+    """The same program, where what torch takes apart into something else is spelt out by ours."""
+    return _spelt_out(exported, lambda node: node.target not in DIFFERING)
+
+
+def _spelt_out(exported: ExportedProgram, stays: Callable[[Node], bool]) -> ExportedProgram:
+    if all(map(stays, exported.graph.nodes)):
         return exported
-    graph, root = decomposed(exported.graph, exported.graph_module, _is_core)
+    graph, root = decomposed(exported.graph, exported.graph_module, stays)
     olds = exported.graph.find_nodes(op="placeholder")
     for old, new in zip(olds, graph.find_nodes(op="placeholder"), strict=True):
         new.name = old.name  # FX gives another to those that Python has a function for

@@ -33,6 +33,7 @@ aten = torch.ops.aten
 _ASSERTIONS = {aten._assert_scalar.default, aten._assert_async.msg}
 _DROPPED = {
     aten._assert_tensor_metadata.default,
+    aten._linalg_check_errors.default,  # of operators that have no translation
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 }

@@ -24,6 +24,7 @@ from torch.fx import Node
 
 from functionalize._torch import pytree
 from functionalize._torch.onnx import by_torch, by_torch_if_wide, decompositions, quiet, translate, untranslated
+from functionalize.backends.export.core_aten import without_differing
 from functionalize.backends.export.taking_apart import taken_apart, user_line
 from functionalize.backends.export.views import with_views
 from functionalize.backends.exported_program import to_exported_program
@@ -34,6 +35,7 @@ from functionalize.backends.onnx.rewrites import BY_TORCH, BY_TORCH_IF_WIDE, FIR
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.backends.opmath import SPELT_OUT
 from functionalize.backends.own_decompositions import DECOMPOSITIONS
+from functionalize.backends.primitives import VIEWS
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.captured_program import CapturedProgram
 
@@ -44,14 +46,15 @@ _LARGE = 2**30  # bytes of weights that go into a file of their own
 def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -> Path:
     """Write a program; the path."""
     exported = to_exported_program(program, to=_TO, by_value=True, scales=False)
-    prepared = Prepared(with_views(exported))
+    prepared = Prepared(without_differing(with_views(exported)))
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
         rows = either(SPELT_OUT, DECOMPOSITIONS, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
-        simple = taken_apart(prepared.program, rows, _TO)
+        # With the exporter's own, which give operators that have rows, and primitives.
+        simple = taken_apart(prepared.program, either(rows, decompositions(), VIEWS), _TO)
+        _refuse_untranslated(simple, [*_unknown_types(prepared.program)])
         _refuse_other_sizes(prepared.program, simple)
-        _refuse_untranslated(taken_apart(simple, decompositions(), _TO), [*_unknown_types(prepared.program)])
         made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE

@@ -9,6 +9,7 @@ from functionalize.backends.onnx.rewrites import (
     elementwise,
     layouts,
     matrices,
+    numbers,
     reductions,
     types,
 )
@@ -19,4 +20,4 @@ from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_A
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-FAMILIES = (attention, convolutions, elementwise, layouts, matrices, reductions, types)
+FAMILIES = (attention, convolutions, elementwise, layouts, matrices, numbers, reductions, types)

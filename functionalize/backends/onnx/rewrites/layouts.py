@@ -28,6 +28,14 @@ def _in_order(base: Any) -> Any:
     return base.reshape(-1)
 
 
+@rewrite(aten.squeeze.dims)
+def squeeze(x: Any, dims: Any) -> Any:
+    """One by one: torch's primitive is spelt out by this operator again."""
+    for dim in sorted((dim % max(x.dim(), 1) for dim in dims), reverse=True):
+        x = aten.squeeze.dim(x, dim)
+    return x
+
+
 @rewrite(aten.as_strided_scatter.default)
 def as_strided_scatter(base: Any, value: Any, size: Any, stride: Any, offset: Any = None) -> Any:
     flat = _in_order(base)

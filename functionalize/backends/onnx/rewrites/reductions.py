@@ -133,6 +133,24 @@ def smallest_and_largest(values: Any, *, dim: int | None = None, keepdim: bool =
     return aten.amin.default(values, dims, keepdim), aten.amax.default(values, dims, keepdim)
 
 
+@rewrite(aten.scatter_reduce.two)
+def scatter_mean(
+    values: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:  # fmt: skip
+    """The mean of what goes to one place, which the exporter writes over each other."""
+    if reduce != "mean":
+        return NotImplemented
+    if values.dtype in (torch.float16, torch.bfloat16):
+        options = {"include_self": include_self}
+        return scatter_mean(values.float(), dim, index, source.float(), reduce, **options).to(values.dtype)
+    add = aten.scatter_reduce.two
+    total = add(values, dim, index, source, "sum", include_self=include_self)
+    first = torch.full_like(values, int(include_self))
+    count = add(first, dim, index, torch.ones_like(source), "sum").clamp(min=1)
+    rounding = None if values.dtype.is_floating_point else "floor"
+    return aten.div.Tensor_mode(total, count, rounding_mode=rounding)
+
+
 @rewrite(aten.sort.stable)
 def sort(values: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
     """ONNX's operator gives equal elements in their order."""

@@ -1,0 +1,164 @@
+"""Operators of ONNX files over zeros, infinities, what is no number, and where plain formulas lose digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.export import Dim
+
+from functionalize import UnsupportedExportError, capture
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+
+from functionalize.backends import onnx
+
+_INF, _NAN = float("inf"), float("nan")
+_SIZES = (0.0, 1e-30, 1e-10, 1e-7, 1e-3, 0.3, 1.0, 2.5, 7.0, 12.0, 18.0, 50.0, 88.0, 200.0, 1e4, 1e10, 1e30, _INF)
+EDGES = (*_SIZES, *(-size for size in _SIZES), _NAN)
+
+
+def of_one(x: Tensor) -> dict[str, Tensor]:
+    special, ones = torch.special, torch.ones_like(x)
+    return {
+        "log1p": x.log1p(),
+        "expm1": x.expm1(),
+        "sign": x.sign(),
+        "sgn": x.sgn(),
+        "signbit": x.signbit(),
+        "angle": x.angle(),
+        "remainder": x.remainder(0.1),
+        "heaviside": x.heaviside(ones * 0.5),
+        "erfc": x.erfc(),
+        **({"erfcx": special.erfcx(x), "log_ndtr": special.log_ndtr(x)} if x.dtype != torch.float16 else {}),
+        "logsigmoid": F.logsigmoid(x),
+        "loss": F.binary_cross_entropy_with_logits(x, ones, reduction="none"),
+        "weighted": F.binary_cross_entropy_with_logits(x, ones * 0.3, pos_weight=ones * 2, reduction="none"),
+    }
+
+
+def of_two(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    return {
+        "logaddexp": torch.logaddexp(x, y),
+        "logaddexp2": torch.logaddexp2(x, y),
+        "remainder": torch.remainder(x, y).where((x / y).isfinite(), 0),  # eager has none of a quotient that is not
+        "xlogy": torch.xlogy(x, y),
+        "xlog1py": torch.special.xlog1py(x, y),
+        **({"atan2": torch.atan2(x, y)} if x.dtype != torch.float64 else {}),  # the engine has no such arctangent
+    }
+
+
+def loaded(function: Any, path: Path, *args: Any, **options: Any) -> Any:
+    return onnx.load(capture(function, args, **options).to_onnx(path / "program.onnx"))
+
+
+@pytest.mark.slow(seconds=6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("function", [of_one, of_two])
+def test_functions_of_numbers(function: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.tensor(EDGES, dtype=dtype)
+    pairs = [one.flatten().clone() for one in torch.meshgrid(x, x, indexing="ij")]
+    args = [x] if function is of_one else pairs
+    limit = {torch.float32: 2e-5, torch.float64: 1e-9, torch.float16: 4e-3}[dtype]
+    found, expected = loaded(function, tmp_path, *args)(*args), function(*args)
+    for name, wanted in expected.items():
+        smallest = 1e-7 if name == "logaddexp2" else torch.finfo(dtype).smallest_normal
+        mine = found[name]
+        if name == "xlog1py" and dtype == torch.float16:  # whose numbers are too large on the way, or not
+            mine, wanted = mine.clamp(-6e4, 6e4), wanted.clamp(-6e4, 6e4)
+        options: Any = {"rtol": limit, "atol": smallest, "equal_nan": True}
+        torch.testing.assert_close(mine, wanted, msg=lambda text, name=name: f"{name}: {text}", **options)
+
+
+@pytest.mark.slow(seconds=3)
+def test_functions_of_whole_numbers(tmp_path: Path) -> None:
+    x = torch.arange(-3, 4)
+
+    def run(x: Tensor) -> Any:
+        two = torch.atan2(x, x.flip(0)), x.remainder(0.3), torch.remainder(x, x.flip(0) * 0.3), torch.xlogy(x, 2)
+        return x.log1p(), x.expm1(), x.sign(), x.signbit(), x.angle(), x.heaviside(x), *two
+
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x), equal_nan=True)
+
+
+@pytest.mark.slow(seconds=2)
+def test_angles_of_complex_numbers(tmp_path: Path) -> None:
+    x = torch.tensor([[0.0, -2.0], [-1.0, 0.0], [-1.0, -0.0], [-0.0, 0.0], [3.0, 4.0]])
+
+    def run(x: Tensor) -> Tensor:
+        return torch.view_as_complex(x).angle()
+
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x))
+
+
+@pytest.mark.slow(seconds=3)
+def test_cumulated_logarithms_of_sums(tmp_path: Path) -> None:
+    x = torch.tensor([[0.0, 200, -1], [0, 90, 100], [-700, 700, 0], [-_INF, -_INF, 2], [1, _INF, 3], [1, _NAN, 2]])
+
+    def run(x: Tensor) -> Any:
+        return x.logcumsumexp(0), x.logcumsumexp(-1)
+
+    one = x[0, 0]
+    assert loaded(lambda x: x.logcumsumexp(0), tmp_path, one)(one) == one
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x), equal_nan=True)
+    dynamic = loaded(run, tmp_path, x, dynamic_shapes=({0: Dim("rows", min=2)},))
+    for rows in (2, 5, 6):
+        torch.testing.assert_close(dynamic(x[:rows]), run(x[:rows]), equal_nan=True)
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float16])
+def test_means_of_what_goes_to_one_place(dtype: torch.dtype, tmp_path: Path) -> None:
+    source, index = torch.tensor([[4, 8], [-6, 3]], dtype=dtype), torch.tensor([[0, 0], [1, 2]])
+
+    def run(x: Tensor) -> Any:
+        means = [
+            x.scatter_reduce(dim, index, source, "mean", include_self=own) for dim in (0, 1) for own in (True, False)
+        ]
+        return *means, x[0, 0].scatter_reduce(0, index[0, 0], source[0, 0], "mean")
+
+    x = torch.tensor([[1, 2, 3], [4, 5, -7], [1, 1, 1]], dtype=dtype)
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x))
+
+
+MARGINS = {
+    "stops": ([0.1, 0.2, 0.4, 0.8], [0, 1, -1, 2]),
+    "stops-for-good": ([0.1, 0.2, 0.4, 0.8], [0, 1, -1, -1]),
+    "rows": (
+        [[0.3, -1, 2, 0.1], [1, 1.5, -0.2, 0], [0.1, 0.2, 0.3, 0.4]],
+        [[0, 3, -1, 2], [3, 2, 1, 0], [-1, 2, 1, 0]],
+    ),
+}
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.parametrize("name", MARGINS)
+def test_margin_loss_of_several_targets(name: str, tmp_path: Path) -> None:
+    """On every way out: of torch's own, the places behind the last target count for the first class."""
+    x, targets = (torch.tensor(one) for one in MARGINS[name])
+
+    def run(x: Tensor, targets: Tensor) -> Any:
+        return tuple(F.multilabel_margin_loss(x, targets, reduction=one) for one in ("mean", "sum", "none"))
+
+    program, expected = capture(run, (x, targets)), run(x, targets)
+    torch.testing.assert_close(program.to_core_aten().module()(x, targets), expected)
+    torch.testing.assert_close(onnx.load(program.to_onnx(tmp_path / "loss.onnx"))(x, targets), expected)
+    jax = pytest.importorskip("functionalize.backends.jax")
+    _, found = program.to_jax().jit()({}, jax.from_torch(x), jax.from_torch(targets))
+    for mine, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-6)
+
+
+@pytest.mark.slow(seconds=2)
+def test_operators_that_check_a_matrix_have_no_translation(tmp_path: Path) -> None:
+    for op in (torch.linalg.inv, torch.linalg.cholesky):
+        with pytest.raises(UnsupportedExportError, match="no translation") as caught:
+            capture(op, (torch.eye(3),)).to_onnx(tmp_path / "matrix.onnx")
+        assert len(caught.value.causes) == 1
