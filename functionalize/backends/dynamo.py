@@ -17,7 +17,8 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from functionalize._torch import FakeTensorMode
+from functionalize._torch import FakeTensorMode, has_tangent, in_forward_ad
+from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.dynamo import (
     alias_of,
     enable_python_dispatcher,
@@ -174,6 +175,8 @@ class _Backend:
 
         def compiled(*args: Any) -> Any:
             flat, chosen = [*self.state.values(), *args], first
+            if in_forward_ad() and any(map(has_tangent, flat)):
+                return self.graph(*args)  # its operators have derivatives forward, of which a call knows nothing
             if looks and (now := _sharing(flat)) != sharing:
                 key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
                 if key not in others:
@@ -258,7 +261,8 @@ class _Backend:
             results = torch.func.functional_call(run, held, given) if held else run(*given)
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
-        with torch.fx.traceback.preserve_node_meta(), sizes_by_data(mode), session.active(), session.recorder:
+        noted = torch.fx.traceback.preserve_node_meta(), sizes_by_data(mode)
+        with outside_of_the_caller(), noted[0], noted[1], session.active(), session.recorder:
             found = session.record(
                 program, inputs, lambda objects, returned: LeftInObjects(), Scopes(run_call.__code__).here
             )
