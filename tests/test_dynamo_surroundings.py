@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +96,37 @@ def test_data_of_an_input_that_requires_gradients(computed: bool) -> None:
         y = function(x, torch.arange(3.0))
         found.append([y, x, torch.tensor(x._version), *torch.autograd.grad((y + x).sum(), leaf)])
     torch.testing.assert_close(found[1], found[0])
+
+
+def _in_inference_mode(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.inference_mode():
+        y = x * 2
+    return y, y[1:], y + 1, x[1:]
+
+
+def _out_of_inference_mode(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.inference_mode(False):
+        y = torch.ones(3)
+    return (y,)
+
+
+def _writes_first(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x.add_(1)
+    return x * 2, x[1:], x
+
+
+@pytest.mark.parametrize("f", [_in_inference_mode, _out_of_inference_mode, _writes_first])
+@pytest.mark.parametrize("called_before", [None, torch.no_grad, torch.inference_mode])
+def test_inference_tensors(f: Callable[..., tuple[torch.Tensor, ...]], called_before: Callable[[], Any] | None) -> None:
+    """One graph may serve calls in inference mode and calls without gradients."""
+    compiled = torch.compile(f, backend="functionalize")
+    if called_before is not None:
+        with called_before():
+            compiled(torch.ones(3))
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        x = torch.ones(3)
+        with mode():
+            found = [[one.is_inference() for one in function(x.clone())] for function in (f, compiled)]
+            found += [[one.is_inference() for one in function(x)] for function in (f, compiled)]
+        assert found[1] == found[0]
+        assert found[3] == found[2]

@@ -9,7 +9,7 @@ Invariant: a graph that a compiler gets writes nothing, not even back to its inp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.dynamo import (
     alias_of,
     enable_python_dispatcher,
+    leaves_inference_mode,
     lookup_backend,
     note_origin,
     number_of_guards,
@@ -266,6 +267,9 @@ class _Backend:
             found = session.record(
                 program, inputs, lambda objects, returned: LeftInObjects(), Scopes(run_call.__code__).here
             )
+        if not leaves_inference_mode(self.graph.graph):  # else it says of each result what it is
+            outputs = [replace(alias, inference=alias.inference or None) for alias in found.metadata.outputs]
+            found = replace(found, metadata=replace(found.metadata, outputs=tuple(outputs)))
         return found, session.modes_left
 
     def _handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:

@@ -176,23 +176,24 @@ class _Ending:
     def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
         """An output in its memory, with the gradient of the graph's result where it has that; a leaf as one."""
         if alias.leaf is not None:
-            return alias.leaf(made.detach())
+            value = self._as_in_mode(alias, made.detach())
+            with torch.inference_mode() if value.is_inference() else nullcontext():
+                return alias.leaf(value)
         if not alias.own_gradient or made is self._result(alias):
             return made
         known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
         return with_strides(known, made.stride())  # autograd has made a view
 
     def _as_in_mode(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
-        """In inference mode, an inference tensor where the program's is one, in the same memory, and none where not."""
-        if not torch.is_inference_mode_enabled() or alias.kind is AliasKind.INPUT or made.layout is not torch.strided:
+        """An inference tensor where the program's is one, in the same memory, and none where not."""
+        mode, wanted = torch.is_inference_mode_enabled(), alias.inference
+        if not (mode or wanted) or alias.kind is AliasKind.INPUT or made.layout is not torch.strided:
             return made
-        before = self._originals.get(alias.input, self._inputs[alias.input]) if alias.input is not None else None
-        wanted = alias.inference or (before is not None and before.is_inference())
-        if made.is_inference() == wanted:
-            return made
-        return _remade(made, wanted).requires_grad_(
-            alias.requires_grad or (alias.leaf is not None and made.requires_grad)
-        )
+        if alias.input is not None:
+            wanted = wanted or self._originals.get(alias.input, self._inputs[alias.input]).is_inference()
+        elif wanted is None:
+            wanted = mode
+        return made if made.is_inference() == wanted else _remade(made, wanted).requires_grad_(alias.requires_grad)
 
     def _tensor(self, alias: OutputAlias) -> torch.Tensor:
         if alias.kind is AliasKind.INPUT:

@@ -203,7 +203,7 @@ class OutputAlias:
     base: int | None = None  # of VIEW_OF_BASE: the position among the bases
     own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
     leaf: Callable[[torch.Tensor], torch.Tensor] | None = None  # makes a leaf, as the program did, of its memory
-    inference: bool = False  # whether it is an inference tensor
+    inference: bool | None = False  # whether it is an inference tensor; None: as the mode of the call has it
     gradient: int | None = None  # of a tensor that the program made: the output that is its gradient
 
 
