@@ -213,6 +213,11 @@ def in_forward_ad() -> bool:
     return forward_ad._current_level >= 0
 
 
+def has_tangent(value: Any) -> bool:
+    """Whether it is a tensor that carries a tangent, inside of ``dual_level``."""
+    return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
+
+
 GlobalStateGuard = torch._C._dynamo.guards.GlobalStateGuard  # compares all modes that Dynamo's guards know at once
 TensorGuards = torch._C._dynamo.guards.TensorGuards  # compares class, dispatch keys, dtype, device, sizes and strides
 

@@ -120,6 +120,12 @@ def has_new_guards(mode: FakeTensorMode) -> bool:
     return environment is not None and _guards.setdefault(environment, known) != known
 
 
+def leaves_inference_mode(graph: torch.fx.Graph) -> bool:
+    """Whether a graph sets inference mode off; Dynamo compiles for calls in that mode and others alike."""
+    entered = graph.find_nodes(op="call_function", target=torch.autograd.grad_mode._enter_inference_mode)
+    return any(node.args[0] is False for node in entered)
+
+
 @contextlib.contextmanager
 def run_apart(mode: FakeTensorMode) -> Iterator[None]:
     """Where another compiler runs: what it notes of its graph is not taken for what is noted of Dynamo's."""

@@ -179,6 +179,29 @@ def is_taken_again(view: torch.Tensor) -> bool:
     return bool(view._is_view() and creation._get_creation_meta(view) == creation.CreationMeta.DEFAULT)
 
 
+def creation_of(view: torch.Tensor) -> Any:
+    """How autograd came by a view, if not by an operator that gives one view with gradients on; None else."""
+    creation: Any = torch._C._autograd
+    found = creation._get_creation_meta(view) if is_view_to_autograd(view) else creation.CreationMeta.DEFAULT
+    return None if found == creation.CreationMeta.DEFAULT else found
+
+
+def set_creation(view: torch.Tensor, creation: Any) -> None:
+    """Have autograd take a view for one that it came by so, and accept as few writes."""
+    if is_view_to_autograd(view):
+        torch._C._autograd._set_creation_meta(view, creation)
+
+
+def created_as(creation: Any) -> contextlib.AbstractContextManager[Any]:
+    """The mode in which a view is to be made that autograd came by so."""
+    kinds: Any = torch._C._autograd.CreationMeta
+    if creation == kinds.NO_GRAD_MODE and torch.is_grad_enabled():
+        return torch.no_grad()
+    if creation == kinds.INFERENCE_MODE and not torch.is_inference_mode_enabled():
+        return torch.inference_mode()
+    return contextlib.nullcontext()
+
+
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor | None:
     """The view that autograd takes, of fake tensors, by the steps that led to one; None where they lead nowhere."""
     with torch.no_grad(), contextlib.suppress(RuntimeError, ValueError, IndexError):

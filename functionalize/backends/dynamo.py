@@ -9,7 +9,7 @@ Invariant: a graph that a compiler gets writes nothing, not even back to its inp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,12 +17,14 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from functionalize._torch import FakeTensorMode
+from functionalize._torch import FakeTensorMode, has_tangent, in_forward_ad
+from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.dynamo import (
     alias_of,
     enable_python_dispatcher,
     has_new_guards,
     known_number,
+    leaves_inference_mode,
     lookup_backend,
     note_origin,
     of_sizes,
@@ -177,6 +179,8 @@ class _Backend:
 
         def compiled(*args: Any) -> Any:
             flat, chosen = [*self.state.values(), *args], first
+            if in_forward_ad() and any(map(has_tangent, flat)):
+                return self.graph(*args)  # its operators have derivatives forward, of which a call knows nothing
             if looks and (now := _sharing(flat)) != sharing:
                 key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
                 if key not in others:
@@ -249,10 +253,14 @@ class _Backend:
             results = torch.func.functional_call(run, held, given) if held else run(*given)
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
-        with torch.fx.traceback.preserve_node_meta(), sizes_by_data(mode), session.active(), session.recorder:
+        noted = torch.fx.traceback.preserve_node_meta(), sizes_by_data(mode)
+        with outside_of_the_caller(), noted[0], noted[1], session.active(), session.recorder:
             found = session.record(
                 program, inputs, lambda objects, returned: LeftInObjects(), Scopes(run_call.__code__).here
             )
+        if not leaves_inference_mode(self.graph.graph):  # else it says of each result what it is
+            outputs = [replace(alias, inference=alias.inference or None) for alias in found.metadata.outputs]
+            found = replace(found, metadata=replace(found.metadata, outputs=tuple(outputs)))
         return found, session.modes_left
 
     def handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:

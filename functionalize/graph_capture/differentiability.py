@@ -123,7 +123,7 @@ def drawn_in_backward(node: Node) -> UnsupportedMutationError:
 def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) -> None:
     """Raise where gradients would flow through a view of which a call does not learn where it lies."""
     for alias in aliases:
-        is_view = alias.input is not None or alias.base is not None
+        is_view = alias.leaf is None and (alias.input is not None or alias.base is not None)
         flows = is_view and alias.requires_grad and not alias.own_gradient
         if flows and not alias.layout.static and symbols.untold([alias.layout], []):
             raise UnsupportedProgramError(

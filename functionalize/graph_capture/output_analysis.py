@@ -31,7 +31,7 @@ from torch.export.graph_signature import (
 from torch.fx import Node
 
 from functionalize._torch import storage_key
-from functionalize._torch.tensors import autograd_base
+from functionalize._torch.tensors import autograd_base, creation_of
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, size_hint
 from functionalize.aliasing.strided_layout import is_differentiable
@@ -136,6 +136,7 @@ class OutputAnalysis:
                 handle.requires_grad,
                 results.get(number),
                 inference=handle.is_inference(),
+                creation=creation_of(handle),
                 gradient=gradients.get(number),
             )
             if key in groups:
@@ -144,8 +145,24 @@ class OutputAnalysis:
                 kind, source, own = self._alone(handle, key)
                 alias = replace(alias, kind=kind, input=source, own_gradient=own)
             leaf = None if id(handle) in self._numbers else _leaf(handle)
-            found.append(alias if leaf is None else replace(alias, **_LEAF, leaf=leaf))
+            found.append(alias if leaf is None else self._silent(handle, alias) or replace(alias, **_LEAF, leaf=leaf))
         return found
+
+    def _silent(self, handle: torch.Tensor, alias: OutputAlias) -> OutputAlias | None:
+        """An output that was made as a view with gradients off, and requires them as what it views; None of others."""
+        if alias.creation is None or isinstance(handle, torch.nn.Parameter):
+            return None
+        silent, root = replace(alias, own_gradient=False, leaf=_itself), autograd_base(handle)
+        if alias.kind is AliasKind.VIEW_OF_BASE and alias.base is not None:
+            base, given = self.base_handles[alias.base], self.bases[alias.base].result is not None
+            return silent if given and not _is_leaf(base) and autograd_base(base) is root else None
+        if alias.kind is not AliasKind.VIEW_OF_INPUT:
+            return None
+        fakes = (entry.fake for entry in self._inputs if entry.fake is not None and entry.fake.requires_grad)
+        seen = next((fake for fake in fakes if autograd_base(fake) is root), None)
+        if seen is None or not is_differentiable(Layout.of(seen), alias.layout):
+            return None
+        return replace(silent, input=self._numbers[id(seen)])
 
     def _alone(self, handle: torch.Tensor, key: int) -> tuple[AliasKind, int | None, bool]:
         """Of an output that shares memory with inputs at most: kind, input, and whether its gradient is its own."""
@@ -220,6 +237,10 @@ def _leaf(handle: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None
     if isinstance(handle, torch.nn.Buffer) and not handle.requires_grad:
         return partial(torch.nn.Buffer, persistent=handle.persistent)
     return torch.Tensor.requires_grad_ if handle.requires_grad else None
+
+
+def _itself(made: torch.Tensor) -> torch.Tensor:
+    return made
 
 
 @cache

@@ -18,7 +18,7 @@ import torch
 
 from functionalize._torch.autograd import leave_gradient
 from functionalize._torch.dispatch import BelowVersions
-from functionalize._torch.tensors import count_writes
+from functionalize._torch.tensors import count_writes, created_as, set_creation
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import (
     copy_into,
@@ -176,23 +176,24 @@ class _Ending:
     def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
         """An output in its memory, with the gradient of the graph's result where it has that; a leaf as one."""
         if alias.leaf is not None:
-            return alias.leaf(made.detach())
+            value = self._as_in_mode(alias, made if alias.requires_grad else made.detach())
+            with torch.inference_mode() if value.is_inference() else nullcontext():
+                return alias.leaf(value)
         if not alias.own_gradient or made is self._result(alias):
             return made
         known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
         return with_strides(known, made.stride())  # autograd has made a view
 
     def _as_in_mode(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
-        """In inference mode, an inference tensor where the program's is one, in the same memory, and none where not."""
-        if not torch.is_inference_mode_enabled() or alias.kind is AliasKind.INPUT or made.layout is not torch.strided:
+        """An inference tensor where the program's is one, in the same memory, and none where not."""
+        mode, wanted = torch.is_inference_mode_enabled(), alias.inference
+        if not (mode or wanted) or alias.kind is AliasKind.INPUT or made.layout is not torch.strided:
             return made
-        before = self._originals.get(alias.input, self._inputs[alias.input]) if alias.input is not None else None
-        wanted = alias.inference or (before is not None and before.is_inference())
-        if made.is_inference() == wanted:
-            return made
-        return _remade(made, wanted).requires_grad_(
-            alias.requires_grad or (alias.leaf is not None and made.requires_grad)
-        )
+        if alias.input is not None:
+            wanted = wanted or self._originals.get(alias.input, self._inputs[alias.input]).is_inference()
+        elif wanted is None:
+            wanted = mode
+        return made if made.is_inference() == wanted else _remade(made, wanted).requires_grad_(alias.requires_grad)
 
     def _tensor(self, alias: OutputAlias) -> torch.Tensor:
         if alias.kind is AliasKind.INPUT:
@@ -229,7 +230,7 @@ class _Ending:
         base = self._based[alias.base]
         if alias.result is not None and alias.result == described.result:
             return base
-        return view_at(_seen_by_autograd(base, alias), base_layout, layout)
+        return _view_at(base, alias, base_layout, layout)
 
     def _of_input(self, alias: OutputAlias) -> torch.Tensor:
         assert alias.input is not None
@@ -243,7 +244,7 @@ class _Ending:
             make_room(tensor, layout)
             with BelowVersions():
                 copy_into(view_at(tensor, base, layout), self._result(alias))
-        return view_at(_seen_by_autograd(tensor, alias), base, layout)
+        return _view_at(tensor, alias, base, layout)
 
     def _shared(self, group: int | None) -> dict[int, torch.Tensor]:
         """Outputs that share a storage, by number: copied to their places in one."""
@@ -265,9 +266,15 @@ class _Ending:
         return found
 
 
-def _seen_by_autograd(tensor: torch.Tensor, alias: OutputAlias) -> torch.Tensor:
-    """What an output is a view of: detached where the original's output has no gradient."""
-    return tensor if alias.requires_grad or not tensor.requires_grad else tensor.detach()
+def _view_at(tensor: torch.Tensor, alias: OutputAlias, base: Layout, layout: Layout) -> torch.Tensor:
+    """An output that is a view of a tensor: of a detached one where the original's output has no gradient."""
+    seen = tensor if alias.requires_grad or not tensor.requires_grad else tensor.detach()
+    if alias.creation is None:
+        return view_at(seen, base, layout)
+    with created_as(alias.creation):
+        made = view_at(seen, base, layout)
+    set_creation(made, alias.creation)
+    return made
 
 
 def _remade(tensor: torch.Tensor, inference: bool) -> torch.Tensor:

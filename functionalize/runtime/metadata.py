@@ -202,8 +202,9 @@ class OutputAlias:
     capacity: Any = 0  # bytes of that storage
     base: int | None = None  # of VIEW_OF_BASE: the position among the bases
     own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
-    leaf: Callable[[torch.Tensor], torch.Tensor] | None = None  # makes a leaf, as the program did, of its memory
-    inference: bool = False  # whether it is an inference tensor
+    leaf: Callable[[torch.Tensor], torch.Tensor] | None = None  # makes a leaf, as the program did
+    inference: bool | None = False  # whether it is an inference tensor; None: as the mode of the call has it
+    creation: Any = None  # of a view: how autograd came by it; None: by an operator that gives one view
     gradient: int | None = None  # of a tensor that the program made: the output that is its gradient
 
 

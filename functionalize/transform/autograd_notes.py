@@ -21,7 +21,7 @@ from functionalize._torch.tensors import (
     is_view_to_autograd,
 )
 from functionalize.aliasing.bases import Base, View
-from functionalize.aliasing.geometry import Layout, hinted_span
+from functionalize.aliasing.geometry import Layout, hinted_span, same
 from functionalize.aliasing.overlap import box_of
 from functionalize.call_stack import Location, user_location
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
@@ -48,7 +48,16 @@ class Reshapes:
             self._again.add(id(handle))
         self._held[id(handle)] = handle
         self.any |= handle.requires_grad or any(view.requires_grad for view in views)
-        if handle.requires_grad and not (torch.is_grad_enabled() or is_leaf_to_autograd(handle)):
+
+    def note_silent(self, handle: torch.Tensor, before: View) -> None:
+        """Note that a handle has got other metadata, perhaps where gradients are off; ``before``: what it showed.
+
+        Laid out as before in other memory, it has gradients at the places where it had them.
+        """
+        now = Layout.of(handle)
+        moved = storage_key(handle) != before.base.key and same(now.size, before.layout.size)
+        laid_out = moved and same(now.stride, before.layout.stride)
+        if not (laid_out or torch.is_grad_enabled() or is_leaf_to_autograd(handle)):
             self._untold.setdefault(id(handle), user_location())
 
     def note_data(self, handle: torch.Tensor) -> None:
@@ -61,8 +70,8 @@ class Reshapes:
         for fake in inputs:
             if id(fake) in self._untold:
                 return UnsupportedMutationError(
-                    "an input that was computed with gradients gets new metadata in place (t_, squeeze_, ...) where "
-                    "gradients are off",
+                    "an input that requires gradients gets another size or other strides in place (t_, squeeze_, "
+                    "`.data =`, ...) where gradients are off",
                     why="autograd is not told, and goes on to give it the gradient of what it was",
                     hint="change it where gradients are on, or change a detached tensor",
                     at=self._untold[id(fake)],
@@ -233,11 +242,12 @@ class AutogradNotes:
             self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
             self.reshapes.lost_views.note_lost()
 
-    def note_reshaped(self, handle: torch.Tensor, base: Base) -> None:
-        """Note that a fake handle has got other metadata."""
-        if is_leaf_to_autograd(handle) and len(base.handles) > 1:
+    def note_reshaped(self, handle: torch.Tensor, before: View) -> None:
+        """Note that a fake handle has got other metadata; ``before``: what it showed."""
+        if is_leaf_to_autograd(handle) and len(before.base.handles) > 1:
             self.asked.add(LEAF_VIEW)
-        self.reshapes.lost_views.note_turn(handle, base)
+        self.reshapes.note_silent(handle, before)
+        self.reshapes.lost_views.note_turn(handle, before.base)
 
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`: autograd thinks of it as it was."""

@@ -312,10 +312,10 @@ class FunctionalizationContext:
         views = self.views_beside(handle)
         self.notes.note_reshape(handle, views, loses_elements and bool(views))
 
-    def note_reshaped(self, handle: torch.Tensor) -> None:
-        """Note that an op has changed a handle's metadata."""
+    def note_reshaped(self, handle: torch.Tensor, before: View) -> None:
+        """Note that an op has changed a handle's metadata; ``before``: what it showed."""
         if is_fake(handle) and handle.requires_grad:
-            self.notes.note_reshaped(handle, self.graph.ensure(handle).base)
+            self.notes.note_reshaped(handle, before)
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
         """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""

@@ -245,7 +245,7 @@ class FunctionalizeMode(TorchDispatchMode):
             context.executor.resize_handle(handle, size, kwargs)
         else:
             context.executor.on_handles(func, args, kwargs)
-        context.note_reshaped(handle)
+        context.note_reshaped(handle, view)
         context.executor.track_sizes(handle)
         view.base.simplify()
         if Layout.of(handle).key != view.layout.key or storage_key(handle) != view.base.key:

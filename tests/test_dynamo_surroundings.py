@@ -1,0 +1,132 @@
+"""What is set around a call of ``torch.compile(..., backend="functionalize")``: it finds what eager finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled"),
+    # Dynamo, and torch's derivatives forward, warn of torch's own code.
+    pytest.mark.filterwarnings("ignore:.*torch.jit"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _writes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x.mul_(2)
+    y = x * x
+    y[0].mul_(3)
+    return y, y.t()
+
+
+def _stops(x: torch.Tensor) -> tuple[torch.Tensor]:
+    with torch.no_grad():
+        y = x * 2
+    return (y * x,)
+
+
+@pytest.mark.parametrize("f", [_writes, _stops, torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())])
+@pytest.mark.parametrize("called_before", [False, True])
+def test_tangents(f: Callable[..., object], called_before: bool) -> None:
+    """Forward-mode derivatives, of a graph that was compiled without tangents as of one compiled with them."""
+    compiled = torch.compile(f, backend="functionalize")
+    if called_before:
+        compiled(torch.ones(3, 3))
+    found = []
+    for function in (f, compiled):
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(torch.ones(3, 3), torch.arange(9.0).view(3, 3))
+            results = function(x)
+            duals = [*results, x] if isinstance(results, tuple) else [results, x]
+            found.append([tuple(forward_ad.unpack_dual(dual)) for dual in duals])
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(compiled(torch.ones(3, 3)), f(torch.ones(3, 3)))
+
+
+def test_anomaly_detection() -> None:
+    model = torch.nn.Linear(2, 2)
+    compiled = torch.compile(model, backend="functionalize")
+    with torch.autograd.detect_anomaly():
+        x = torch.ones(2, 2, requires_grad=True)
+        (gradient,) = torch.autograd.grad(compiled(x).square().sum(), x, create_graph=True)
+        gradient.sum().backward()
+        got = x.grad
+    x = torch.ones(2, 2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    gradient.sum().backward()
+    torch.testing.assert_close(got, x.grad)
+
+
+def test_hooks_on_saved_tensors_get_those_of_calls() -> None:
+    packed: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor)
+        return tensor
+
+    compiled = torch.compile(lambda x: (x * x).sin(), backend="functionalize")
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        compiled(torch.ones(3, requires_grad=True)).sum().backward()
+    assert packed and all(type(tensor) is torch.Tensor for tensor in packed)
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_data_of_an_input_that_requires_gradients(computed: bool) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.data = y * 2
+        return x * x
+
+    found = []
+    for function in (f, torch.compile(f, backend="functionalize")):
+        leaf = torch.ones(3, requires_grad=True)
+        x = leaf * 3 if computed else leaf
+        y = function(x, torch.arange(3.0))
+        found.append([y, x, torch.tensor(x._version), *torch.autograd.grad((y + x).sum(), leaf)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def _in_inference_mode(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.inference_mode():
+        y = x * 2
+    return y, y[1:], y + 1, x[1:]
+
+
+def _out_of_inference_mode(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.inference_mode(False):
+        y = torch.ones(3)
+    return (y,)
+
+
+def _writes_first(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x.add_(1)
+    return x * 2, x[1:], x
+
+
+@pytest.mark.parametrize("f", [_in_inference_mode, _out_of_inference_mode, _writes_first])
+@pytest.mark.parametrize("called_before", [None, torch.no_grad, torch.inference_mode])
+def test_inference_tensors(f: Callable[..., tuple[torch.Tensor, ...]], called_before: Callable[[], Any] | None) -> None:
+    """One graph may serve calls in inference mode and calls without gradients."""
+    compiled = torch.compile(f, backend="functionalize")
+    if called_before is not None:
+        with called_before():
+            compiled(torch.ones(3))
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        x = torch.ones(3)
+        with mode():
+            found = [[one.is_inference() for one in function(x.clone())] for function in (f, compiled)]
+            found += [[one.is_inference() for one in function(x)] for function in (f, compiled)]
+        assert found[1] == found[0]
+        assert found[3] == found[2]
