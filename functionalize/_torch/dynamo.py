@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import new_fake_mode
-from functionalize._torch.tensors import hint_of, storage_key
+from functionalize._torch.sizes import hint_of
+from functionalize._torch.tensors import storage_key
 
 
 def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:

@@ -25,7 +25,8 @@ from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
 from functionalize._torch.elementwise import elementwise_strides
-from functionalize._torch.tensors import PLAIN_TYPES, decide_broadcasts, hint_of, set_versions, unbacked
+from functionalize._torch.sizes import decide_broadcasts, hint_of, unbacked
+from functionalize._torch.tensors import PLAIN_TYPES, set_versions
 
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")

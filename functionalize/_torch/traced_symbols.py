@@ -23,7 +23,8 @@ from torch.fx.experimental.proxy_tensor import (  # proxies are attached to symb
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import on_handles
-from functionalize._torch.tensors import SYMBOLS, is_symbol, is_symbolic
+from functionalize._torch.sizes import is_symbol
+from functionalize._torch.tensors import SYMBOLS, is_symbolic
 
 _COMPARISONS = frozenset({operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne})
 _ARITHMETIC = frozenset({operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod})

@@ -35,7 +35,8 @@ from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import on_handles
 from functionalize._torch.fakes import FakeTensorMode
-from functionalize._torch.tensors import SYMBOLS, is_symbol, is_symbolic, storage_key
+from functionalize._torch.sizes import is_symbol
+from functionalize._torch.tensors import SYMBOLS, is_symbolic, storage_key
 from functionalize._torch.traced_symbols import symbol_node
 
 _NO_KWARGS: dict[str, Any] = immutable_dict()

@@ -32,7 +32,8 @@ from functionalize._torch.dynamo import (
     sizes_by_data,
     to_fakes,
 )
-from functionalize._torch.tensors import autograd_base, has_symbol
+from functionalize._torch.sizes import has_symbol
+from functionalize._torch.tensors import autograd_base
 from functionalize.backends.view_inputs import ViewInputs
 from functionalize.call_stack import Scopes
 from functionalize.errors import check_remove

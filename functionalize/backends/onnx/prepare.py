@@ -23,8 +23,8 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 
 from functionalize._torch import SYMBOLS, pytree
+from functionalize._torch.sizes import hint_of
 from functionalize._torch.symbols import sizes_of
-from functionalize._torch.tensors import hint_of
 from functionalize.backends.onnx.convention import Argument, Check, Convention, Result, State
 from functionalize.backends.onnx.sizes import Sizes, evaluate
 from functionalize.errors import UnsupportedExportError

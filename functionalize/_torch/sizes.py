@@ -1,0 +1,136 @@
+"""Sizes and numbers that are symbols: what is known of them in a trace, and what is asked where only the data tell.
+
+Invariant: no symbol is pinned by a guard, but where a question is answered. Limits: loads no sympy, which where there
+are symbols torch has loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor  # no public path to it
+
+from functionalize._torch.tensors import SYMBOLS, is_symbolic
+
+
+def is_symbol(number: Any) -> bool:
+    return isinstance(number, torch.SymInt)
+
+
+def has_symbol(value: Any) -> bool:
+    """Whether it is a symbol, or a tensor of symbolic sizes."""
+    return isinstance(value, SYMBOLS) or (isinstance(value, torch.Tensor) and is_symbolic(value))
+
+
+def settled(number: Any) -> Any:
+    """A size as a plain number, where the trace has found by now which one it is: no node computes it then."""
+    known = number.node.maybe_as_int() if isinstance(number, torch.SymInt) else None
+    return number if known is None else known
+
+
+def hint_of(number: Any, fallback: int | None = None) -> Any:
+    """The size that a symbol has in this trace, without a guard; of one that comes from data the fallback."""
+    node = number.node
+    if node.hint is not None:
+        return node.hint
+    if node.shape_env.has_guarding_hint(node.expr):  # was equated with sizes of inputs after it was made
+        return node.shape_env.guarding_hint_or_throw(node.expr)
+    return None if fallback is None else node.shape_env.optimization_hint(node.expr, fallback=fallback)
+
+
+def unbacked(numbers: Sequence[Any]) -> bool:
+    """Whether some size is known when the program runs only: it comes from data, not from the inputs' sizes."""
+    return any(type(number) is not int and hint_of(number) is None for number in numbers)
+
+
+def decided(condition: Any) -> bool | None:
+    """The answer to a question of sizes that only the data tell; None where nobody answers."""
+    environment: Any = condition.node.shape_env if isinstance(condition, torch.SymBool) else None
+    asked = environment is not None and hint_of(condition) is None
+    return None if asked and not getattr(environment, "is_answered", False) else bool(condition)
+
+
+def decide_ones(sizes: Sequence[Any]) -> None:
+    """Ask of each size that only the data tell whether it is one, where somebody answers; else it is no one.
+
+    Torch takes it for none that is, without a word.
+    """
+    for size in sizes:
+        environment: Any = size.node.shape_env if is_symbol(size) else None
+        if hasattr(environment, "decider") and unbacked([size]):
+            if environment.is_answered:
+                bool(size == 1)
+            else:
+                torch._check(size != 1)
+
+
+def offset_of_part(tensor: torch.Tensor, dim: int = 0, start: Any = None, *_: Any) -> Any:
+    """The storage offset of a slice, or of a selected position, that only the data tell; None for a known one.
+
+    As slices do, it takes a start beyond the tensor for the nearest one; a position beyond it is an error elsewhere.
+    """
+    if not (is_symbol(start) and unbacked([start])):
+        return None
+    size = tensor.size(dim)
+    begin = torch.sym_max(torch.sym_min(torch.sym_ite(start < 0, start + size, start), size), 0)
+    return tensor.storage_offset() + begin * tensor.stride(dim)
+
+
+def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
+    """Ask of each size that only the data tell, and that is to be broadcast with another one, whether it is one.
+
+    Where nobody answers, torch takes it for the other one, and checks that when the program runs.
+    """
+    for sizes in itertools.zip_longest(*map(reversed, shapes), fillvalue=1):
+        for size in filter(is_symbol, sizes):
+            asked = getattr(size.node.shape_env, "is_answered", False) and unbacked([size])
+            if asked and any(_differ(size, other) for other in sizes if other is not size):
+                bool(size == 1)
+
+
+def decide_batches(batches: Sequence[Sequence[Any]]) -> None:
+    """Ask of the sizes of batches that are multiplied whether they are one; those that are not are equal."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and  # here: loads sympy
+
+    decide_broadcasts(batches)
+    for one, other in zip(reversed(batches[0]), reversed(batches[-1]), strict=False):
+        if unbacked([one, other]) and statically_known_true(sym_and(one != 1, other != 1)):
+            torch._check(one == other)
+
+
+def _differ(size: Any, other: Any) -> bool:
+    """Whether a size may be another one, which is not one; -1 is what `expand` writes for the same."""
+    if type(other) is int:
+        return other not in (1, -1)
+    return bool(size.node.expr != other.node.expr)
+
+
+def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
+    """Whether sizes, of a tensor or among numbers, are known when the program runs only, or were so until a guard."""
+    symbols = list(filter(is_symbol, numbers))
+    if not (is_symbolic(tensor) or symbols):
+        return False
+    return tensor.fake_mode.static_shapes or unbacked((*tensor.size(), *symbols))
+
+
+def forget_offset(handle: FakeTensor) -> None:
+    """Let nobody wait for the symbol of a view's storage offset: its copy starts at zero."""
+    environment, offset = handle.fake_mode.shape_env, handle.storage_offset()
+    if environment is not None and isinstance(offset, torch.SymInt):
+        pending = environment.pending_fresh_unbacked_symbols
+        pending[:] = [symbol for symbol in pending if symbol not in offset.node.expr.free_symbols]
+
+
+@contextlib.contextmanager
+def new_symbols_wait(handle: Any) -> Iterator[None]:
+    """While others are recorded than the node that has the new symbols of a view: the tracer binds them to the next."""
+    environment = handle.fake_mode.shape_env
+    waiting, environment.pending_fresh_unbacked_symbols = environment.pending_fresh_unbacked_symbols, []
+    try:
+        yield
+    finally:
+        environment.pending_fresh_unbacked_symbols[:0] = waiting
