@@ -1,4 +1,4 @@
-"""State that names of code lead to in unusual ways: variables that hold classes and modules, methods in C, `partial`."""
+"""State that names of code lead to in unusual ways: classes, modules, methods in C, `partial`, code of arguments."""
 
 from __future__ import annotations
 
@@ -175,3 +175,56 @@ def test_a_function_that_partial_binds_is_followed() -> None:
     counted = functools.partial(count, 1)
     captured = capture(lambda x: x * counted(), (X,))
     assert [captured(X)[0].item() for _ in range(3)] == [-1, -2, -3] and len(marks) == 3
+
+
+class Scale:
+    def __init__(self, call: Callable[[], int] | None = None) -> None:
+        self.call = call
+
+    def of(self) -> int:
+        return scale if self.call is None else self.call()
+
+
+class Scaled(torch.nn.Linear):
+    def of(self) -> int:
+        return self.forward(X)  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> int:  # type: ignore[override]
+        return scale
+
+
+@pytest.mark.parametrize("make", [lambda: Scale(), lambda: Scale(lambda: scale), lambda: Scaled(2, 2)])
+def test_what_the_code_of_arguments_reaches_is_state(make: Callable[[], Any]) -> None:
+    global scale
+    argument = make()
+    captured = capture(lambda x, one: x * one.of(), (X, argument), on_guard_failure="recapture")
+    assert torch.equal(captured(X, argument), X * 2)
+    scale = 3
+    assert torch.equal(captured(X, argument), X * 3)
+
+
+def test_a_list_that_an_argument_holds_as_well_is_added_to_once() -> None:
+    history: list[int] = []
+
+    def program(x: Tensor, given: list[int]) -> Tensor:
+        history.append(1)
+        return x * len(given)
+
+    captured = capture(program, (X, history), on_guard_failure="recapture")
+    for call in range(1, 4):
+        assert torch.equal(captured(X, history), X * call) and history == [1] * call
+
+
+def test_a_list_that_a_function_among_the_arguments_reads_is_no_log() -> None:
+    history: list[int] = []
+
+    def program(x: Tensor, count: Callable[[], int]) -> Tensor:
+        history.append(1)
+        return x * count()
+
+    def count() -> int:
+        return len(history)
+
+    captured = capture(program, (X, count), on_guard_failure="recapture")
+    for call in range(1, 4):
+        assert torch.equal(captured(X, count), X * call)
