@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import re
 from collections.abc import Callable
@@ -239,3 +240,15 @@ def test_texts_of_tensors_are_not_kept(program: Callable[[Tensor], Any]) -> None
     with pytest.raises(UnsupportedProgramError, match="a tensor written as text"):
         capture(program, (X,))
     assert not (TEXTS or BY_TEXT)
+
+
+@pytest.mark.parametrize("save", [torch.save, pickle.dump])
+def test_tensors_that_the_program_saves_are_refused(save: Callable[[Any, Any], None]) -> None:
+    layer = torch.nn.Linear(2, 2)
+
+    def program(x: Tensor) -> Tensor:
+        save(layer.state_dict(), io.BytesIO())
+        return x
+
+    with pytest.raises(UnsupportedProgramError, match=r"the program saves a tensor \(torch.save, pickle\)"):
+        capture(program, (torch.ones(2),))

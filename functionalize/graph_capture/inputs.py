@@ -131,6 +131,7 @@ class ProgramInputs:
         self.call = self.convention.arguments(self.args, self.kwargs)
         self.arguments = self.call.walk
         self.args = self.call.args
+        self.follower.follow_arguments(self.arguments)
         self.settings = settings_of(self.state, self.follower.run)
         follows_steps = numbers is None or numbers.follows_steps
         self.schedules = Schedules(StateWalk() if follows_steps else self.state)
@@ -153,11 +154,12 @@ class ProgramInputs:
 
     def walk_again(self) -> StateWalk:
         """What the program can reach now, arguments among it."""
-        state, _ = self._walk()
+        state, follower = self._walk()
         for position in range(len(self.args)):
             state.walk(self.args, position, "")
         for name in self.kwargs:
             state.walk(self.kwargs, name, name)
+        follower.follow_found()
         return state
 
     def _state(self, taken: set[str]) -> Iterator[TracedInput]:

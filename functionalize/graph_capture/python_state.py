@@ -76,17 +76,25 @@ class Follower:
         self._constants = self._seen = self._tensors = self._tuples = 0  # how many of the walk's were looked at
         refuse_iterators(func)
         self._follow(func, _DEPTH)
-        self._follow_found()
+        self.follow_found()
         if state.holds:
             for path, hooks in hooks_of_all().items():
                 state.open(hooks, path)
-            self._follow_found()
+            self.follow_found()
+
+    def follow_arguments(self, arguments: StateWalk) -> None:
+        """Follow what the program may run of its arguments: functions among them, and methods of objects."""
+        for slot in arguments.constants:
+            self._follow_value(slot.get(), slot.path)
+        for value in arguments.seen:
+            self._follow_object(value)
+        self.follow_found()
 
     def is_log(self, container: Any) -> bool:
         """Whether a list is one that the program adds to, and does nothing else with."""
         return self._whole and self._logs.is_log(container, self.codes)
 
-    def _follow_found(self) -> None:
+    def follow_found(self) -> None:
         """Follow what the objects run that were found on the way: of modules the methods that any code names."""
         known = -1
         while known < len(self.codes):
@@ -105,15 +113,21 @@ class Follower:
             self._constants, self._seen = len(state.constants), len(state.seen)
             for slot in constants:
                 self._follow_value(slot.get(), slot.path)
-            for kind in [*(type(value) for value in objects if not isinstance(value, type)), *self._named]:
+            for kind in [*self._named]:
                 self._follow_class(kind)
             for value in objects:
-                for hook in hooks_of(value) if is_module(value) else ():
-                    self._follow(hook, _DEPTH)
-                if isinstance(value, RemovableHandle):
-                    for hooks in hooks_behind(value):
-                        state.watch(hooks, "a hook's handle")
+                self._follow_object(value)
             self._open_hooks()
+
+    def _follow_object(self, value: Any) -> None:
+        """Follow the methods of an object, and the hooks of a module."""
+        if not isinstance(value, type):
+            self._follow_class(type(value))
+        for hook in hooks_of(value) if is_module(value) else ():
+            self._follow(hook, _DEPTH)
+        if isinstance(value, RemovableHandle):
+            for hooks in hooks_behind(value):
+                self._state.watch(hooks, "a hook's handle")
 
     def _follow_value(self, value: Any, path: str) -> None:
         """Follow what is neither a tensor nor entered: functions, methods in C, captured programs, classes."""

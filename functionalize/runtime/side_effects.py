@@ -210,13 +210,17 @@ class SideEffectRecorder:
             touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
             if not touched and not last:
                 return None
-        elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_log(container):
+        elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_apart(container):
             new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
         state = self._states[index]
         plain = {key: item for key, item in touched.items() if not _is_input(item)}
         constants = {key_of(key): self._before(item, state) for key, item in plain.items()}
         entries = {key_of(key): objects.recipe(item, joined(path, key)) for key, item in new.items()}
         return SideEffect(index, position, path, constants, entries, removed, length, adds, order, last)
+
+    def _is_apart(self, container: Any) -> bool:
+        """Whether what is in a list matters to nothing: the program adds to it, and no argument holds it as well."""
+        return sum(id(container) in state.containers for state in self._states) == 1 and self._is_log(container)
 
     def _order(self, index: int, container: Any, before: Any, now: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The keys of a dict in the order in which the program found them, and those that it has moved to the end."""
