@@ -568,3 +568,98 @@ def test_gradients_left_at_inputs_that_required_none_are_added_to_those_there() 
     for gradient in (True, False, True):
         expected, found = program(given(gradient)).grad, captured(given(gradient)).grad
         assert expected is not None and found is not None and torch.equal(expected, found)
+
+
+def collecting(**kwargs: Tensor) -> dict[str, Tensor]:
+    return {name: value * number for number, (name, value) in enumerate(kwargs.items())}
+
+
+class Collecting(torch.nn.Module):
+    def forward(self, x: Tensor, *, y: Tensor, **kwargs: Tensor) -> Any:
+        return x - y, collecting(**kwargs)
+
+
+@pytest.mark.parametrize("program", [collecting, Collecting()])
+def test_the_order_of_collected_arguments_is_compared(program: Any) -> None:
+    x, y = torch.ones(1), torch.full((1,), 5.0)
+    given = {} if program is collecting else {"y": y, "x": x}
+    named = {} if program is collecting else {"x": x, "y": y}
+    for how in ("raise", "recapture"):
+        captured = capture(program, (), {**named, "a": x, "b": y}, on_guard_failure=how)
+        for _ in range(2):
+            assert_same(program(a=x, b=y, **given), captured(a=x, **given, b=y))
+            if how == "raise":
+                with pytest.raises(InputMismatchError, match="called with b, a in this order"):
+                    captured(**given, b=y, a=x)
+            else:
+                assert_same(program(b=y, a=x, **given), captured(**given, b=y, a=x))
+
+
+@pytest.mark.filterwarnings("ignore:grad and param do not obey")
+def test_how_a_gradient_lies_is_compared_where_the_program_sees_it() -> None:
+    def world() -> tuple[Tensor, Any]:
+        weight = torch.ones(2, 2, requires_grad=True)
+
+        def step(x: Tensor) -> Any:
+            (x @ weight).sum().backward()
+            gradient: Any = weight.grad
+            return gradient.flatten(), gradient.stride(), gradient.contiguous().add_(1), gradient.storage_offset()
+
+        return weight, step
+
+    (mine, step), (its, eager) = world(), world()
+    mine.grad = torch.ones(2, 2)
+    captured = capture(step, (torch.ones(2, 2),))
+    lies = [
+        lambda: torch.ones(2, 2),
+        lambda: torch.arange(4.0).view(2, 2).t(),
+        lambda: torch.arange(6.0)[2:].view(2, 2),
+    ]
+    for make in [*lies, *lies]:
+        mine.grad, its.grad = make(), make()
+        assert_same(eager(torch.zeros(2, 2)), captured(torch.zeros(2, 2)))
+        assert_same(its.grad, mine.grad)
+
+
+@pytest.mark.filterwarnings("ignore:grad and param do not obey")
+def test_how_a_gradient_lies_does_not_matter_where_it_is_added_to() -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    captured = capture(lambda x: (x @ weight).sum().backward(), (torch.ones(2, 2),))
+    for gradient in (None, torch.ones(2, 2), torch.ones(2, 2).t(), torch.ones(3, 2).t()[:, 1:]):
+        weight.grad = gradient
+        captured(torch.ones(2, 2))
+        torch.testing.assert_close(weight.grad, torch.full((2, 2), 2.0 if gradient is None else 3.0))
+    assert weight.grad is gradient
+    assert len(captured.variants) <= 2  # with a gradient that is supposed, and one that is there
+
+
+def test_zeros_in_state_have_signs() -> None:
+    class Owner:
+        n = 0.0
+
+    def step(owner: Any, x: Tensor) -> Tensor:
+        owner.n = -owner.n
+        return x * 0 + 1 / torch.full((), owner.n)
+
+    mine, its = Owner(), Owner()
+    captured = capture(lambda x: step(mine, x), (torch.ones(1),), on_guard_failure="recapture")
+    for _ in range(4):
+        assert_same(step(its, torch.ones(1)), captured(torch.ones(1)))
+
+
+@pytest.mark.parametrize("ask", [bool, len, lambda state: any(True for _ in state)])
+def test_an_emptied_state_of_an_optimizer_is_noticed(ask: Callable[[Any], Any]) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([weight])
+    weight.sum().backward()
+    optimizer.step()
+
+    def step(x: Tensor) -> Tensor:
+        return x * (2 if ask(optimizer.state) else 3)
+
+    captured = capture(step, (torch.ones(1),), on_guard_failure="recapture")
+    assert_same(torch.full((1,), 2.0), captured(torch.ones(1)))
+    assert_same(torch.full((1,), 2.0), captured(torch.ones(1)))
+    optimizer.state.clear()
+    assert_same(torch.full((1,), 3.0), captured(torch.ones(1)))
+    assert not optimizer.state

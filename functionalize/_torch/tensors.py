@@ -116,6 +116,8 @@ LEAF_VIEW = "is a leaf, and a view"  # told to require gradients when it was a v
 KIND = "kind"  # a parameter, a buffer, or neither
 _KINDS = torch.nn.Parameter, torch.nn.Buffer
 ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # how Python asks; stubs call it a number
+ASK_BASE: Any = torch.Tensor._base.__get__  # type: ignore[union-attr]  # likewise
+ASK_HOOKS = [getattr(torch.Tensor, name).__get__ for name in _HOOKS]
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,

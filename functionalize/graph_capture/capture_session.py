@@ -29,6 +29,7 @@ from functionalize.graph_capture.default_generator import refuse_drawn
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
+from functionalize.graph_capture.gradients_of_state import laid_out
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
 from functionalize.graph_capture.leaks import Traced, take_back
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
@@ -222,7 +223,8 @@ class CaptureSession(RecordingSession):
     def _follow(self, context: Any) -> None:
         self._provenance.follow(context)
         self._attributes.unused = context.notes.unused
-        context.notes.unused.update(id(entry.fake) for entry in self._inputs.inputs if entry.optional)
+        noted = (entry for entry in self._inputs.inputs if entry.optional or entry.gradient_of is not None)
+        context.notes.unused.update(id(entry.fake) for entry in noted)
         self._asked, context.notes.constants = context.notes.asked, self._constants
         context.notes.generators = self._generators.given
 
@@ -276,6 +278,8 @@ class CaptureSession(RecordingSession):
             asked=found.asked,
             questions=self._questions(),
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
+            asks_kinds=any(inputs.follower.asking[name] for name in ("type", "Parameter", "Buffer")),
+            laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
         return Capture(found, Guards(metadata, assumptions), inputs.state, *ways)

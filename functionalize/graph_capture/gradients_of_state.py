@@ -7,7 +7,7 @@ program made hold one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch.fx import Graph, Node
@@ -68,6 +68,24 @@ def drop_unread(
             read.add(id(entry.gradient_of))
             accumulates &= number in written and _is_added_to(node)
     return frozenset(unused), read, accumulates
+
+
+def laid_out(inputs: Sequence[TracedInput], graph: Graph, untouched: Set[int]) -> set[int]:
+    """The gradients of which the program may see how they lie in memory, by number: it does more than to add to them.
+
+    ``untouched``: the identities of fakes that the program has passed to no function of torch's.
+    """
+    placeholders = {node.target: node for node in graph.find_nodes(op="placeholder")}
+    found = set[int]()
+    for number, entry in enumerate(inputs):
+        if entry.gradient_of is None:
+            continue
+        node = placeholders.get(entry.name)
+        users = [] if node is None else list(node.users)
+        added = node is not None and _is_added_to(node) and all(one.op == "output" for one in users[0].users)
+        if id(entry.fake) not in untouched or (users and not added):
+            found.add(number)
+    return found
 
 
 def _is_added_to(gradient: Node) -> bool:

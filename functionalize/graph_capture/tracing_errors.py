@@ -162,8 +162,8 @@ class _Otherwise(NamedTuple):
 
 OTHERWISE = {
     VIEW: _Otherwise(
-        "the program asks whether `{}` is a view, by `_is_view`, `detach_`, a write after a hook on its gradient, or, "
-        "where it has views, by `requires_grad_` or `as_strided_`",
+        "the program asks whether `{}` is a view, by `_is_view`, `_base`, `detach_`, a write after a hook on its "
+        "gradient, or, where it has views, by `requires_grad_` or `as_strided_`",
         "it is one, of memory that the program does not get, and is captured on a tensor of its own",
         "use detach() instead of detach_(), pass a clone, or ask before what is captured",
     ),

@@ -1,7 +1,8 @@
 """The arguments of a call, in the order in which the program was captured with them.
 
 Invariant: arguments that are built alike have the same structure, leaf by leaf, however they were spelled (by position
-or by name, in whatever order). Limits: those of ``StateWalk``.
+or by name, in whatever order; but for what a function collects in ``**kwargs``, whose order it sees). Limits: those of
+``StateWalk``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -124,17 +125,26 @@ class CallingConvention:
     keywords: tuple[str, ...]
     parameters: tuple[str, ...]  # what the function itself calls its positional arguments
     nest: Nest | None = None  # how the arguments were nested; None where they were not of plain containers
+    apart: frozenset[str] | None = None  # the names that a `**kwargs` does not collect; None where there is none
 
     @classmethod
     def of(cls, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> CallingConvention:
         """The convention of one call of a function."""
-        names = tuple(_names_of(func, len(args)))
-        return cls(names[: len(args)], tuple(kwargs), names, Nest.of(args, kwargs))
+        known = _parameters_of(func)
+        names = tuple(_names_of(known, len(args)))
+        collects = any(one.kind is one.VAR_KEYWORD for one in known)
+        named = frozenset(one.name for one in known if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+        return cls(names[: len(args)], tuple(kwargs), names, Nest.of(args, kwargs), named if collects else None)
 
     def takes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether these are as many arguments, of the same names."""
+        """Whether these are as many arguments, of the same names; those that are collected in the same order."""
         given = (*self.parameters[: len(args)], *kwargs)
-        return len(given) == len(args) + len(kwargs) and {*given} == {*self.names, *self.keywords}
+        alike = len(given) == len(args) + len(kwargs) and {*given} == {*self.names, *self.keywords}
+        return alike and self.collected(kwargs) == self.collected(self.keywords)
+
+    def collected(self, keywords: Iterable[str]) -> tuple[str, ...]:
+        """Those names of arguments that the function collects in a dict, in order."""
+        return () if self.apart is None else tuple(name for name in keywords if name not in self.apart)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CallArguments:
         """A call's arguments in this order.
@@ -157,6 +167,12 @@ class CallingConvention:
                 f"the program is called {' and '.join(said) or 'with more arguments'}; it was captured with "
                 f"{', '.join(order) or 'none'}",
                 hint="pass the same arguments, or capture again",
+            )
+        if self.collected(kwargs) != self.collected(self.keywords):
+            raise InputMismatchError(
+                f"the program is called with {', '.join(self.collected(kwargs))} in this order, which it sees; it was "
+                f"captured with {', '.join(self.collected(self.keywords))}",
+                hint="pass them in the same order, or capture with on_guard_failure='recapture'",
             )
         return [given[name] for name in self.names], {name: given[name] for name in self.keywords}
 
@@ -184,12 +200,16 @@ class InputSources:
         return values
 
 
-def _names_of(func: Callable[..., Any], count: int) -> list[str]:
-    """What a function calls its positional arguments, ``count`` at least."""
+def _parameters_of(func: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function; none where nobody knows them."""
     try:
-        parameters = list(inspect.signature(func.forward if is_module(func) else func).parameters.values())  # type: ignore[attr-defined]
+        return list(inspect.signature(func.forward if is_module(func) else func).parameters.values())  # type: ignore[attr-defined]
     except (TypeError, ValueError):
-        parameters = []
+        return []
+
+
+def _names_of(parameters: Sequence[inspect.Parameter], count: int) -> list[str]:
+    """What a function calls its positional arguments, ``count`` at least."""
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
     return names + [f"{rest}_{position}" for position in range(count - len(names))]

@@ -209,7 +209,7 @@ class CapturedProgram(Exports):
 
     def _called_so(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
         """The program as it was captured for so many arguments, by these names."""
-        key = len(args), *sorted(kwargs)
+        key = len(args), *sorted(kwargs), self._convention.collected(kwargs)
         with CAPTURING:
             found = self._others.pop(key, None)
             if found is None:

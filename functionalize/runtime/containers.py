@@ -299,9 +299,12 @@ def entry(container: Container, key: Any) -> Any:
     Raises:
         LookupError: it is not.
     """
-    if type(container) is dict:  # most are
+    if type(container) is dict or not isinstance(container, dict):  # most are
         return container[key]
-    return dict.__getitem__(container, key) if isinstance(container, dict) else container[key]
+    value = dict.get(container, key, ABSENT)  # its class may make what is not there (`__missing__`)
+    if value is ABSENT:
+        raise KeyError(key)
+    return value
 
 
 def write(container: Container, key: Any, value: Any) -> None:

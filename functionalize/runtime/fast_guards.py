@@ -153,6 +153,8 @@ class FastGuards:
             *(f"    if {one}: return None" for one in shared),
         ]
         source.lines += ["except (LookupError, TypeError): return None"]
+        if not self._guards.shared_places.is_empty:
+            source.refuse("others_differ(inputs)", others_differ=self._guards.shared_places.differ)
 
     def _compare_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         names = [f"inputs[{number}]" for number in self._numbers]

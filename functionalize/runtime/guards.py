@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, LEAF_VIEW, VIEW, gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, LEAF_VIEW, OFFSET, VIEW, gradient_hooks
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.runtime.alias_pattern import Pattern, alias_pattern, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.containers import ABSENT, SetItems, place_of, read
 from functionalize.runtime.frozen_values import frozen, same
-from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
+from functionalize.runtime.metadata import GraphInput, OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
 from functionalize.runtime.objects import TensorRef
 from functionalize.runtime.settings import LENGTH, Settings, is_numbers
@@ -34,6 +34,8 @@ from functionalize.runtime.tensor_properties import (
     REQUIRES_GRAD,
     STRIDES,
     TENSOR_PROPERTIES,
+    Dimensions,
+    Laid,
     answer_of,
     is_answer,
 )
@@ -52,16 +54,6 @@ class Guard(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.property} {_words(self.expected)}"
-
-
-@dataclass(frozen=True)
-class _Dimensions:
-    """The size of a tensor of which nothing but the number of dimensions counts."""
-
-    count: int
-
-    def __repr__(self) -> str:
-        return f"of {self.count} dimension{'' if self.count == 1 else 's'}"
 
 
 # Of what is true of an input or not, what is said of it now, and of when the program was captured.
@@ -96,13 +88,15 @@ class Assumptions:
     asked: Set[str]  # what the program asked tensors, of `ASKED_PROPERTIES` and `LEAF`
     questions: Set[tuple[int, str]]  # what else it may have asked, by the number of the input
     written: Set[int]  # inputs that autograd saw being written, also where nothing changed: leaves refuse that
+    laid_out: Set[int]  # gradients of which it may see how they lie
+    asks_kinds: bool  # whether the program may ask of which classes tensors of its state are
 
 
 class Guards:
     """What one program takes for granted, and where it finds its inputs."""
 
     def __init__(self, metadata: ProgramMetadata, found: Assumptions) -> None:
-        self.metadata, self.inputs, self.state = metadata, metadata.inputs, found.state
+        self.metadata, self.state = metadata, found.state
         self.modes, self.sizes = dict(found.modes), found.sizes
         self.structure, values = found.arguments.structure, found.values
         self.settings = found.settings.without(_changed(metadata, found.state))
@@ -129,9 +123,16 @@ class Guards:
             if self.inputs[number].gradient_of is None
             if not (name == HOOKS and self.changes.intersection(map(id, gradient_hooks(value))))  # it removes some
         } | {(number, name): answer_of(name, values[number]) for number, name in sorted(found.questions)}
+        fixed = [number for number in found.laid_out if self.inputs[number].gradient_of not in self.dynamic]
+        self._laid = Laid({number: values[number] for number in fixed}, offset=OFFSET in found.asked)
         self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)
-        self.shared_places = SharedPlaces(self.inputs, values, found.state.tensors)
+        self.shared_places = SharedPlaces(metadata, values, found.state, kinds=found.asks_kinds)
+
+    @property
+    def inputs(self) -> Sequence[GraphInput]:
+        """The program's inputs."""
+        return self.metadata.inputs
 
     @property
     def changes_gradients(self) -> bool:
@@ -225,7 +226,7 @@ class Guards:
             return None
         look = [read(value) for read in _READ]
         if number in self.dynamic:
-            look[_SIZE], look[_STRIDES] = _Dimensions(value.dim()), None
+            look[_SIZE], look[_STRIDES] = Dimensions(value.dim()), None
         return look
 
     def _check_constants(self, arguments: CallArguments) -> None:
@@ -264,8 +265,9 @@ class Guards:
                 self._refuse_property(number, name, answer_of(name, values[number]), before)
 
     def agree(self, numbers: Sequence[int], values: Sequence[Any]) -> bool:
-        """Whether some inputs look as they did."""
-        return all(values[n] is None or self._look(n, values[n]) == self._looks[n] for n in numbers)
+        """Whether some gradients look as they did."""
+        alike = all(values[n] is None or self._look(n, values[n]) == self._looks[n] for n in numbers)
+        return alike and self._laid.differing(values) is None
 
     def _check_presence(self, values: Sequence[Any]) -> None:
         for number, had in self.had_gradient.items():
@@ -277,13 +279,16 @@ class Guards:
                 )
 
     def _check_gradients(self, values: Sequence[Any]) -> None:
-        """What autograd tells of the inputs: which require gradients, and which of those that change are leaves."""
+        """What autograd tells of the inputs: which require some, which that change are leaves, how gradients lie."""
         for number, (value, look) in enumerate(zip(values, self._looks, strict=True)):
             if look is not None and value is not None and value.requires_grad != look[-1]:
                 self._refuse_property(number, REQUIRES_GRAD, value.requires_grad, look[-1], GradientMismatchError)
         for number, before in self.leaves.items():
             if values[number] is not None and values[number].is_leaf != before:
                 self._refuse_property(number, LEAF, values[number].is_leaf, before, GradientMismatchError)
+        if (found := self._laid.differing(values)) is not None:
+            number, *lies = found
+            self._refuse_property(number, "place in memory", *lies, GradientMismatchError)
 
     def _refuse_property(
         self, number: int, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError

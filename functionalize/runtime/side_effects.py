@@ -258,4 +258,4 @@ def _differ(before: Any, after: Any) -> bool:
     if before is after:
         return False
     plain = (bool, int, float, str, bytes, complex)
-    return not (type(before) is type(after) and isinstance(before, plain) and before == after)
+    return not (isinstance(before, plain) and same(before, after))

@@ -6,7 +6,8 @@ told by its identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -74,3 +75,37 @@ def answer_of(question: str, tensor: torch.Tensor) -> Any:
 def is_answer(question: str, tensor: torch.Tensor, before: Any) -> bool:
     """Whether a tensor answers to a question what another one did."""
     return same(answer_of(question, tensor), before)
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The size of a tensor of which nothing but the number of dimensions counts."""
+
+    count: int
+
+    def __repr__(self) -> str:
+        return f"of {self.count} dimension{'' if self.count == 1 else 's'}"
+
+
+class Laid:
+    """How gradients lie in memory, by their numbers. Strides do not count where there is one position."""
+
+    def __init__(self, gradients: Mapping[int, torch.Tensor], *, offset: bool) -> None:
+        """``offset``: whether it matters where they begin."""
+        self._offset = offset
+        self._before = {number: self._of(gradient) for number, gradient in gradients.items()}
+
+    def differing(self, values: Sequence[Any]) -> tuple[int, Any, Any] | None:
+        """The first that is there and lies otherwise: its number, how it lies, how it did."""
+        for number, before in self._before.items():
+            now = before if values[number] is None else self._of(values[number])
+            if now != before:
+                return number, now, before
+        return None
+
+    def _of(self, gradient: torch.Tensor) -> Any:
+        if gradient.layout is not torch.strided or gradient.is_nested:
+            return gradient.layout
+        pairs = zip(gradient.stride(), gradient.size(), strict=True)
+        strides = tuple(stride for stride, size in pairs if size > 1)
+        return (strides, gradient.storage_offset()) if self._offset else strides

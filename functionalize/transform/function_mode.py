@@ -14,6 +14,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import (
+    ASK_BASE,
+    ASK_HOOKS,
     ASK_VERSION,
     GRADIENT,
     HOOKS,
@@ -54,7 +56,8 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
     **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), (OFFSET,)),
     **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), (OFFSET,)),
     **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), (LEAF,)),
-    is_view: (VIEW,),
+    **dict.fromkeys((is_view, ASK_BASE), (VIEW,)),
+    **dict.fromkeys(ASK_HOOKS, (HOOKS,)),
     **dict.fromkeys((torch.Tensor.detach_, torch.detach_), (VIEW, LEAF)),
     torch.Tensor.untyped_storage: (OFFSET, STORAGE),
     **dict.fromkeys((_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__), (GRADIENT,)),
