@@ -7,6 +7,7 @@ from functionalize.backends.onnx.rewrites import (
     attention,
     convolutions,
     elementwise,
+    integers,
     layouts,
     matrices,
     reductions,
@@ -19,4 +20,4 @@ from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_A
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-FAMILIES = (attention, convolutions, elementwise, layouts, matrices, reductions, types)
+FAMILIES = (attention, convolutions, elementwise, integers, layouts, matrices, reductions, types)
