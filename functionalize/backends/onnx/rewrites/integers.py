@@ -1,6 +1,6 @@
 """Whole numbers, exactly: the exporter, or ONNX Runtime's kernels, compute some of them by floats.
 
-Invariant: as in eager, what is too large wraps around; products of matrices, of elements, and divisions are exact there.
+Invariant: as in eager, what is too large wraps around. Limits: what is taken apart behind the rows must not need them.
 """
 
 from __future__ import annotations
@@ -97,6 +97,13 @@ def sum_of_dims(
         ones = aten.full.default([count, 1], 1, dtype=values.dtype)
         values = aten.mm.default(values.reshape([rows, count]), ones).reshape(size)
     return aten.clone.default(values.to(wanted))
+
+
+@rewrite(aten.nansum.default)
+def sum_of_numbers(
+    values: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    return sum_of_dims(values, dim, keepdim, dtype=dtype)
 
 
 @rewrite(aten.prod.default)

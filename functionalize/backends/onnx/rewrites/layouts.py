@@ -62,6 +62,11 @@ def diagonal(values: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return aten.index_select.default(flat, len(rest), found)
 
 
+@rewrite(aten.trace.default)
+def trace(values: Any) -> Any:
+    return diagonal(values).sum()
+
+
 def _now(size: Any) -> Any:
     return size if type(size) is int else hint_of(size)
 

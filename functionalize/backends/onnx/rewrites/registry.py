@@ -14,15 +14,14 @@ import torch
 aten = torch.ops.aten
 Rewrite = Callable[..., Any]
 REWRITES: dict[Any, Rewrite] = {}
-# What torch takes apart although the exporter translates it, or would take it apart behind the rows. ONNX's running
-# variance is a biased one; of other results than the first, which backwards read, the exporter makes up some.
+# What torch takes apart although the exporter translates it. ONNX's running variance is a biased one; of other results
+# than the first, which backwards read, the exporter makes up some.
 BY_TORCH = (
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
     aten.native_group_norm.default,
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
-    aten.trace.default,
 )
 # What torch takes apart where it computes with float64, or takes a number that the data tell: to ONNX's operators
 # numbers are attributes of 32 bits, and some have no kernels for 64 bits.
