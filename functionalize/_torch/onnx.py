@@ -96,11 +96,15 @@ _dtype_of_input: Any = _building._determine_input_dtype
 
 @contextlib.contextmanager
 def _wide_numbers() -> Iterator[None]:
-    """While numbers of Python's that are cast to the dtype of a tensor are 64 bits wide before, and not 32."""
+    """While numbers of Python's that are cast to the dtype of a tensor are 64 bits wide before, and not 32.
+
+    Others are of 32 bits beside what the exporter says has these.
+    """
 
     def wide(param: Any, arg: Any, type_binding: Any) -> Any:
         found = _dtype_of_input(param, arg, type_binding)
-        free = param.type_constraint not in type_binding and found.name == "FLOAT"
+        cast = (param.name, param.type_constraint.name) == ("input", "T1")  # of Cast, and of CastLike
+        free = cast and param.type_constraint not in type_binding and found.name == "FLOAT"
         allowed = {getattr(one.dtype, "name", "") for one in param.type_constraint.allowed_types}
         return type(found).DOUBLE if free and isinstance(arg, float) and "DOUBLE" in allowed else found
 
@@ -109,6 +113,17 @@ def _wide_numbers() -> Iterator[None]:
         yield
     finally:
         _building._determine_input_dtype = _dtype_of_input
+
+
+def _say_dtypes(program: ExportedProgram) -> None:
+    """Name the dtype of each tensor that is made of numbers alone: the exporter takes that of the numbers."""
+    for node in program.graph.nodes:
+        schema, look = getattr(node.target, "_schema", None), node.meta.get("val")
+        if schema is None or not isinstance(look, torch.Tensor):
+            continue
+        types = {argument.name: str(argument.type) for argument in schema.arguments}
+        if "dtype" in types and "Tensor" not in types.values() and node.kwargs.get("dtype") is None:
+            node.kwargs = {**node.kwargs, "dtype": look.dtype}
 
 
 def _is_wide(program: ExportedProgram) -> bool:
@@ -158,6 +173,7 @@ def untranslated(program: ExportedProgram, known: Collection[Any]) -> Iterator[t
 def translate(program: ExportedProgram, translations: Mapping[Any, Callable[..., Any]], **options: Any) -> Any:
     """The program as the exporter writes it; ``translations``: of operators that it does not know."""
     options["custom_translation_table"] = dict(translations)
+    _say_dtypes(program)
     numbers = _wide_numbers() if _is_wide(program) else contextlib.nullcontext()
     with _registries_kept(), _exact_rules(), numbers:
         return torch.onnx.export(program, dynamo=True, verbose=False, **options)

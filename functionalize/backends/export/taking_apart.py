@@ -40,7 +40,12 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
 
 def user_line(node: Node) -> str | None:
     """The user's line in the stack trace of a node: the one that is not torch's, if there is one."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    return line_in(node.meta.get("stack_trace"))
+
+
+def line_in(trace: str | None) -> str | None:
+    """The same of a stack trace."""
+    lines = [line.strip() for line in (trace or "").splitlines()]
     files = [n for n, line in enumerate(lines) if line.startswith("File ")]
     own = [n for n in files if f"{os.sep}torch{os.sep}" not in lines[n]] or files
     return None if not own else " ".join(lines[own[-1] : own[-1] + 2])

@@ -29,6 +29,7 @@ from functionalize.backends.export.taking_apart import taken_apart, user_line
 from functionalize.backends.export.views import with_views
 from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import ELEMENTS, KEY
+from functionalize.backends.onnx.engine import refuse_what_it_does_not_load
 from functionalize.backends.onnx.naming import provisional, rename
 from functionalize.backends.onnx.prepare import Prepared
 from functionalize.backends.onnx.rewrites import BY_TORCH, BY_TORCH_IF_WIDE, FIRST_ALONE, REWRITES, TRANSLATIONS, either
@@ -207,6 +208,7 @@ def _save(made: Any, path: Path, external_data: bool) -> None:
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         made.save(folder / path.name, external_data=external_data)
+        refuse_what_it_does_not_load(folder / path.name, made.model)
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
         for file in files:  # the model last: what it refers to is there
             os.replace(file, path.parent / file.name)

@@ -7,6 +7,7 @@ from functionalize.backends.onnx.rewrites import (
     attention,
     convolutions,
     elementwise,
+    integers,
     layouts,
     matrices,
     numbers,
@@ -20,4 +21,4 @@ from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_A
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-FAMILIES = (attention, convolutions, elementwise, layouts, matrices, numbers, reductions, types)
+FAMILIES = (attention, convolutions, elementwise, integers, layouts, matrices, numbers, reductions, types)

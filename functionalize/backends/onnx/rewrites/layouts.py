@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.onnx.rewrites.registry import rewrite
+from functionalize._torch.tensors import hint_of
+from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
 from functionalize.backends.own_decompositions import places
 from functionalize.errors import UnsupportedExportError
 
@@ -53,6 +54,48 @@ def diagonal_scatter(base: Any, value: Any, offset: int = 0, dim1: int = 0, dim2
     shown = torch.empty_strided(step, stride, device="meta").diagonal(offset, dim1, dim2)
     found = places(list(shown.size()), list(shown.stride()), shown.storage_offset())
     return aten.scatter.src(base.reshape(-1), 0, found, value.reshape(-1)).reshape(base.size())
+
+
+@rewrite(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(values: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """By places: the exporter adds up rows, the rest of which it multiplies with zeros."""
+    dim1, dim2 = dim1 % values.dim(), dim2 % values.dim()
+    rest = [dim for dim in range(values.dim()) if dim not in (dim1, dim2)]
+    rows, columns = values.size(dim1), values.size(dim2)
+    count = torch.sym_max(torch.sym_min(rows + min(offset, 0), columns - max(offset, 0)), 0)
+    found = aten.arange.default(count, dtype=torch.int64) * (columns + 1) + (
+        offset if offset > 0 else -offset * columns
+    )
+    flat = values.permute([*rest, dim1, dim2]).reshape([*(values.size(dim) for dim in rest), rows * columns])
+    return aten.index_select.default(flat, len(rest), found)
+
+
+@rewrite(aten.trace.default)
+def trace(values: Any) -> Any:
+    return diagonal(values).sum()
+
+
+def _now(size: Any) -> Any:
+    return size if type(size) is int else hint_of(size)
+
+
+def _of_the_index(op: Any) -> Rewrite:
+    """A scatter of the part of a source that its index tells of."""
+
+    def of_part(base: Any, dim: int, index: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes = enumerate(zip(index.size(), source.size(), strict=False))
+        larger = [one for one, (size, whole) in sizes if _now(size) != _now(whole)]
+        if not larger:
+            return NotImplemented
+        for one in larger:
+            source = source.narrow(one, 0, index.size(one))
+        return op(base, dim, index, source, *args, **kwargs)
+
+    return of_part
+
+
+for _op in (aten.scatter.src, aten.scatter.reduce, aten.scatter_add.default, aten.scatter_reduce.two):
+    rewrite(_op)(_of_the_index(_op))
 
 
 @rewrite(aten.index_copy.default)

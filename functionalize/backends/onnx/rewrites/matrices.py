@@ -69,5 +69,16 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: A
     )
 
 
-TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}
+def _det(matrix: Any) -> Any:
+    """With factors that nobody reads: the exporter gives one result, where there are three."""
+    import onnxscript
+
+    op: Any = onnxscript.opset18
+    return op.Det(matrix), op.Identity(matrix), op.Constant(value_ints=[0])
+
+
+TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
+    aten._grouped_mm.default: _grouped_mm,
+    aten._linalg_det.default: _det,
+}
 """Operators, by functions of values of ONNX that give such."""

@@ -15,7 +15,7 @@ _NOT_CHOSEN = frozenset({torch.bool, torch.int8, torch.int16})  # for which ONNX
 _NARROW = frozenset({torch.uint8, torch.int8, torch.int16})
 _TRUTHS = frozenset({torch.bool})
 _ROWS = {  # by the types that ONNX's operator does not take
-    _NARROW: (aten.neg.default, aten.relu.default, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
+    _NARROW: (aten.neg.default, aten.relu.default),
     _TRUTHS: (
         *(aten.max.dim, aten.min.dim, aten.sort.default, aten.sort.stable, aten.topk.default),
         *(aten.cummax.default, aten.cummin.default),
@@ -45,6 +45,20 @@ def _through_32_bits(op: Any, types: frozenset[torch.dtype]) -> Rewrite:
 for _types, _ops in _ROWS.items():
     for _op in _ops:
         rewrite(_op)(_through_32_bits(_op, _types))
+
+
+@rewrite(aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
+def rounded(values: Any) -> Any:
+    """Of whole numbers, which are."""
+    return NotImplemented if values.is_floating_point() else aten.clone.default(values)
+
+
+@rewrite(aten.isnan.default, aten.isinf.default)
+def no_number(values: Any) -> Any:
+    """No whole number is one."""
+    if values.is_floating_point() or values.is_complex():
+        return NotImplemented
+    return aten.full.default(values.size(), False, dtype=torch.bool)
 
 
 @rewrite(aten.where.self)
