@@ -50,9 +50,8 @@ def as_strided(base: Any, size: Any, stride: Any, offset: Any = None) -> Any:
 
 @rewrite(aten.diagonal_scatter.default)
 def diagonal_scatter(base: Any, value: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    stride, step = list(base.contiguous().stride()), list(base.contiguous().size())
-    shown = torch.empty_strided(step, stride, device="meta").diagonal(offset, dim1, dim2)
-    found = places(list(shown.size()), list(shown.stride()), shown.storage_offset())
+    every = aten.arange.default(base.numel(), dtype=torch.int64).reshape(base.size())
+    found = diagonal(every, offset, dim1, dim2).reshape(-1)
     return aten.scatter.src(base.reshape(-1), 0, found, value.reshape(-1)).reshape(base.size())
 
 
