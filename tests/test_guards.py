@@ -610,7 +610,7 @@ def test_how_a_gradient_lies_is_compared_where_the_program_sees_it() -> None:
     (mine, step), (its, eager) = world(), world()
     mine.grad = torch.ones(2, 2)
     captured = capture(step, (torch.ones(2, 2),))
-    lies = [
+    lies: list[Callable[[], torch.Tensor]] = [
         lambda: torch.ones(2, 2),
         lambda: torch.arange(4.0).view(2, 2).t(),
         lambda: torch.arange(6.0)[2:].view(2, 2),

@@ -35,13 +35,13 @@ def _as_they_were() -> Iterator[None]:
 
 def rebinds_globals(x: Tensor) -> Tensor:
     global kind, library
-    y = kind()(x) * (2 if library is math else 3)
+    y: Tensor = kind()(x) * (2 if library is math else 3)
     kind, library = torch.nn.Tanh, cmath
     return y
 
 
 def rebinds_attributes_of_a_module(x: Tensor) -> Tensor:
-    y = beside.kind()(x) * (2 if beside.library is math else 3) * beside.times()
+    y: Tensor = beside.kind()(x) * (2 if beside.library is math else 3) * beside.times()
     beside.kind, beside.library, beside.times = torch.nn.Tanh, cmath, lambda: 3  # type: ignore[attr-defined]
     return y
 
@@ -111,9 +111,11 @@ def test_what_a_method_in_c_is_bound_to_is_state() -> None:
 
     def program(x: Tensor) -> Tensor:
         mark(count())
-        put("sum", x.sum() if find("sum") is None else find("sum") + x.sum())
+        known: Any = find("sum")
+        put("sum", x.sum() if known is None else known + x.sum())
         set_count(get_count() + 1)
-        return x * take() * count() * get_count() + table["sum"]
+        total: Tensor = x * take() * count() * get_count() + table["sum"]
+        return total
 
     def state() -> str:
         return str((table, queue, marks, context.get()))
@@ -187,7 +189,7 @@ class Scale:
 
 class Scaled(torch.nn.Linear):
     def of(self) -> int:
-        return self.forward(X)  # type: ignore[return-value]
+        return self.forward(X)
 
     def forward(self, x: Tensor) -> int:  # type: ignore[override]
         return scale

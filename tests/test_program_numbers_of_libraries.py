@@ -84,7 +84,7 @@ def test_identities_are_those_of_the_tensors_themselves() -> None:
 
 
 class _Counter:
-    count = 0
+    count: Any = 0
 
 
 @functools.singledispatch

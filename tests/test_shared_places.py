@@ -158,7 +158,8 @@ def a_class_of_an_input() -> World:
     owner = SimpleNamespace(t=torch.ones(3))
 
     def step(x: Tensor) -> Tensor:
-        return x * owner.t.detach() * (2 if isinstance(owner.t, torch.nn.Parameter) else 3)
+        y: Tensor = x * owner.t.detach() * (2 if isinstance(owner.t, torch.nn.Parameter) else 3)
+        return y
 
     made = torch.nn.Parameter(torch.ones(3), requires_grad=False)
     return step, list, lambda: setattr(owner, "t", made)

@@ -44,7 +44,12 @@ def _arguments() -> tuple[Tensor, Tensor]:
 def test_an_argument(name: str, cut: Any) -> None:
     program = capture(OF_INPUTS[name], _arguments(), remove="mutations", partition_fn=cut)
     for run in (OF_INPUTS[name], program):
-        for part in (lambda x: x, lambda x: x[1], lambda x: x.detach().view(-1)):
+        parts: list[Callable[[torch.Tensor], torch.Tensor]] = [
+            lambda x: x,
+            lambda x: x[1],
+            lambda x: x.detach().view(-1),
+        ]
+        for part in parts:
             x, w = _arguments()
             result = run(x, w)
             part(x).zero_()
@@ -66,9 +71,17 @@ def test_a_result(name: str) -> None:
 
 @pytest.mark.parametrize("remove", REMOVE)
 def test_state_and_what_is_not_saved(remove: str) -> None:
-    module = torch.nn.Module()
-    module.register_buffer("table", torch.randn(3, 3))
-    module.forward = lambda w: w @ module.table.t()  # type: ignore[method-assign]
+    class Product(torch.nn.Module):
+        table: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.randn(3, 3))
+
+        def forward(self, w: torch.Tensor) -> torch.Tensor:
+            return w @ self.table.t()
+
+    module = Product()
     weight = torch.randn(3, 3, requires_grad=True)
     program = capture(module, (weight,), remove=remove)
     result = program(weight)
