@@ -2,6 +2,7 @@
 
 import functools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,3 +116,18 @@ def test_classes_of_numbers_that_change_are_pythons() -> None:
     for f in (matched, dispatched):
         counter.count = 0
         assert [found[0].item() for found in _calls(f, [torch.ones(1)] * 4)] == [2, 2, 2, 2]
+
+
+def test_the_class_of_classes_is_pythons() -> None:
+    kept: Any = SimpleNamespace(kind=None, of=None)
+    made = type("Made", (), {})
+
+    def f(x: torch.Tensor) -> Any:
+        kept.kind, kept.of = type, type(made)
+        return x * len(type(made).__name__), [type]
+
+    program = capture(f, (torch.ones(1),))
+    assert kept.kind is None
+    result, kinds = program(torch.ones(1))
+    assert result.item() == len("type")
+    assert kept.kind is type and kept.of is type and kinds == [type]

@@ -205,3 +205,12 @@ class _Type(type, metaclass=_OfType):
 
     def __class_getitem__(cls, item: Any) -> Any:
         return types.GenericAlias(type, item)
+
+
+_Type.__name__ = _Type.__qualname__ = type.__name__
+_Type.__module__ = type.__module__
+
+
+def of_python(value: Any) -> Any:
+    """A value that a program keeps or gives; ``type`` itself for what it knew as that."""
+    return type if value is _Type else value

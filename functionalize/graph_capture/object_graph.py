@@ -25,6 +25,7 @@ from functionalize._torch import FakeTensor, pytree, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, tracked_node
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.classes_of_stand_ins import of_python
 from functionalize.runtime.anatomy import anatomy_of, attributes_of, key_name
 from functionalize.runtime.objects import NumberRef, ObjectRef, Recipe, TensorRef
 from functionalize.runtime.refused_objects import refuse_tensor
@@ -101,7 +102,7 @@ class ObjectGraph:
         if isinstance(leaf, torch.Tensor):
             return TensorRef(self.number(leaf))
         _refuse_text(leaf, "the result")
-        return leaf if isinstance(leaf, SYMBOLS) or not self._is_anew(leaf) else None
+        return of_python(leaf) if isinstance(leaf, SYMBOLS) or not self._is_anew(leaf) else None
 
     def is_tree(self, value: Any) -> bool:
         """Whether pytree makes it anew as it is: containers, each once, of tensors and plain values."""
@@ -145,6 +146,7 @@ class ObjectGraph:
         known = self._known.get(id(value))
         if known is not None:
             return ObjectRef(*known)
+        value = of_python(value)
         if id(value) in self._recipes:
             return self._recipes[id(value)]
         if isinstance(value, Node):  # of autograd's, which knows the tensors of the capture
