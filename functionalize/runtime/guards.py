@@ -287,8 +287,8 @@ class Guards:
             if values[number] is not None and values[number].is_leaf != before:
                 self._refuse_property(number, LEAF, values[number].is_leaf, before, GradientMismatchError)
         if (found := self._laid.differing(values)) is not None:
-            number, *lies = found
-            self._refuse_property(number, "place in memory", *lies, GradientMismatchError)
+            number, now, before = found
+            self._refuse_property(number, "place in memory", now, before, GradientMismatchError)
 
     def _refuse_property(
         self, number: int, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError

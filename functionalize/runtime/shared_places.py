@@ -90,13 +90,13 @@ class SharedPlaces:
         if who != found:
             slots = [self._inputs[n].slot for n in self.known] + [slots[0] for slots, _ in self.others]
             pairs = zip(slots, [*who[0], *who[1]], [*found[0], *found[1]], strict=False)
-            slot = next((slot for slot, now, before in pairs if now != before and slot is not None), None)
-            what = "a place of the program's state" if slot is None else f"`{slot.path}`"
+            place = next((slot for slot, now, before in pairs if now != before and slot is not None), None)
+            what = "a place of the program's state" if place is None else f"`{place.path}`"
             raise StateMismatchError(
                 f"{what} holds a tensor that other places, or keys of containers, hold too, or no longer do; that was "
                 "otherwise when the program was captured",
                 hint=_PUT_BACK,
-                container=None if slot is None else place_of(slot.container, slot.key)[0],
+                container=None if place is None else place_of(place.container, place.key)[0],
             )
 
     def differ(self, values: Sequence[Any]) -> bool:
