@@ -123,3 +123,15 @@ def test_pieces_have_gradients() -> None:
         first, second, product = function(x.view(2, 2) * 1)
         found.append(torch.autograd.grad((first.sin() + product + second * 3).sum(), x))
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_pieces_of_a_tensor_that_requires_gradients_afterwards_are_leaves() -> None:
+    def f(x: torch.Tensor) -> Any:
+        first, second = x.split([1, 1])
+        x.requires_grad_()
+        return second, first
+
+    def looks(found: Any) -> list[Any]:
+        return [(part.is_leaf, part.requires_grad, part.grad_fn, part.tolist()) for part in found]
+
+    assert looks(capture(f, (torch.arange(2.0),))(torch.arange(2.0))) == looks(f(torch.arange(2.0)))

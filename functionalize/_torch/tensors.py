@@ -187,6 +187,12 @@ def creation_of(view: torch.Tensor) -> Any:
     return None if found == creation.CreationMeta.DEFAULT else found
 
 
+def made_silently(creation: Any) -> bool:
+    """Whether autograd came by a view with gradients off."""
+    kinds: Any = torch._C._autograd.CreationMeta
+    return creation in (kinds.NO_GRAD_MODE, kinds.INFERENCE_MODE)
+
+
 def set_creation(view: torch.Tensor, creation: Any) -> None:
     """Have autograd take a view for one that it came by so, and accept as few writes."""
     if is_view_to_autograd(view):

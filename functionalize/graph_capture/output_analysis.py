@@ -31,7 +31,7 @@ from torch.export.graph_signature import (
 from torch.fx import Node
 
 from functionalize._torch import storage_key
-from functionalize._torch.tensors import autograd_base, creation_of
+from functionalize._torch.tensors import autograd_base, creation_of, made_silently
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, size_hint
 from functionalize.aliasing.strided_layout import is_differentiable
@@ -150,7 +150,7 @@ class OutputAnalysis:
 
     def _silent(self, handle: torch.Tensor, alias: OutputAlias) -> OutputAlias | None:
         """An output that was made as a view with gradients off, and requires them as what it views; None of others."""
-        if alias.creation is None or isinstance(handle, torch.nn.Parameter):
+        if not made_silently(alias.creation) or isinstance(handle, torch.nn.Parameter):
             return None
         silent, root = replace(alias, own_gradient=False, leaf=_itself), autograd_base(handle)
         if alias.kind is AliasKind.VIEW_OF_BASE and alias.base is not None:
