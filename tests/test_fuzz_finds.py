@@ -1176,7 +1176,8 @@ def test_what_may_share_memory_with_a_written_copy_is_checked_when_the_graph_is_
 
     def g(x: torch.Tensor) -> Any:
         positions, flat = f(x)
-        flat.add_(10)
+        flat.add_(5)
+        flat.add_(5)
         return positions, flat
 
     x, one = torch.tensor(_SCATTERED[0]), torch.tensor(_SCATTERED[-1])
@@ -1185,6 +1186,24 @@ def test_what_may_share_memory_with_a_written_copy_is_checked_when_the_graph_is_
     torch.testing.assert_close(graph(x), g(x))
     with pytest.raises(RuntimeError, match="has one position in some dimension"):
         graph(one)
+    checks = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
+    assert len(checks) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_reshaped_as_in_eager(layout: torch.layout) -> None:
+    """They have no sizes to ask about."""
+
+    def f(x: torch.Tensor) -> Any:
+        return x.is_contiguous(), x.contiguous(), x.reshape(2, -1, 3)
+
+    parts = [torch.ones(2, 3), torch.zeros(1, 3)]
+    nested = torch.nested.nested_tensor(parts, layout=layout)
+    (known, *ours), (expected, *eager) = functionalize(f)(nested), f(nested)
+    assert known is expected
+    for one, other in zip(ours, eager, strict=True):
+        torch.testing.assert_close(list(one.unbind()), list(other.unbind()))
 
 
 def test_a_leaf_that_is_a_view_of_what_changes_its_metadata_is_told_of() -> None:

@@ -180,10 +180,12 @@ class FunctionalizationContext:
 
     def write(self, handle: torch.Tensor, value: Value, *, aliased: bool = False) -> None:
         """Commit a write of ``value``, of the handle's shape and dtype; ``aliased``: another tensor has it too."""
-        for sharing in self._protected.get(storage_key(handle), ()) if self._protected else ():
+        sharings = self._protected.get(storage_key(handle), []) if self._protected else []
+        for sharing in [*sharings]:
             if sharing.other is None or sharing.other() is not None:
                 if sharing.ones:
                     self._check_several(sharing.ones)
+                    sharings.remove(sharing)  # checked once
                     continue
                 raise UnsupportedMutationError(
                     f"a write to a tensor of shape {tuple(handle.size())}",

@@ -29,6 +29,7 @@ from functionalize._torch import (
     decided,
     enable_python_dispatcher,
     has_symbol,
+    is_symbolic,
     is_view,
     mode_stack,
     no_python_dispatcher,
@@ -153,12 +154,12 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     def _reshape(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Copy, or say how a tensor lies: torch takes no size that the data tell for one, which can lie in any way."""
         source = args[0] if args else kwargs["input"]
-        ones = [size for size in source.size() if type(size) is not int and unbacked([size])]
         out = func(*args, **kwargs)
-        if not (ones and _is_plain(source)) or out is True:
+        if not (_is_plain(source) and is_symbolic(source)) or out is True:
             return out
         if out is not False and storage_key(out) == storage_key(source):
             return out
+        ones = [size for size in source.size() if unbacked([size])]
         answers = [decided(size == 1) for size in ones]
         if None in answers and out is not False:
             self._context.note_copy(source, out, ones)
