@@ -230,3 +230,26 @@ def test_a_list_that_a_function_among_the_arguments_reads_is_no_log() -> None:
     captured = capture(program, (X, count), on_guard_failure="recapture")
     for call in range(1, 4):
         assert torch.equal(captured(X, count), X * call)
+
+
+def marked() -> None:
+    """A function that a program gives attributes."""
+
+
+def test_attributes_that_inner_functions_give_to_functions_are_effects() -> None:
+    """The code of an inner function is the program's as much as the code around it."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        def mark() -> None:
+            marked.size, marked.twice = x.shape[0], x * 2  # type: ignore[attr-defined]
+
+        mark()
+        return x + 1
+
+    captured = capture(program, (torch.zeros(3),))
+    assert not vars(marked)
+    captured(torch.ones(3))
+    found = dict(vars(marked))
+    vars(marked).clear()
+    assert found["size"] == 3
+    assert found["twice"].tolist() == [2, 2, 2]

@@ -45,6 +45,7 @@ from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURES
 from functionalize.runtime.decisions import Answers
+from functionalize.runtime.frozen_values import PLAIN
 from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.modes import modes_now
 from functionalize.runtime.side_effects import LeftInObjects, SideEffectRecorder
@@ -111,8 +112,9 @@ class CaptureSession(RecordingSession):
 
     @property
     def _held(self) -> list[Any]:
-        """The values in state and arguments that are neither tensors nor consist of others."""
-        return [slot.get() for slot in (*self._inputs.state.constants, *self._inputs.arguments.constants)]
+        """The values in state and arguments that are neither tensors nor plain, nor consist of others."""
+        slots = (*self._inputs.state.constants, *self._inputs.arguments.constants)
+        return [value for value in (slot.get() for slot in slots) if type(value) not in PLAIN]
 
     @property
     def traced(self) -> Traced:
@@ -190,7 +192,7 @@ class CaptureSession(RecordingSession):
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
             self._attributes = TensorAttributes(inputs.inputs)
-            asking, identity = inputs.follower.asking, self._attributes.identity
+            asking, identity = inputs.follower.code.asking, self._attributes.identity
             classes = classes_of_stand_ins(mode.shape_env, asking, identity, at_once=bool(self._dims))
             around = self._attributes.answered(), HooksTakenBack(inputs.state)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1]:
@@ -252,7 +254,7 @@ class CaptureSession(RecordingSession):
     def _questions(self) -> set[tuple[int, str]]:
         """What the program may ask of single inputs, by their numbers: attributes, whether arguments are parameters."""
         inputs, found = self._inputs.inputs, set[tuple[int, str]](self._attributes.asked(self._inputs.inputs))
-        asking = self._inputs.follower.asking
+        asking = self._inputs.follower.code.asking
         if asking["Parameter"] or asking["Buffer"]:
             tensors = [n for n, e in enumerate(inputs) if e.argument is not None and isinstance(e.value, torch.Tensor)]
             found |= {(number, KIND) for number in tensors}
@@ -278,7 +280,7 @@ class CaptureSession(RecordingSession):
             asked=found.asked,
             questions=self._questions(),
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
-            asks_kinds=any(inputs.follower.asking[name] for name in ("type", "Parameter", "Buffer")),
+            asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed

@@ -132,7 +132,7 @@ class ProgramInputs:
         self.arguments = self.call.walk
         self.args = self.call.args
         self.follower.follow_arguments(self.arguments)
-        self.settings = settings_of(self.state, self.follower.run)
+        self.settings = settings_of(self.state, self.follower.decisive)
         follows_steps = numbers is None or numbers.follows_steps
         self.schedules = Schedules(StateWalk() if follows_steps else self.state)
         self.schedules.leave_out(self.settings)
@@ -194,7 +194,7 @@ class ProgramInputs:
                 yield TracedInput(InputKind.BUFFER, name, target, gradient, persistent=False, gradient_of=entry)
 
     def _numbers(self, numbers: ChangingNumbers, taken: set[str]) -> Iterator[TracedInput]:
-        slots = numbers.found(self.state, self.settings, self.follower.codes)
+        slots = numbers.found(self.state, self.settings, self.follower.code.all)
         self.tied = numbers.tied
         for slot in slots:
             name = fresh_name(f"{_PREFIX[InputKind.CONSTANT_TENSOR]}_{slot.path}", taken)

@@ -68,9 +68,9 @@ class Logs:
         self._names_modules = False  # whether code of the program's own names a module of its own
         self._renamed: set[str] = set()  # what reads without a name, and is called otherwise in some code
 
-    def meet_function(self, function: types.FunctionType) -> None:
-        """A function that the program may run."""
-        self._globals[id(function.__globals__)] = function.__globals__
+    def meet_functions(self, functions: Iterable[types.FunctionType]) -> None:
+        """Functions that the program may run."""
+        self._globals.update((id(function.__globals__), function.__globals__) for function in functions)
 
     def meet_variable(self, name: str, container: Any, key: Any) -> None:
         """A variable, by what code calls it."""

@@ -7,11 +7,8 @@ deep, by the names that their code has; functions of torch have none.
 from __future__ import annotations
 
 import enum
-import functools
-import inspect
 import types
-from collections.abc import Iterable, Iterator
-from dis import opmap
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,14 +17,16 @@ from torch.utils.hooks import RemovableHandle
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.logs import Logs, adds
+from functionalize.graph_capture.methods import Methods, functions_in
 from functionalize.graph_capture.variables import (
     FUNCTIONS,
     METHODS_IN_C,
+    Names,
     bound_by_partial,
-    global_names,
     is_installed,
     is_own,
     layers,
+    names_in,
     variables,
 )
 from functionalize.runtime.captured_program import CapturedProgram
@@ -38,12 +37,11 @@ from functionalize.runtime.state_walk import StateWalk, is_entered, is_module
 _DEPTH = 4  # how far functions that call functions are followed
 _BUILTINS = frozenset({"type", "id"})  # which functions of a program know otherwise while it is captured
 _ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions tell tensors apart
-_STORE_ATTR = opmap["STORE_ATTR"]
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 
 
-def settings_of(state: StateWalk, code: Iterable[tuple[str, Any, tuple[str, ...]]]) -> Settings:
+def settings_of(state: StateWalk, code: Iterable[tuple[str, Any, Sequence[str]]]) -> Settings:
     """What a program with this state may decide by; ``code``: whose attributes decide which code it runs."""
     settings = Settings(slot.get() for slot in state.entered if slot.steps)
     entered = {*map(id, state.seen), *state.containers}
@@ -58,19 +56,41 @@ def settings_of(state: StateWalk, code: Iterable[tuple[str, Any, tuple[str, ...]
     return settings
 
 
+class ProgramCode:
+    """The code that a program may run, as it becomes known."""
+
+    def __init__(self) -> None:
+        self.all: set[types.CodeType] = set()  # of the functions
+        self.names: set[str] = set()  # that it has
+        self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
+        self.decisive: dict[
+            int, tuple[str, Any, Sequence[str]]
+        ] = {}  # paths, objects, attributes that decide what runs
+
+    def note(self, function: Any) -> Names:
+        """A function that the program may run; what its code does by names."""
+        self.all.add(function.__code__)
+        found = names_in(function.__code__)
+        self.names.update(found.all)
+        for name in _BUILTINS.intersection(found.loaded) | (_ASKED - _BUILTINS).intersection(found.all):
+            self.asking[name][id(function.__globals__)] = function.__globals__
+        if is_own(function.__module__ or ""):
+            self.decisive[id(function)] = function.__qualname__, function, _OF_FUNCTIONS
+        return found
+
+
 class Follower:
     """Walks what a function reaches by its variables, and what functions reach that are found there."""
 
     def __init__(self, func: Any, state: StateWalk, hooked: bool = False) -> None:
         """``hooked``: whether the hooks on gradients of tensors are among what the program runs."""
         self._state, self._hooked = state, hooked
-        self.codes: set[types.CodeType] = set()  # of all functions that were met
-        self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
+        self.code = ProgramCode()
         self._logs = Logs(state)
-        self._run: dict[int, tuple[str, Any, tuple[str, ...]]] = {}  # attributes that decide which code runs
         self._followed: dict[int, Any] = {}  # by identity: what is no method, and was followed
         self._whole = True  # whether all were that the program may come to
         self._kinds: set[type] = set()  # classes, likewise
+        self._modules: list[Methods] = []  # of classes of modules, of whose methods more may be run
         self._named: set[type] = set()  # classes of which the program may make objects
         self._places: set[tuple[int, Any]] = set()
         self._constants = self._seen = self._tensors = self._tuples = 0  # how many of the walk's were looked at
@@ -92,17 +112,16 @@ class Follower:
 
     def is_log(self, container: Any) -> bool:
         """Whether a list is one that the program adds to, and does nothing else with."""
-        return self._whole and self._logs.is_log(container, self.codes)
+        return self._whole and self._logs.is_log(container, self.code.all)
 
     def follow_found(self) -> None:
         """Follow what the objects run that were found on the way: of modules the methods that any code names."""
         known = -1
-        while known < len(self.codes):
-            known = len(self.codes)
+        while known < len(self.code.all):
+            known = len(self.code.all)
             self._follow_objects()
-            names = {name for code in self.codes for name in global_names(code)[0]}
-            for kind in [one for one in self._kinds if issubclass(one, torch.nn.Module) and not is_installed(one)]:
-                self._follow_methods(kind, names)
+            for methods in [*self._modules]:
+                self._follow_methods(methods, self.code.names)
 
     def _follow_objects(self) -> None:
         state = self._state
@@ -152,17 +171,15 @@ class Follower:
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._open_class(kind)
-            self._follow_methods(kind)
+            methods = Methods(kind)
+            self.code.decisive[id(kind)] = kind.__qualname__, kind, methods.guarded
+            if issubclass(kind, torch.nn.Module) and not is_installed(kind):
+                self._modules.append(methods)
+            self._follow_methods(methods)
 
-    def _follow_methods(self, kind: type, names: Iterable[str] = ()) -> None:
+    def _follow_methods(self, methods: Methods, names: Iterable[str] = ()) -> None:
         """Follow the methods of a class; ``names``: those of a module that may be called, besides ``forward``."""
-        found = list(methods(kind, names))
-        self._run[id(kind)] = (
-            kind.__qualname__,
-            kind,
-            tuple(dict.fromkeys(filter(None, (_guarded(kind, *one) for one in found)))),
-        )
-        for _, method in found:
+        for _, method in methods.further(names):
             for function in functions_in(method):
                 self._follow(function, _DEPTH)
 
@@ -192,11 +209,10 @@ class Follower:
                 return
             self._followed[id(func)] = func
         functions = list(layers(bound_by_partial(func)))
-        codes = [function.__code__ for function in functions]
-        self.codes.update(codes)
-        self._note(functions)
+        names = list(map(self.code.note, functions))
+        self._logs.meet_functions(functions)
+        marks = any(one.gives_attributes for one in names)
         own = any(is_own(function.__module__) for function in functions)
-        marks = any(_STORE_ATTR in code.co_code[::2] for code in codes)
         for name, container, key in variables(func):
             value = read(container, key)
             if own:
@@ -214,25 +230,15 @@ class Follower:
                 if depth:
                     self._follow(value, depth - 1)
 
-    def _note(self, functions: list[Any]) -> None:
-        """Note which functions name `type` and the like, and which are the program's own."""
-        for function in functions:
-            self._logs.meet_function(function)
-            names, loaded, _ = global_names(function.__code__)
-            for name in _BUILTINS.intersection(loaded) | (_ASKED - _BUILTINS).intersection(names):
-                self.asking[name][id(function.__globals__)] = function.__globals__
-            if is_own(function.__module__ or ""):
-                self._run[id(function)] = function.__qualname__, function, _OF_FUNCTIONS
-
     @property
-    def run(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    def decisive(self) -> Iterator[tuple[str, Any, Sequence[str]]]:
         """What decides which code the program runs: paths, objects, and names of attributes."""
         paths = {id(slot.found()): slot.path for slot in self._state.entered}
         for value in self._state.seen:
             if type(value).__flags__ & _ASSIGNABLE and not isinstance(value, type):
                 path = self._state.modules.get(id(value)) or paths.get(id(value), "")
                 yield path, value, ("__class__",)
-        yield from self._run.values()
+        yield from self.code.decisive.values()
 
     def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
         if isinstance(value, type):
@@ -277,51 +283,3 @@ def refuse_iterator(value: Any, what: str) -> None:
             why="each next() takes something out of it, and a call of a captured program could not do so",
             hint="pass what next() gives as an argument",
         )
-
-
-def methods(kind: type, names: Iterable[str] = ()) -> Iterator[tuple[str, Any]]:
-    """The methods and properties that objects of a class run: of a module ``names``, and what ``forward`` comes to.
-
-    Of classes of a library, whose objects keep what they know to themselves, only ``forward``.
-    """
-    if is_installed(kind):
-        forward = getattr(kind, "forward", None) if issubclass(kind, torch.nn.Module) else None
-        yield from [("forward", forward)] if inspect.isfunction(forward) else []
-        return
-    own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] not in ("torch", "builtins")]
-    entries = [entry for one in own for entry in vars(one).items() if functions_in(entry[1])]
-    if not issubclass(kind, torch.nn.Module):
-        yield from entries
-        return
-    todo, seen = [*names, "forward"], set[str]()
-    while todo:
-        name = todo.pop()
-        found = [method for named, method in entries if named == name and name not in seen]
-        yield from ((name, method) for method in found)
-        codes = [layer.__code__ for method in found for one in functions_in(method) for layer in layers(one)]
-        todo += [other for code in codes for other in code.co_names]
-        seen.add(name)
-
-
-def functions_in(method: Any) -> list[Any]:
-    """The functions that an entry of a class is made of."""
-    if inspect.isfunction(method):
-        return [method]
-    if isinstance(method, (staticmethod, classmethod)):
-        return functions_in(method.__func__)
-    if isinstance(method, property):
-        return [one for one in (method.fget, method.fset, method.fdel) if inspect.isfunction(one)]
-    if isinstance(method, (functools.cached_property, functools.partialmethod)):
-        return functions_in(method.func)
-    return []
-
-
-def _guarded(kind: type, name: str, method: Any) -> str:
-    """What of a class tells that a name still means a method; nothing where another one of that name comes before."""
-    if isinstance(method, classmethod):
-        name, method = f"{name}.__func__", method.__func__
-    try:
-        found = functools.reduce(getattr, name.split("."), kind)
-    except AttributeError:
-        return ""
-    return name if found is (method.__func__ if isinstance(method, staticmethod) else method) else ""

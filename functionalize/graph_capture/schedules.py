@@ -45,7 +45,9 @@ class Schedules:
         self.attributes: list[dict[str, Any]] = [vars(one) for one, found in touched if found is not None]
         inner = [value for own in self.attributes for value in own.values() if _is_plain(value)]
         self._held = {id(one) for own in self.attributes for one in (own, *inner)}
-        if any(id(slot.get()) in self._held for slot in state.entered if self._is_elsewhere(slot.container)):
+        if self._held and any(
+            id(slot.get()) in self._held for slot in state.entered if self._is_elsewhere(slot.container)
+        ):
             self.touched, self.attributes, self._held = {}, [], set()
 
     def _is_elsewhere(self, container: Any) -> bool:

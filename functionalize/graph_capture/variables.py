@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dis import opmap
-from typing import Any
+from typing import Any, NamedTuple
 
 from functionalize.call_stack import is_of_program
 from functionalize.runtime.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content, per_class
@@ -19,7 +20,7 @@ from functionalize.runtime.state_walk import is_module
 
 _NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-_STORE_GLOBAL = opmap["STORE_GLOBAL"]
+_STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
 _LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _LOADS_BY_NAME = {
     opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
@@ -92,7 +93,7 @@ def _named(func: Any) -> Iterator[Named]:
     """Variables that a function closes over, global ones, and those of modules that it names."""
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
         yield name, Variable(cell, None), 0
-    read_names, loaded, stored = global_names(func.__code__)
+    read_names, loaded, stored, _ = names_in(func.__code__)
     for name in loaded:
         if name not in stored and name in func.__globals__:
             yield name, func.__globals__, name
@@ -134,18 +135,29 @@ def _defaults(func: Any) -> Iterator[Named]:
             yield name, func.__kwdefaults__, name
 
 
+class Names(NamedTuple):
+    """What code, and code of functions in it, does by names."""
+
+    all: list[str]
+    loaded: list[str]  # of globals that it reads
+    stored: list[str]  # of globals that it writes
+    gives_attributes: bool  # to whatever object
+
+
 @functools.lru_cache(maxsize=1 << 12)
-def global_names(code: types.CodeType) -> tuple[list[str], list[str], list[str]]:
-    """Of code, and code of functions in it: all names, those of globals that it reads, and those that it writes."""
-    found = list(code.co_names), [*_loaded(code)], list[str]()
-    if _STORE_GLOBAL in code.co_code[::2]:
-        found[2].extend(one.argval for one in instructions(code) if one.opcode == _STORE_GLOBAL)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            for names, more in zip(found, global_names(constant), strict=True):
-                names += more
-    names, loaded, stored = (list(dict.fromkeys(names)) for names in found)
-    return names, loaded, stored
+def names_in(code: types.CodeType) -> Names:
+    """What code, and code of functions in it, does by names."""
+    opcodes, inner = set(code.co_code[::2]), [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    writes = _STORE_GLOBAL in opcodes
+    stored = [one.argval for one in instructions(code) if one.opcode == _STORE_GLOBAL] if writes else []
+    found = [Names(list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes), *map(names_in, inner)]
+    named, loaded, written, gives = zip(*found, strict=True)
+    return Names(_once(named), _once(loaded), _once(written), any(gives))
+
+
+def _once(lists: Iterable[list[str]]) -> list[str]:
+    """All names of some lists, each once."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(lists)))
 
 
 def _loaded(code: types.CodeType) -> Iterator[str]:

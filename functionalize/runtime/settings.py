@@ -128,7 +128,7 @@ class Settings:
                 held = EMPTY[kind] if empty else frozen(value, memo)
                 found.append(_setting((path, name, content, name, value, held)))
 
-    def add_code(self, path: str, owner: Any, names: tuple[str, ...]) -> None:
+    def add_code(self, path: str, owner: Any, names: Sequence[str]) -> None:
         """Attributes of a function, a class or an object that decide which code runs."""
         container = CodeOf(owner, names)
         for name in names:
