@@ -181,7 +181,8 @@ class StateWalk:
         slots = [slot for slot in self.tensors if not isinstance(slot.container, SetItems)]
         entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *self.weak]]
         keyed_by_tensor = [(container, copy_of(container)) for container in self.keyed_by_tensor]
-        rekeyed = [(slot, slot.key) for slot in (*self.leaves, *self.entered) if id(slot.key) in stand_ins]
+        places = (*self.leaves, *self.entered) if keyed_by_tensor else ()
+        rekeyed = [(slot, slot.key) for slot in places if id(slot.key) in stand_ins]
         try:
             for slot in slots:
                 value = slot.get()
