@@ -933,3 +933,28 @@ def test_a_program_that_asks_whether_there_is_a_gradient_is_two(func: Callable[.
 
 def _numbers(value: Any) -> Any:
     return re.sub(r", grad_fn=<\w+>", "", value) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("stepping", [False, True])
+@pytest.mark.parametrize("cached", [False, True])
+def test_autocast_keeps_the_casts_of_weights_as_in_eager(stepping: bool, cached: bool) -> None:
+    """The gradients of one cast are summed up in its dtype; a step inside of the region leaves the cast stale."""
+
+    def outcome(captured: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        layer, x = nn.Linear(8, 8, bias=False), torch.randn(4, 8)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cached):
+                y = layer(layer(layer(x)))
+                y.float().sum().backward()
+                if stepping:
+                    optimizer.step()
+                return layer(x)
+
+        call = capture(step, (x,)) if captured else step
+        return [*(call(x).detach().float() for _ in range(3)), layer.weight.detach()]
+
+    assert all(map(torch.equal, outcome(True), outcome(False)))
+    assert torch.is_autocast_cache_enabled()

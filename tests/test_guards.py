@@ -311,6 +311,7 @@ def test_guards_are_data() -> None:
     for line in (
         "the call: grad mode True",
         "the call: autocast on cpu None",
+        "the call: cache of autocast True",
         "`drop.training`: value True",
         "`scale`: value 2",
         "the input `x`: strides (1,)",

@@ -25,7 +25,6 @@ from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tens
     _MakefxTracer,
     _ProxyTensor,
     _set_make_fx_tracer,
-    disable_autocast_cache,
     fetch_sym_proxy,
     set_original_aten_op,
     track_tensor_tree,
@@ -211,12 +210,25 @@ _checkpoints_as_in_eager: Any = getattr(torch.compiler, "_non_strict_tracing_con
 
 
 @contextlib.contextmanager
+def _autocast_cache_of_its_own() -> Iterator[None]:
+    """Casts of weights are kept inside of a region as in eager, where a gradient is one of the only cast.
+
+    What a program casts in a region of its caller's does not stay there: torch empties the cache where one ends.
+    """
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
 def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
     """What is set while ``make_fx`` traces, but for its modes; higher-order ops trace their bodies as inside it."""
     outer = _MakefxTracer({}, "symbolic" if symbolic else "fake", True, False, False, False, True)
     outer.fake_tensor_mode, outer.fx_tracer = fakes, tracer
     kernels = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
-    with fakes, kernels, _set_make_fx_tracer(outer), disable_autocast_cache(), _checkpoints_as_in_eager():
+    with fakes, kernels, _set_make_fx_tracer(outer), _autocast_cache_of_its_own(), _checkpoints_as_in_eager():
         yield
 
 

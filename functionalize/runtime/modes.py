@@ -51,6 +51,7 @@ MODES: dict[str, Mode] = {
     "inference mode": Mode(torch.is_inference_mode_enabled),
     "autocast on cpu": Mode(partial(_autocast, "cpu"), partial(_set_autocast, "cpu")),
     "autocast on cuda": Mode(partial(_autocast, "cuda"), partial(_set_autocast, "cuda")),
+    "cache of autocast": Mode(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     "default dtype": Mode(torch.get_default_dtype, torch.set_default_dtype),
     "default device": Mode(torch.get_default_device, torch.set_default_device),
     "use of deterministic algorithms": Mode(_deterministic, _set_deterministic),
