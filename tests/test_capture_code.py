@@ -77,6 +77,24 @@ def a_method_of_a_class() -> World:
     return lambda x: scale.of(x), [lambda: setattr(Scale, "of", lambda self, x: x * 3)]
 
 
+def a_method_behind_super() -> World:
+    class Scale:
+        def of(self, x: Tensor) -> Any:
+            return x * 2
+
+    class Shifted(Scale):
+        def of(self, x: Tensor) -> Any:
+            return super().of(x) + 1
+
+    scale = Shifted()
+    return lambda x: scale.of(x), [lambda: setattr(Scale, "of", lambda self, x: x * 3)]
+
+
+def a_size_in_an_attribute() -> World:
+    holder = types.SimpleNamespace(size=torch.Size([1, 2]))
+    return lambda x: x.reshape(holder.size) * 2, [lambda: setattr(holder, "size", torch.Size([2, 1]))] * 2
+
+
 def a_method_above() -> World:
     holder = types.SimpleNamespace(k=2)
 
@@ -301,7 +319,15 @@ WORLDS = [methods_of_all_kinds, methods_of_all_kinds_of_a_module, a_function_of_
 WORLDS += [an_object_that_the_program_makes, a_descriptor, a_named_tuple_with_methods]
 WORLDS += [an_object_behind_a_weak_reference]
 WORLDS += [two_closures_of_one_factory, two_closures_by_name, state_of_a_decorator, variables_of_a_decorator]
-WORLDS += [a_method_of_a_class, a_method_above, forward_above, forward_of_a_class, the_class_of_a_module]
+WORLDS += [
+    a_method_of_a_class,
+    a_method_behind_super,
+    a_size_in_an_attribute,
+    a_method_above,
+    forward_above,
+    forward_of_a_class,
+    the_class_of_a_module,
+]
 WORLDS += [the_class_of_an_object, defaults_and_code, an_attribute_that_a_class_inherited]
 
 

@@ -945,7 +945,7 @@ def test_autocast_keeps_the_casts_of_weights_as_in_eager(stepping: bool, cached:
         layer, x = nn.Linear(8, 8, bias=False), torch.randn(4, 8)
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 
-        def step(x: Tensor) -> Tensor:
+        def step(x: Tensor) -> Any:
             with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cached):
                 y = layer(layer(layer(x)))
                 y.float().sum().backward()

@@ -26,19 +26,19 @@ class Methods:
     """
 
     def __init__(self, kind: type) -> None:
-        self._kind = kind
-        self._entries: dict[str, list[Any]] = {}  # that no name has led to
+        self.kind = kind
+        self._entries: dict[str, list[tuple[type, Any]]] = {}  # that no name has led to, and whose they are
         self._is_module = issubclass(kind, torch.nn.Module)
-        self.guarded: list[str] = []  # what of the class tells that the names still mean the methods
+        self.guarded: dict[type, list[str]] = {}  # what of it and of its bases tells that these are the methods
         if is_installed(kind):
             forward = getattr(kind, "forward", None) if self._is_module else None
-            self._entries = {"forward": [forward]} if inspect.isfunction(forward) else {}
+            self._entries = {"forward": [(kind, forward)]} if inspect.isfunction(forward) else {}
             return
         for one in kind.__mro__:
             if one.__module__.partition(".")[0] not in _NOT_OWN:
                 for name, entry in vars(one).items():
                     if functions_in(entry):
-                        self._entries.setdefault(name, []).append(entry)
+                        self._entries.setdefault(name, []).append((one, entry))
 
     def further(self, names: Iterable[str]) -> list[Method]:
         """The methods that are found by these names, and were not before."""
@@ -48,13 +48,22 @@ class Methods:
         while todo:
             name = todo.pop()
             entries = self._entries.pop(name, ())
-            found += ((name, entry) for entry in entries)
+            found += ((name, entry) for _, entry in entries)
+            for owner, entry in entries:
+                self._guard(owner, name, entry)
             if self._is_module:
-                codes = (layer.__code__ for entry in entries for one in functions_in(entry) for layer in layers(one))
+                codes = (layer.__code__ for _, entry in entries for one in functions_in(entry) for layer in layers(one))
                 todo += [other for code in codes for other in code.co_names if other in self._entries]
-        known = (_guarded(self._kind, name, entry) for name, entry in found)
-        self.guarded += [name for name in known if name and name not in self.guarded]
         return found
+
+    def _guard(self, owner: type, name: str, method: Any) -> None:
+        """Have calls be asked whether a name still means a method: of the class, or of a base behind `super()`."""
+        for kind in (self.kind, owner):
+            guarded = _guarded(kind, name, method)
+            if guarded:
+                names = self.guarded.setdefault(kind, [])
+                names += [guarded] if guarded not in names else []
+                return
 
 
 def functions_in(method: Any) -> list[Any]:

@@ -132,7 +132,7 @@ def _found_in(settings: Iterable[Setting]) -> Iterator[_Number]:
             continue
         if is_numbers(one.value):
             yield _Number(one, (), one.path, one.value)
-        elif isinstance(one.value, tuple):
+        elif _is_tuple(one.value):
             yield from _items(one, one.value, ())
 
 
@@ -141,8 +141,13 @@ def _items(setting: Setting, items: tuple[Any, ...], steps: tuple[int, ...]) -> 
         at = (*steps, index)
         if is_number(item):
             yield _Number(setting, at, ".".join(map(str, (setting.path, *at))), item)
-        elif isinstance(item, tuple):
+        elif _is_tuple(item):
             yield from _items(setting, item, at)
+
+
+def _is_tuple(value: Any) -> bool:
+    """Whether a value is a tuple that may hold symbols: a `torch.Size` may not."""
+    return isinstance(value, tuple) and not isinstance(value, torch.Size)
 
 
 def _in_tuples(taken: Sequence[_Number], settings: Settings) -> Iterator[NumberSlot]:

@@ -63,9 +63,8 @@ class ProgramCode:
         self.all: set[types.CodeType] = set()  # of the functions
         self.names: set[str] = set()  # that it has
         self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
-        self.decisive: dict[
-            int, tuple[str, Any, Sequence[str]]
-        ] = {}  # paths, objects, attributes that decide what runs
+        # What decides which code runs: paths, objects, and attributes of these.
+        self.decisive: dict[tuple[int, int], tuple[str, Any, Sequence[str]]] = {}
 
     def note(self, function: Any) -> Names:
         """A function that the program may run; what its code does by names."""
@@ -75,7 +74,7 @@ class ProgramCode:
         for name in _BUILTINS.intersection(found.loaded) | (_ASKED - _BUILTINS).intersection(found.all):
             self.asking[name][id(function.__globals__)] = function.__globals__
         if is_own(function.__module__ or ""):
-            self.decisive[id(function)] = function.__qualname__, function, _OF_FUNCTIONS
+            self.decisive[id(function), 0] = function.__qualname__, function, _OF_FUNCTIONS
         return found
 
 
@@ -172,14 +171,16 @@ class Follower:
             self._kinds.add(kind)
             self._open_class(kind)
             methods = Methods(kind)
-            self.code.decisive[id(kind)] = kind.__qualname__, kind, methods.guarded
             if issubclass(kind, torch.nn.Module) and not is_installed(kind):
                 self._modules.append(methods)
             self._follow_methods(methods)
 
     def _follow_methods(self, methods: Methods, names: Iterable[str] = ()) -> None:
         """Follow the methods of a class; ``names``: those of a module that may be called, besides ``forward``."""
-        for _, method in methods.further(names):
+        found = methods.further(names)
+        for kind, guarded in methods.guarded.items():
+            self.code.decisive[id(methods.kind), id(kind)] = kind.__qualname__, kind, guarded
+        for _, method in found:
             for function in functions_in(method):
                 self._follow(function, _DEPTH)
 
