@@ -37,6 +37,7 @@ _ELSEWHERE = (
 )
 _SIZE = torch.ops.aten.size.default  # as C++ asks for numbers
 _ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
+_ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default  # torch runs its kernel on zeros
 TOLD_BY_DATA = frozenset({torch.ops.aten.equal.default, torch.ops.aten.allclose.default, _ITEM})
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -201,6 +202,8 @@ class CaptureFakeMode(MetasFakeMode):
             answer = decider.result(func, args, kwargs or {})
             if answer is not None:
                 return answer
+        if func is _ALIGNED:
+            raise DataDependentOutputException(func)
         if decider is not None and (func in _BROADCASTING or torch.Tag.pointwise in getattr(func, "tags", ())):
             shapes = [arg.size() for arg in args if isinstance(arg, FakeTensor)]
             decide_broadcasts([*shapes, args[1]] if func is torch.ops.aten.expand.default else shapes)

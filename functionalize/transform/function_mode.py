@@ -44,6 +44,7 @@ from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.deep_copies import deep_copy
 from functionalize.transform.handlers.eager_kernels import IN_EAGER, OPENED
 from functionalize.transform.handlers.numbers import SPELT_OUT as OF_NUMBERS
+from functionalize.transform.handlers.padded_encoders import OF_ENCODERS
 from functionalize.transform.handlers.recurrent_layers import LAYERS
 from functionalize.transform.handlers.sparse import ELEMENTS
 
@@ -77,7 +78,7 @@ _RESHAPES: frozenset[Any] = frozenset(  # these copy unless the tensor lies in m
     for namespace in (torch, torch.Tensor)
     if hasattr(namespace, name)
 )
-SPELT_OUT = {**OF_NUMBERS, **LAYERS, **IN_EAGER}
+SPELT_OUT = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
 _UNDISPATCHED = {_DEEP_COPY, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED | _RESHAPES
 

@@ -1,0 +1,94 @@
+"""``nn.TransformerEncoder`` in inference: eager computes on nested tensors, and what is padded is zero in the end.
+
+Where a mode is active, torch keeps to padded tensors, and to what its layers give for the padding. It asks
+``torch.overrides.has_torch_function`` once nothing else speaks against nested ones. There we have the last layer give
+zeros: what the layers give for the rest is the same both ways.
+
+Invariant: the modules have no hook of ours when a call ends. Limits: what Dynamo compiles keeps to padded tensors, in
+whatever backend; so does a layer by itself, whose kernel gives NaN where all of a sequence is padded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from functionalize._torch import FakeTensor
+
+_FORWARD = nn.TransformerEncoder.forward.__code__
+_ASK: Any = torch.overrides.has_torch_function
+_DEVICES = frozenset({"cpu", "cuda", "xpu"})  # whose kernels torch trusts with nested tensors
+
+
+class _OfThread(threading.local):
+    """The hooks that a functionalized call of this thread has set; None where there is no such call."""
+
+    hooks: list[Any] | None = None
+
+
+_own, _lock, _calls = _OfThread(), threading.Lock(), list[None]()
+
+
+@contextlib.contextmanager
+def zeros_for_padding() -> Iterator[None]:
+    """Around a call: have encoders give what they give without modes."""
+    outer, _own.hooks = _own.hooks, []
+    with _lock:
+        _calls.append(None)
+        torch.overrides.has_torch_function = _ask  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for hook in _own.hooks or ():
+            hook.remove()
+        _own.hooks = outer
+        with _lock:
+            _calls.pop()
+            if not _calls:
+                torch.overrides.has_torch_function = _ASK
+
+
+def _left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether the padding comes last everywhere, which the encoder asks: by operators that backends know."""
+    if not (isinstance(mask, FakeTensor) and mask.dim() == 2 and mask.dtype == torch.bool):
+        return torch._nested_tensor_from_mask_left_aligned(tensor, mask)
+    places = torch.arange(mask.size(1), device=mask.device)
+    return bool((mask == (places < mask.sum(1, keepdim=True))).all())
+
+
+OF_ENCODERS = {torch._nested_tensor_from_mask_left_aligned: _left_aligned}
+
+
+def _ask(tensors: Sequence[Any]) -> bool:
+    """``has_torch_function``: what is asked of all other code stays."""
+    caller = sys._getframe(1)
+    if caller.f_code is _FORWARD and _own.hooks is not None and _is_nested_in_eager(tensors):
+        known = caller.f_locals
+        _own.hooks.append(_give_zeros([*known["self"].layers], known["src_key_padding_mask"]))
+    return _ASK(tensors)  # type: ignore[no-any-return]
+
+
+def _is_nested_in_eager(tensors: Sequence[Any]) -> bool:
+    """What the encoder asks after this question, in its order: the device, and whether gradients are wanted."""
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return tensors[0].device.type in _DEVICES and not differentiated
+
+
+def _give_zeros(layers: list[nn.Module], mask: torch.Tensor) -> Any:
+    """A hook of the last of some layers, by which its last output is zero where the mask is not."""
+    left, thread = layers.count(layers[-1]), threading.get_ident()
+
+    def fill(layer: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+        nonlocal left
+        if threading.get_ident() != thread:
+            return None
+        left -= 1
+        return None if left else output.masked_fill(mask.ne(0).unsqueeze(-1), 0.0)
+
+    return layers[-1].register_forward_hook(fill)
