@@ -272,6 +272,7 @@ OF_ELEMENTS: Mapping[str, Any] = {
     name: getattr(torch.Tensor, name) for name in ("_nnz", "_values", "_indices", "values", "indices")
 }
 # Packed sequences and recurrent layers, as torch's modules call them.
+LEFT_ALIGNED: Any = torch._nested_tensor_from_mask_left_aligned  # whether the padding comes last
 _RECURRENT = ("_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu")
 RECURRENT: Mapping[str, Any] = {name: getattr(torch._VF, name) for name in _RECURRENT}
 # Interpolation, as `torch.nn.functional.interpolate` calls it.

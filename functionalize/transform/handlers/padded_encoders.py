@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from functionalize._torch import FakeTensor
+from functionalize._torch.tensors import LEFT_ALIGNED
 
 _FORWARD = nn.TransformerEncoder.forward.__code__
 _ASK: Any = torch.overrides.has_torch_function
@@ -57,12 +58,12 @@ def zeros_for_padding() -> Iterator[None]:
 def _left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
     """Whether the padding comes last everywhere, which the encoder asks: by operators that backends know."""
     if not (isinstance(mask, FakeTensor) and mask.dim() == 2 and mask.dtype == torch.bool):
-        return torch._nested_tensor_from_mask_left_aligned(tensor, mask)
+        return LEFT_ALIGNED(tensor, mask)  # type: ignore[no-any-return]
     places = torch.arange(mask.size(1), device=mask.device)
     return bool((mask == (places < mask.sum(1, keepdim=True))).all())
 
 
-OF_ENCODERS = {torch._nested_tensor_from_mask_left_aligned: _left_aligned}
+OF_ENCODERS = {LEFT_ALIGNED: _left_aligned}
 
 
 def _ask(tensors: Sequence[Any]) -> bool:
