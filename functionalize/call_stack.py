@@ -10,6 +10,7 @@ import contextlib
 import linecache
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +23,7 @@ import torch
 _OWN = f"{Path(__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
 _GENERATED = tuple(f"<{name}" for name in ("frozen ", "eval_with_key", "lambdifygenerated", "attrs generated"))
+_RUNNERS = (contextlib.__file__, threading.__file__)
 _UNNAMED = "<string>"  # of `exec`: as methods of dataclasses, too
 _LIBRARIES = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))  # torch's code that programs are written with
 
@@ -208,8 +210,8 @@ def raised_by_program(error: BaseException) -> bool:
 
 @cache
 def _is_users(file: str) -> bool:
-    """Whether code is neither torch's nor ours, nor what runs a `with` statement for them."""
-    return not file.startswith((_OWN, _TORCH, _UNNAMED, *_GENERATED, contextlib.__file__))
+    """Whether code is neither torch's nor ours, nor of those modules of Python's that run what they are given."""
+    return not file.startswith((_OWN, _TORCH, _UNNAMED, *_GENERATED, *_RUNNERS))
 
 
 class _Programs(dict[str, bool]):

@@ -38,6 +38,7 @@ from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, TorchGenerators
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.schedules import ScheduleSteps
+from functionalize.graph_capture.started_threads import started_threads_refused
 from functionalize.graph_capture.symbol_values import have_plain_keys, values_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
@@ -154,7 +155,8 @@ class CaptureSession(RecordingSession):
         sources, drawn = RandomSources(self._held), list[str]()
         CAPTURES.running += 1
         try:
-            with outside_of_the_caller(), self._generators.watched(self._root, self.regions):
+            watched = self._generators.watched(self._root, self.regions)
+            with outside_of_the_caller(), watched, started_threads_refused():
                 found = self._recorded()
         finally:
             CAPTURES.running -= 1

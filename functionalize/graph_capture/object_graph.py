@@ -27,9 +27,9 @@ from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.classes_of_stand_ins import of_python
 from functionalize.runtime.anatomy import anatomy_of, attributes_of, key_name
+from functionalize.runtime.entered import OPAQUE
 from functionalize.runtime.objects import NumberRef, ObjectRef, Recipe, TensorRef
 from functionalize.runtime.refused_objects import refuse_tensor
-from functionalize.runtime.state_walk import OPAQUE
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # Entered: functions have variables, sizes have symbols, and a class may be made inside.

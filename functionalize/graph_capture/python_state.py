@@ -7,6 +7,7 @@ deep, by the names that their code has; functions of torch have none.
 from __future__ import annotations
 
 import enum
+import functools
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -31,12 +32,15 @@ from functionalize.graph_capture.variables import (
 )
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import ABSENT, Variable, place_of, read
+from functionalize.runtime.entered import is_entered
+from functionalize.runtime.frozen_values import PLAIN
 from functionalize.runtime.settings import Settings, hooks_of
-from functionalize.runtime.state_walk import StateWalk, is_entered, is_module
+from functionalize.runtime.state_walk import StateWalk, is_module
 
 _DEPTH = 4  # how far functions that call functions are followed
 _BUILTINS = frozenset({"type", "id"})  # which functions of a program know otherwise while it is captured
 _ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions tell tensors apart
+_OF_MEMBERS = frozenset({"_name_", "_value_", "__objclass__", "_sort_order_"})  # of any enumeration
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 
@@ -170,6 +174,8 @@ class Follower:
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._open_class(kind)
+            if is_own(type(kind).__module__):
+                self._follow_class(type(kind))
             methods = Methods(kind)
             if issubclass(kind, torch.nn.Module) and not is_installed(kind):
                 self._modules.append(methods)
@@ -198,11 +204,18 @@ class Follower:
 
     def _open_class(self, kind: type) -> None:
         """Enter what a class of a program's own, and those that it inherits from, have for all their objects."""
-        if issubclass(kind, (tuple, enum.Enum)):
+        if issubclass(kind, enum.Enum):
+            self._open_members(kind)
             return
         for one in kind.__mro__:
             if is_own(one.__module__):
                 self._state.open(one, one.__qualname__)
+
+    def _open_members(self, kind: type[enum.Enum]) -> None:
+        """Enter what the members of an enumeration hold, where that is more than a name and a plain value."""
+        for member in kind.__members__.values() if is_own(kind.__module__) else ():
+            if type(member.value) not in PLAIN or vars(member).keys() - _OF_MEMBERS:
+                self._state.open_attributes(member, str(member))
 
     def _follow(self, func: Any, depth: int) -> None:
         if not isinstance(func, types.MethodType):
@@ -219,7 +232,7 @@ class Follower:
             if own:
                 self._logs.meet_value(name, value)
             self._walk(name, container, key, value)
-            if isinstance(value, types.FunctionType) and (marks or value.__dict__):
+            if isinstance(value, (types.FunctionType, functools.partial)) and (marks or value.__dict__):
                 self._state.open(value, name)
             if isinstance(value, METHODS_IN_C):
                 self._open_owner(value, name)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from functionalize.runtime.containers import SlotsOf, slots_of
+from functionalize.runtime.entered import OPAQUE
 from functionalize.runtime.opaque_values import ARRAYS, held_by
-from functionalize.runtime.state_walk import OPAQUE
 
 VALUES: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, torch.Size),

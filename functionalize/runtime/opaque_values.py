@@ -41,6 +41,7 @@ def _write_state(generator: Any, held: bytes) -> None:
 # By the module and the name of a class: not all are loaded.
 ARRAYS: Mapping[tuple[str, str], Access] = {
     ("builtins", "bytearray"): Access("a bytearray", bytes, _write_items, len),
+    ("builtins", "memoryview"): Access("a memoryview", memoryview.tobytes, _write_items, lambda view: view.nbytes),
     ("array", "array"): Access(
         "an array.array", lambda a: array.array(a.typecode, a), _write_items, lambda a: len(a) * a.itemsize
     ),

@@ -4,21 +4,15 @@ A program gets at tensors through its arguments, through modules and optimizers,
 through containers and objects inside of these, such as caches. All are walked the same way, in the order of their keys.
 
 Invariant: objects that are built alike are walked alike, so that the n-th tensor of the one is the n-th of the other.
-Limits: objects of the standard library and of torch's private modules are entered only if they are containers.
+Limits: those of :mod:`functionalize.runtime.entered`, which says what is entered.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import contextvars
-import enum
-import inspect
-import logging
-import sys
 import types
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -38,20 +32,13 @@ from functionalize.runtime.containers import (
     entry,
     identity,
     is_pythons,
-    per_class,
     slots_of,
     unchanged,
     write,
 )
+from functionalize.runtime.entered import CONTAINERS, behind, has_attributes, is_entered
 from functionalize.runtime.refused_objects import refuse_module
 from functionalize.runtime.slots import Slot
-
-# Never entered: they hold no state of a program's.
-OPAQUE = (
-    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),
-    *(enum.Enum, torch.Generator, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
-    *(str, bytes, int, float, complex, type(None), range, torch.SymInt),
-)
 
 # By type, what isinstance would say: most values are one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -59,7 +46,6 @@ _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, 
 _VALUES = _PLAIN - {types.FunctionType}  # which may reach tensors
 LEAF_TYPES = TENSOR_TYPES | _PLAIN
 _STRINGS = frozenset({str})
-_CONTAINERS = (dict, list, set, deque)
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are none of its state_dict
@@ -121,10 +107,12 @@ class StateWalk:
             self.shape.append(kind)
             self.constants.append(slot)
             self.leaves.append(slot)
-            if kind is weakref.ReferenceType:
-                self._follow_weak(value(), slot)
+            if kind not in _PLAIN:
+                self._follow_constant(value, slot)
         elif isinstance(value, tuple):
             self.shape.append((kind, len(value)))
+            if has_attributes(kind):
+                self.open_attributes(value, slot.path)
             if not slot.steps:
                 self.tuples.append(slot)
             for index, item in enumerate(value):
@@ -139,11 +127,23 @@ class StateWalk:
             else:
                 self.shape.append(number)
 
-    def _follow_weak(self, value: Any, slot: Slot) -> None:
-        if isinstance(value, torch.Tensor):
-            self.weak.append(slot)
-        elif is_entered(type(value)):
-            self.open(value, f"{slot.path}()")
+    def _follow_constant(self, value: Any, slot: Slot) -> None:
+        """What a value shows that sits elsewhere, and the attributes that it has beside being a value."""
+        shown = behind(value)
+        if isinstance(shown, torch.Tensor):
+            if type(value) is weakref.ReferenceType:
+                self.weak.append(slot)
+        elif shown is not None and is_entered(type(shown)):
+            self.open(shown, f"{slot.path}()")
+        if has_attributes(type(value)):
+            self.open_attributes(value, slot.path)
+
+    def open_attributes(self, value: Any, path: str) -> None:
+        """Enter the attributes alone of what is a value besides."""
+        attributes = vars(value)
+        if id(attributes) not in self.containers:
+            self.containers[id(attributes)] = attributes, path
+            self._open(value, attributes, [*attributes], path)
 
     def _open_object(self, value: Any, kind: type, path: str) -> None:
         self._numbers[id(value)] = len(self.seen)
@@ -167,13 +167,22 @@ class StateWalk:
         named = _STRINGS.issuperset(map(type, keys))
         self.shape.append((type(value), tuple(keys) if named else len(keys)))
         hashed = container if isinstance(container, SetItems) else keys
-        if not named and any(isinstance(key, torch.Tensor) for key in hashed):
-            self.keyed_by_tensor.append(container)
+        if not named:
+            self._look_at_keys(container, hashed, path)
         prefix = f"{path}." if path else ""
         for index, key in enumerate(keys):
             step = key if named or isinstance(key, (str, int)) else index
             slot = Slot(container, key, f"{prefix}{step}", value, held=self._holders > 0)
             self._enter(entry(container, key), slot)
+
+    def _look_at_keys(self, container: Container, keys: Iterable[Any], path: str) -> None:
+        """Objects that are keys, and what a dict or a set has tensors for keys."""
+        if any(isinstance(key, torch.Tensor) for key in keys):
+            self.keyed_by_tensor.append(container)
+        if isinstance(container, dict):
+            for key in keys:
+                if is_entered(type(key)) and not isinstance(key, (tuple, *_HOLDERS)):
+                    self.open(key, f"{path}: a key")
 
     @contextlib.contextmanager
     def substituted(self, stand_ins: Mapping[int, Any]) -> Iterator[None]:
@@ -269,33 +278,6 @@ def joined(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-@per_class
-def is_entered(kind: type) -> bool:
-    """Whether objects of a class are entered: containers, modules, and what may have attributes of a program's own."""
-    if issubclass(kind, (*_CONTAINERS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
-        return True
-    if issubclass(kind, OPAQUE) or _is_foreign(kind):
-        return False
-    if not (kind.__dictoffset__ or any("__slots__" in one.__dict__ for one in kind.__mro__)):
-        return False
-    call = next((one.__dict__["__call__"] for one in kind.__mro__ if "__call__" in one.__dict__), None)
-    return call is None or inspect.isfunction(call)
-
-
-_PLAIN_OBJECTS = (  # of the standard library: what a program keeps in them it knows
-    *(types.SimpleNamespace, collections.ChainMap, collections.UserDict, collections.UserList),
-    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
-)
-
-
-def _is_foreign(kind: type) -> bool:
-    """Whether a class is one of the standard library's, of torch's own insides, or of ours."""
-    root, _, rest = kind.__module__.partition(".")
-    if issubclass(kind, _PLAIN_OBJECTS) or root in ("builtins", "__main__"):
-        return False
-    return root in sys.stdlib_module_names or root == "functionalize" or (root == "torch" and rest.startswith("_"))
-
-
 def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
     """The containers that an object consists of, and which of their entries are entered."""
     if is_module(value):
@@ -308,7 +290,7 @@ def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
         yield SetItems(content[NOT_SAVED]), []
         yield content, [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _VALUES]
         return
-    if isinstance(value, _CONTAINERS):
+    if isinstance(value, CONTAINERS):
         items = SetItems(value) if isinstance(value, set) else value
         yield items, list(copy_of(value)) if isinstance(value, dict) else list(range(len(value)))
     if isinstance(value, (type, contextvars.ContextVar)):
@@ -316,7 +298,7 @@ def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
         yield held, list(copy_of(held)) if isinstance(value, type) else list(range(len(held)))
         return
     attributes = getattr(value, "__dict__", None)
-    plain = isinstance(value, _CONTAINERS) and is_pythons(type(value))  # nobody gives it attributes
+    plain = isinstance(value, CONTAINERS) and is_pythons(type(value))  # nobody gives it attributes
     if attributes or (attributes is not None and not plain):
         yield attributes, list(attributes)
     names = slots_of(type(value)) if type(value) not in (dict, list) else ()

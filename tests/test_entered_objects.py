@@ -1,0 +1,252 @@
+"""State in objects of Python's own classes, behind views and weak references, and beside values."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import configparser
+import enum
+import functools
+import queue
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functionalize import UnsupportedProgramError, capture
+
+Program = Callable[[Tensor], Any]
+World = tuple[Program, Callable[[], Any]]  # and what its user does between two calls
+
+
+class Counted:
+    """Something with a number."""
+
+    def __init__(self, k: float) -> None:
+        self.k = k
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """The tensor, so many times."""
+        return x * self.k
+
+
+def namespace_of_arguments() -> World:
+    given = argparse.Namespace(k=1.0, t=torch.ones(2), steps=0)
+
+    def program(x: Tensor) -> Any:
+        given.steps += 1
+        return x * given.k + given.t * given.steps
+
+    return program, lambda: setattr(given, "t", torch.zeros(2))
+
+
+def event() -> World:
+    ready = threading.Event()
+    return lambda x: x * 2 if ready.is_set() else x, ready.set
+
+
+def waiting() -> World:
+    todo: queue.Queue[Any] = queue.Queue()
+
+    def program(x: Tensor) -> Any:
+        todo.put(x * 2)
+        return todo.get() + todo.qsize()
+
+    return program, lambda: todo.put(torch.ones(2))
+
+
+def of_this_thread() -> World:
+    own = threading.local()
+    own.k = 1.0
+    return lambda x: x * own.k, lambda: setattr(own, "k", 3.0)
+
+
+def configuration() -> World:
+    config = configparser.ConfigParser()
+    config.read_dict({"a": {"k": "1"}})
+    return lambda x: x * config["a"].getfloat("k"), lambda: config.set("a", "k", "3")
+
+
+def weak_set() -> World:
+    one = Counted(1.0)
+    known = weakref.WeakSet([one])
+    return lambda x: x * sum(each.k for each in known) + one.k, lambda: setattr(one, "k", 3.0)
+
+
+def weak_values() -> World:
+    kept = [Counted(1.0)]
+    known = weakref.WeakValueDictionary(a=kept[0])
+    return lambda x: x * known["a"].k, lambda: setattr(kept[0], "k", 3.0)
+
+
+def weak_method() -> World:
+    kept = Counted(1.0)
+    method = weakref.WeakMethod(kept.scaled)
+    return lambda x: method()(x), lambda: setattr(kept, "k", 3.0)  # type: ignore[misc]
+
+
+def proxy_of_a_dict() -> World:
+    held = {"k": 1.0, "t": torch.ones(2)}
+    shown = types.MappingProxyType(held)
+    return lambda x: x * shown["k"] + shown["t"], lambda: held.update(k=3.0, t=torch.zeros(2))
+
+
+def values_of_a_dict() -> World:
+    held = collections.OrderedDict(a=1.0)
+    values = held.values()
+    return lambda x: x * sum(values), lambda: held.update(b=2.0)
+
+
+def view_of_memory() -> World:
+    held = bytearray(b"\1\2")
+    view = memoryview(held)
+    return lambda x: x * view[0], lambda: held.__setitem__(0, 3)
+
+
+def number_with_an_attribute() -> World:
+    class Number(int):
+        k = 1.0
+
+    number = Number(2)
+    return lambda x: x * number * number.k, lambda: setattr(number, "k", 3.0)
+
+
+def tuple_with_an_attribute() -> World:
+    class Pair(tuple[float, float]):
+        k = 1.0
+
+    pair = Pair((1.0, 2.0))
+    pair.k = 2.0
+    return lambda x: x * pair[1] * pair.k, lambda: setattr(pair, "k", 3.0)
+
+
+def class_of_named_tuples() -> World:
+    class Pair(NamedTuple):
+        one: float
+
+    Pair.k = 1.0  # type: ignore[attr-defined]
+    pair = Pair(2.0)
+    return lambda x: x * pair.one * Pair.k, lambda: setattr(Pair, "k", 3.0)  # type: ignore[attr-defined]
+
+
+def partial_with_an_attribute() -> World:
+    class Scaling(functools.partial[Any]):
+        k = 1.0
+
+    scaling = Scaling(torch.mul, 2)
+    scaling.k = 2.0
+    return lambda x: scaling(x) * scaling.k, lambda: setattr(scaling, "k", 3.0)
+
+
+def keys_of_a_dict() -> World:
+    kept = Counted(1.0)
+    held = {kept: 2.0}
+    return lambda x: x * sum(key.k * value for key, value in held.items()), lambda: setattr(kept, "k", 3.0)
+
+
+def members() -> World:
+    class Mode(enum.Enum):
+        A = {"k": 1.0}  # noqa: RUF012
+        B = 2
+
+    return lambda x: x * Mode.A.value["k"], lambda: Mode.A.value.update(k=3.0)
+
+
+def class_of_a_class() -> World:
+    class Counting(type):
+        made, k = 0, 1.0
+
+        def __call__(cls, *args: Any) -> Any:
+            Counting.made += 1
+            return super().__call__(*args)
+
+        @property
+        def twice(cls) -> float:
+            """Of what all classes share."""
+            return cls.k * 2
+
+    class Made(metaclass=Counting):
+        pass
+
+    def program(x: Tensor) -> Any:
+        Made()
+        return x * Made.twice + Counting.made
+
+    return program, lambda: setattr(Counting, "k", 3.0)
+
+
+def one_object() -> World:
+    class Single(type):
+        _made: dict[Any, Any] = {}  # noqa: RUF012
+
+        def __call__(cls, *args: Any) -> Any:
+            if cls not in cls._made:
+                cls._made[cls] = super().__call__(*args)
+            return cls._made[cls]
+
+    class Settings(metaclass=Single):
+        def __init__(self) -> None:
+            self.k = 1.0
+
+    return lambda x: x * Settings().k, lambda: setattr(Settings(), "k", 3.0)
+
+
+WORLDS: list[Callable[[], World]] = [
+    *(namespace_of_arguments, event, waiting, of_this_thread, configuration, weak_set, weak_values, weak_method),
+    *(proxy_of_a_dict, values_of_a_dict, view_of_memory, number_with_an_attribute, tuple_with_an_attribute),
+    *(class_of_named_tuples, partial_with_an_attribute, keys_of_a_dict, members, class_of_a_class, one_object),
+]
+
+
+@pytest.mark.parametrize("make", WORLDS, ids=lambda make: make.__name__)
+def test_what_objects_hold_is_state(make: Callable[[], World]) -> None:
+    """As in eager before and after a change, which a capture for the first call knows nothing of."""
+    x, found = torch.ones(2), list[list[Any]]()
+    for captured in (False, True):
+        program, change = make()
+        call = capture(program, (x,), on_guard_failure="recapture") if captured else program
+        found.append([call(x).tolist(), call(x).tolist()])
+        change()
+        found[-1] += [call(x).tolist(), call(x).tolist()]
+    assert found[0] == found[1]
+
+
+def test_a_refused_capture_leaves_them_as_they_were() -> None:
+    given, todo = argparse.Namespace(n=0), queue.Queue[Any]()
+
+    def program(x: Tensor) -> Any:
+        given.n += 1
+        given.last = x * 2
+        todo.put(1)
+        raise RuntimeError("of the program")
+
+    with pytest.raises(RuntimeError, match="of the program"):
+        capture(program, (torch.ones(2),))
+    assert vars(given) == {"n": 0}
+    assert todo.empty()
+
+
+def test_threads_of_a_program_are_refused() -> None:
+    def alone(x: Tensor) -> Any:
+        out: list[Any] = [None]
+        thread = threading.Thread(target=lambda: out.__setitem__(0, x * 2))
+        thread.start()
+        thread.join()
+        return out[0]
+
+    def pooled(x: Tensor) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: x * 2).result()
+
+    for program in (alone, pooled):
+        with pytest.raises(UnsupportedProgramError, match=r"starts a thread\n *at .*\.py"):
+            capture(program, (torch.ones(2),))
+    thread = threading.Thread(target=lambda: None)  # of others, or when no program runs
+    thread.start()
+    thread.join()
