@@ -18,7 +18,7 @@ _TARGETS = re.compile(r"^\s*([a-z]\d\d(?:, [a-z]\d\d)*) [-+*]?= ", re.MULTILINE)
 _REBINDS = re.compile(r"\{rebinds ([a-z]\d\d)\}")  # a line of a function that gives another value to a variable
 CLOSURE, GLOBAL, MODULE = FORMS = ("closure", "global", "module")
 HEADER = """\
-import collections, dataclasses, functools
+import argparse, collections, dataclasses, enum, functools, threading, types, weakref
 import torch
 from torch import nn
 
@@ -30,7 +30,7 @@ class Data:
 
 
 class Slots:
-    __slots__ = ("a", "n", "more")
+    __slots__ = ("a", "n", "more", "__weakref__")
 
     def __init__(self, a, n=0):
         self.a, self.n = a, n
@@ -39,6 +39,26 @@ class Slots:
 class Plain:
     def __init__(self, a, n=0):
         self.a, self.n = a, n
+
+
+class Counting(type):
+    made = 0
+
+    def __call__(cls, *args):
+        Counting.made += 1
+        return super().__call__(*args)
+
+
+class Counted(Plain, metaclass=Counting):
+    pass
+
+
+class Number(int):
+    n = 0
+
+
+class Mode(enum.Enum):
+    LOW, HIGH = {"n": 1}, {"n": 2}
 
 
 class Net(nn.Module):
