@@ -197,10 +197,19 @@ def one_object() -> World:
     return lambda x: x * Settings().k, lambda: setattr(Settings(), "k", 3.0)
 
 
+def module_of_settings() -> World:
+    """`self.config = config`, as programs keep a module of their own."""
+    config = types.ModuleType("settings_of_a_program")
+    config.k, config.more = 1.0, {"k": 2.0}  # type: ignore[attr-defined]
+    holder = types.SimpleNamespace(config=config)
+    return lambda x: x * holder.config.k * holder.config.more["k"], lambda: vars(config).update(k=3.0)
+
+
 WORLDS: list[Callable[[], World]] = [
     *(namespace_of_arguments, event, waiting, of_this_thread, configuration, weak_set, weak_values, weak_method),
     *(proxy_of_a_dict, values_of_a_dict, view_of_memory, number_with_an_attribute, tuple_with_an_attribute),
     *(class_of_named_tuples, partial_with_an_attribute, keys_of_a_dict, members, class_of_a_class, one_object),
+    module_of_settings,
 ]
 
 

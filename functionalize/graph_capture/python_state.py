@@ -22,6 +22,7 @@ from functionalize.graph_capture.methods import Methods, functions_in
 from functionalize.graph_capture.variables import (
     FUNCTIONS,
     METHODS_IN_C,
+    Named,
     Names,
     bound_by_partial,
     is_installed,
@@ -29,6 +30,7 @@ from functionalize.graph_capture.variables import (
     layers,
     names_in,
     variables,
+    variables_of_module,
 )
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import ABSENT, Variable, place_of, read
@@ -95,6 +97,7 @@ class Follower:
         self._kinds: set[type] = set()  # classes, likewise
         self._modules: list[Methods] = []  # of classes of modules, of whose methods more may be run
         self._named: set[type] = set()  # classes of which the program may make objects
+        self._held: dict[str, Any] = {}  # modules of Python that objects hold, by path
         self._places: set[tuple[int, Any]] = set()
         self._constants = self._seen = self._tensors = self._tuples = 0  # how many of the walk's were looked at
         refuse_iterators(func)
@@ -123,6 +126,9 @@ class Follower:
         while known < len(self.code.all):
             known = len(self.code.all)
             self._follow_objects()
+            for path, module in self._held.items():
+                for variable in [*variables_of_module(module, path, [*self.code.names], set())]:
+                    self._follow_variable(variable, True, _DEPTH - 1)
             for methods in [*self._modules]:
                 self._follow_methods(methods, self.code.names)
 
@@ -157,6 +163,8 @@ class Follower:
             self._follow(value, _DEPTH - 1)
         elif isinstance(value, METHODS_IN_C):
             self._open_owner(value, path)
+        elif isinstance(value, types.ModuleType):
+            self._held[path] = value
         elif isinstance(value, CapturedProgram):  # which is its original while another one is captured
             self._state.walk(vars(value), "original", path)
         kind = value if isinstance(value, type) else type(value)
@@ -227,22 +235,27 @@ class Follower:
         self._logs.meet_functions(functions)
         marks = any(one.gives_attributes for one in names)
         own = any(is_own(function.__module__) for function in functions)
-        for name, container, key in variables(func):
-            value = read(container, key)
+        for variable in variables(func):
             if own:
-                self._logs.meet_value(name, value)
-            self._walk(name, container, key, value)
-            if isinstance(value, (types.FunctionType, functools.partial)) and (marks or value.__dict__):
-                self._state.open(value, name)
-            if isinstance(value, METHODS_IN_C):
-                self._open_owner(value, name)
-            kind = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
-            if isinstance(kind, type):
-                self._named |= {kind} if is_own(kind.__module__) else set()
-            elif isinstance(value, FUNCTIONS):
-                self._whole = self._whole and depth > 0
-                if depth:
-                    self._follow(value, depth - 1)
+                self._logs.meet_value(variable[0], read(*variable[1:]))
+            self._follow_variable(variable, marks, depth)
+
+    def _follow_variable(self, variable: Named, marks: bool, depth: int) -> None:
+        """``marks``: whether code that names it gives attributes to objects."""
+        name, container, key = variable
+        value = read(container, key)
+        self._walk(name, container, key, value)
+        if isinstance(value, (types.FunctionType, functools.partial)) and (marks or value.__dict__):
+            self._state.open(value, name)
+        if isinstance(value, METHODS_IN_C):
+            self._open_owner(value, name)
+        kind = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
+        if isinstance(kind, type):
+            self._named |= {kind} if is_own(kind.__module__) else set()
+        elif isinstance(value, FUNCTIONS):
+            self._whole = self._whole and depth > 0
+            if depth:
+                self._follow(value, depth - 1)
 
     @property
     def decisive(self) -> Iterator[tuple[str, Any, Sequence[str]]]:

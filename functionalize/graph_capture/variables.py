@@ -101,7 +101,7 @@ def _named(func: Any) -> Iterator[Named]:
         yield name, Variable(func.__globals__, name), 0
     seen = set[str]()
     for name, module in _modules_of(func, read_names):
-        yield from _of_module(module, name, read_names, seen)
+        yield from variables_of_module(module, name, read_names, seen)
 
 
 def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
@@ -112,7 +112,7 @@ def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
         yield name, func.__globals__.get(name, sys.modules.get(name))
 
 
-def _of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
+def variables_of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
     """What a function may reach of a module that it names, if that is a program's own, by the names that it has."""
     if not isinstance(value, types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
         return
@@ -123,7 +123,7 @@ def _of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Itera
         if found is not ABSENT and not name.startswith("__"):
             yield f"{path}.{name}", Variable(content, name), 0
         if isinstance(found, types.ModuleType):
-            yield from _of_module(found, f"{path}.{name}", names, seen)
+            yield from variables_of_module(found, f"{path}.{name}", names, seen)
 
 
 def _defaults(func: Any) -> Iterator[Named]:
