@@ -621,3 +621,22 @@ def test_what_a_mask_was_computed_from_is_kept_where_the_call_writes_it() -> Non
         (gradient,) = torch.autograd.grad(result, leaf, tangent, create_graph=True)
         found.append((gradient, *torch.autograd.grad(gradient.square().sum(), tangent)))
     torch.testing.assert_close(*found)
+
+
+def test_what_nobody_reads_but_draws_beyond_an_input_is_no_part_of_a_second_derivative() -> None:
+    """A draw from the whole storage of an input stays, for the numbers that come after it; the input is not held."""
+
+    def program(w: Tensor, x: Tensor) -> Tensor:
+        x.resize_((23, 1))
+        x.bernoulli_(0.5)
+        x.fill_(3)
+        return w**3
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        whole = torch.zeros(47).untyped_storage()
+        return torch.ones(2, requires_grad=True), torch.empty(0).set_(whole, 0, (8, 3), (6, 2))  # type: ignore[call-overload]
+
+    w, x = inputs()
+    call = capture(program, inputs(), remove="mutations_and_views")
+    (gradient,) = torch.autograd.grad(call(w, x).sum(), w, create_graph=True)
+    assert torch.autograd.grad(gradient.sum(), w)[0].tolist() == [6, 6]

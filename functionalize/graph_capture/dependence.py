@@ -42,7 +42,8 @@ def counts_from_storages(graph: Graph) -> bool:
     return any(len(node.args) > at for at, nodes in calls for node in nodes)
 
 
-_BY_ADDRESS = [aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default]
+_PARTS_BY_ADDRESS = (aten.as_strided.default, aten.as_strided_copy.default)
+_BY_ADDRESS = (*_PARTS_BY_ADDRESS, aten.as_strided_scatter.default)
 _WITH_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
 _OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read none of its values
     getattr(aten, name).default
@@ -109,12 +110,21 @@ def forget_unread(graph: Graph) -> None:
     for node in graph.find_nodes(op="placeholder"):
         like = node.meta.get("val")
         if node.users and node not in read and isinstance(like, torch.Tensor) and not is_symbolic(like):
-            with graph.inserting_before(next(iter(node.users))):
-                number = int(like.dtype.is_floating_point or like.dtype.is_complex)
-                options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
-                other = graph.call_function(aten.full.default, (list(like.size()), number), options)
-            other.meta["val"] = like
-            node.replace_all_uses_with(other)
+            for part in [user for user in node.users if user.target in _PARTS_BY_ADDRESS]:
+                _stand_in(graph, part, part.meta.get("val", like))  # of its storage more may be read than it shows
+                graph.erase_node(part)
+            if node.users:
+                _stand_in(graph, node, like)
+
+
+def _stand_in(graph: Graph, node: Node, like: torch.Tensor) -> None:
+    """Have any other values stand for a node."""
+    with graph.inserting_before(next(iter(node.users), node)):
+        number = int(like.dtype.is_floating_point or like.dtype.is_complex)
+        options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
+        other = graph.call_function(aten.full.default, (list(like.size()), number), options)
+    other.meta["val"] = like
+    node.replace_all_uses_with(other)
 
 
 def drop_dead(graph: Graph) -> None:
