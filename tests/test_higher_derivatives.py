@@ -634,7 +634,7 @@ def test_what_nobody_reads_but_draws_beyond_an_input_is_no_part_of_a_second_deri
 
     def inputs() -> tuple[Tensor, Tensor]:
         whole = torch.zeros(47).untyped_storage()
-        return torch.ones(2, requires_grad=True), torch.empty(0).set_(whole, 0, (8, 3), (6, 2))  # type: ignore[call-overload]
+        return torch.ones(2, requires_grad=True), torch.empty(0).set_(whole, 0, (8, 3), (6, 2))
 
     w, x = inputs()
     call = capture(program, inputs(), remove="mutations_and_views")
