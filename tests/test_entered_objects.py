@@ -61,12 +61,6 @@ def waiting() -> World:
     return program, lambda: todo.put(torch.ones(2))
 
 
-def of_this_thread() -> World:
-    own = threading.local()
-    own.k = 1.0
-    return lambda x: x * own.k, lambda: setattr(own, "k", 3.0)
-
-
 def configuration() -> World:
     config = configparser.ConfigParser()
     config.read_dict({"a": {"k": "1"}})
@@ -206,7 +200,7 @@ def module_of_settings() -> World:
 
 
 WORLDS: list[Callable[[], World]] = [
-    *(namespace_of_arguments, event, waiting, of_this_thread, configuration, weak_set, weak_values, weak_method),
+    *(namespace_of_arguments, event, waiting, configuration, weak_set, weak_values, weak_method),
     *(proxy_of_a_dict, values_of_a_dict, view_of_memory, number_with_an_attribute, tuple_with_an_attribute),
     *(class_of_named_tuples, partial_with_an_attribute, keys_of_a_dict, members, class_of_a_class, one_object),
     module_of_settings,

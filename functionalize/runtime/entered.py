@@ -34,7 +34,7 @@ _VALUES_WITH_ATTRIBUTES = (str, bytes, int, float, complex, tuple)  # if a class
 # Classes of the standard library that keep what a program gives them in attributes; not all are loaded.
 _PLAIN_OBJECTS = frozenset(
     {
-        *(("types", "SimpleNamespace"), ("argparse", "Namespace"), ("_thread", "_local"), ("threading", "Event")),
+        *(("types", "SimpleNamespace"), ("argparse", "Namespace"), ("threading", "Event")),
         *(("collections", name) for name in ("ChainMap", "UserDict", "UserList", "UserString")),
         *(("weakref", name) for name in ("WeakKeyDictionary", "WeakValueDictionary")),
         *(("_weakrefset", "WeakSet"), ("queue", "Queue"), ("configparser", "RawConfigParser")),
@@ -51,7 +51,7 @@ def is_entered(kind: type) -> bool:
         return True
     if issubclass(kind, OPAQUE) or _is_foreign(kind):
         return False
-    if not (_is_plain(kind) or kind.__dictoffset__ or any("__slots__" in one.__dict__ for one in kind.__mro__)):
+    if not (kind.__dictoffset__ or any("__slots__" in one.__dict__ for one in kind.__mro__)):
         return False
     call = next((one.__dict__["__call__"] for one in kind.__mro__ if "__call__" in one.__dict__), None)
     return call is None or inspect.isfunction(call)

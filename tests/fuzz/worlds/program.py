@@ -18,7 +18,7 @@ _TARGETS = re.compile(r"^\s*([a-z]\d\d(?:, [a-z]\d\d)*) [-+*]?= ", re.MULTILINE)
 _REBINDS = re.compile(r"\{rebinds ([a-z]\d\d)\}")  # a line of a function that gives another value to a variable
 CLOSURE, GLOBAL, MODULE = FORMS = ("closure", "global", "module")
 HEADER = """\
-import argparse, collections, dataclasses, enum, functools, threading, types, weakref
+import argparse, collections, dataclasses, enum, functools, types, weakref
 import torch
 from torch import nn
 

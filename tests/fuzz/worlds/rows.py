@@ -60,7 +60,6 @@ KINDS: dict[str, tuple[Row, ...]] = {
         Row("object", "{new} = Plain(torch.ones(3))"),
         Row("object that shares", "{new} = Plain({t})"),
         Row("namespace", "{new} = argparse.Namespace(a=torch.ones(3), n=0)", 1),
-        Row("values of a thread", "{new} = threading.local()\n{new}.a, {new}.n = torch.ones(3), 0", 1),
         Row("counted object", "{new} = Counted(torch.ones(3))", 1),
         Row("number with attributes", "{new} = Number(2)\n{new}.a = torch.ones(3)", 1),
         Row("object in an object", "{new} = Plain(torch.ones(3))\n{new}.inner = Slots({new}.a)", 1),

@@ -205,7 +205,7 @@ def _content(cell: Any) -> Any:
 
 def _is_entered(kind: type) -> bool:
     root, _, rest = kind.__module__.partition(".")
-    return root in ("__main__", "argparse", "_thread") or (root == "torch" and rest.startswith(_NOT_ENTERED["torch"]))
+    return root in ("__main__", "argparse") or (root == "torch" and rest.startswith(_NOT_ENTERED["torch"]))
 
 
 def _brief(item: Any) -> str:
