@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,34 @@ def test_operators_that_check_a_matrix_have_no_translation(tmp_path: Path) -> No
         with pytest.raises(UnsupportedExportError, match="no translation") as caught:
             capture(op, (torch.eye(3),)).to_onnx(tmp_path / "matrix.onnx")
         assert len(caught.value.causes) == 1
+
+
+@pytest.mark.slow(seconds=3)
+def test_whole_numbers_of_python(tmp_path: Path) -> None:
+    def made() -> Any:
+        kept = {"n": 10}
+
+        def run(x: Tensor, m: Tensor) -> Any:
+            kept["n"] -= 7
+            n, k = kept["n"], m.item()
+            whole = n // 3, n // -4, -17 // (n * n + 1), *divmod(k, 4), k // -7, n % -4, math.floor(n / 7)
+            bits = n << 2, n >> 1, k >> 70, n & 3, n & -4, n | 3
+            powers = n**2, n**3, (k * 100001) ** 3, 2 ** (n * n % 7)
+            return whole, bits, powers, n / 7, n * 0.1, x.double() * (k / 7), x * (k / 7), torch.tensor(n // 2)
+
+        return run
+
+    x, theirs = torch.tensor([1.0, 2.0]), made()
+    mine = loaded(made(), tmp_path, x, torch.tensor(5))
+    for number in (5, -5, 0, -9, 13):
+        given = x, torch.tensor(number)
+        torch.testing.assert_close(mine(*given), theirs(*given), rtol=1e-6, atol=0)
+
+
+@pytest.mark.slow(seconds=2)
+def test_functions_of_python_without_a_translation_are_named(tmp_path: Path) -> None:
+    def run(x: Tensor, n: Tensor) -> Tensor:
+        return x * (3 << n.item())
+
+    with pytest.raises(UnsupportedExportError, match=r"lshift(.|\n)*test_onnx_numbers\.py"):
+        loaded(run, tmp_path, torch.ones(2), torch.tensor(2))

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import logging
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,8 +25,6 @@ from torch.onnx._internal.exporter._decomp import (  # what the exporter takes a
 )
 from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-from functionalize._torch.dispatch import HigherOrderOperator, OpOverload
 
 
 @contextlib.contextmanager
@@ -161,9 +160,7 @@ def decompositions() -> dict[Any, Any]:
 def untranslated(program: ExportedProgram, known: Collection[Any]) -> Iterator[tuple[Node, str]]:
     """The nodes of a program that the exporter cannot translate, each with the reason; ``known``: who has others."""
     for node in program.graph.nodes:
-        if node.op != "call_function" or node.target in known:
-            continue
-        if not isinstance(node.target, (OpOverload, HigherOrderOperator)):
+        if node.op != "call_function" or node.target in known or node.target is operator.getitem:
             continue
         found, message = dispatch(node, _registry())
         if found is None and "_assert_" not in str(node.target):  # the exporter drops these

@@ -10,6 +10,7 @@ import contextlib
 import io
 import operator
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -46,7 +47,7 @@ _LARGE = 2**30  # bytes of weights that go into a file of their own
 
 def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -> Path:
     """Write a program; the path."""
-    exported = to_exported_program(program, to=_TO, by_value=True, scales=False)
+    exported = to_exported_program(program, to=_TO, by_value=True, scales=False, floats=True)
     prepared = Prepared(without_differing(with_views(exported)))
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():
@@ -147,9 +148,22 @@ def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
             options = {"input_names": names[0], "output_names": [f"{name}.out" for name in names[1]]}
             return translate(program, TRANSLATIONS, **options)
         except torch.onnx.errors.OnnxExporterError as error:
-            text = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()
-            cause = UnsupportedExportError.cause("torch's exporter fails", why=text[0], hint="compute it otherwise")
-            raise UnsupportedExportError(_TO, [cause]) from error
+            raise UnsupportedExportError(_TO, [_failure(error, program)]) from error
+
+
+_AT_NODE = re.compile(r"Error when translating node %(\w+)")
+
+
+def _failure(error: BaseException, program: ExportedProgram) -> str:
+    """The cause that an error of the exporter is: at which operator, and what it was in the end."""
+    chain = [error]
+    while (deeper := chain[-1].__cause__) is not None:
+        chain.append(deeper)
+    names = [found[1] for one in chain if (found := _AT_NODE.search(str(one)))]
+    node = next((node for node in program.graph.nodes if node.name in names), None)
+    why = (str(chain[-1]).strip() or type(chain[-1]).__name__).splitlines()[0]
+    what = "torch's exporter fails" + ("" if node is None else f" to translate {node.target}")
+    return UnsupportedExportError.cause(what, why=why, hint="compute it otherwise", at=node and user_line(node))
 
 
 def _as_declared(model: Any, program: ExportedProgram) -> None:

@@ -11,10 +11,10 @@ from functionalize.backends.onnx.rewrites import (
     layouts,
     matrices,
     numbers,
+    python_numbers,
     reductions,
     types,
 )
-from functionalize.backends.onnx.rewrites.matrices import TRANSLATIONS as TRANSLATIONS
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH_IF_WIDE as BY_TORCH_IF_WIDE
 from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_ALONE
@@ -22,3 +22,4 @@ from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
 FAMILIES = (attention, convolutions, elementwise, integers, layouts, matrices, numbers, reductions, types)
+TRANSLATIONS = matrices.TRANSLATIONS | python_numbers.TRANSLATIONS
