@@ -194,3 +194,45 @@ def test_functions_of_python_without_a_translation_are_named(tmp_path: Path) -> 
 
     with pytest.raises(UnsupportedExportError, match=r"lshift(.|\n)*test_onnx_numbers\.py"):
         loaded(run, tmp_path, torch.ones(2), torch.tensor(2))
+
+
+@pytest.mark.slow(seconds=3)
+def test_functions_of_64_bits(tmp_path: Path) -> None:
+    x = torch.tensor([0.5, 10, 3, 1e-300, -0.3, -20, -1000, 1000, 0, -0.0, _INF, -_INF, _NAN], dtype=torch.float64)
+
+    def run(x: Tensor) -> Any:
+        return x.log2(), x.log10(), x.sinc(), x.sigmoid(), F.silu(x), x.half().sinc()
+
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x), rtol=1e-13, atol=1e-16, equal_nan=True)
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+def test_corrections_of_more_than_there_is(tmp_path: Path) -> None:
+    def run(x: Tensor) -> Any:
+        spread = x.var(0, correction=5), x.std(0, correction=3, keepdim=True), x.var(correction=8), x.var(1)
+        return spread, torch.var_mean(x, 0, correction=5), x[:1].std(0), x[0, 0].var(), x.half().var(0, correction=4)
+
+    x = torch.arange(6.0).view(3, 2)
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x), equal_nan=True)
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialias_with_aligned_corners_is_refused(mode: str, tmp_path: Path) -> None:
+    def run(x: Tensor) -> Tensor:
+        return F.interpolate(x, (3, 2), mode=mode, antialias=True, align_corners=True)
+
+    with pytest.raises(UnsupportedExportError, match=r"align_corners") as caught:
+        loaded(run, tmp_path, torch.rand(1, 1, 7, 8))
+    assert "test_onnx_numbers.py" in str(caught.value)
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.float32])
+def test_several_clamps_of_one_tensor(dtype: torch.dtype, tmp_path: Path) -> None:
+    def run(x: Tensor) -> Any:
+        return x.clamp(-2, 5), x.clamp(0, 2), x.clamp(5, 2), x.clamp(1, 3).relu()
+
+    x = torch.tensor([3, -1, 9], dtype=dtype)
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x))

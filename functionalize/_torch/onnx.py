@@ -78,14 +78,21 @@ def _compared_constants() -> list[Any]:
 
 @contextlib.contextmanager
 def _exact_rules() -> Iterator[None]:
-    """While the optimizer takes no number for another one that is near: to it, the 1e-8 of an optimizer's step is 0."""
-    constants = _compared_constants()
+    """While the optimizer takes no number for another one that is near: to it, the 1e-8 of an optimizer's step is 0.
+
+    Nor joins it bounds: it names those of two clamps of one tensor alike.
+    """
+    rewriter, constants = _exporters.onnxscript.rewriter, _compared_constants()
     before = [(one._rel_tol, one._abs_tol) for one in constants]
     for one in constants:
         one._rel_tol = one._abs_tol = 0.0
+    rules = rewriter._DEFAULT_REWRITE_RULES
+    joining = [*rewriter._min_max_to_clip.rules, *rewriter._fuse_relus_clips.rules]
+    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if rule not in joining)
     try:
         yield
     finally:
+        rewriter._DEFAULT_REWRITE_RULES = rules
         for one, limits in zip(constants, before, strict=True):
             one._rel_tol, one._abs_tol = limits
 

@@ -33,7 +33,15 @@ from functionalize.backends.onnx.convention import ELEMENTS, KEY
 from functionalize.backends.onnx.engine import refuse_what_it_does_not_load
 from functionalize.backends.onnx.naming import provisional, rename
 from functionalize.backends.onnx.prepare import Prepared
-from functionalize.backends.onnx.rewrites import BY_TORCH, BY_TORCH_IF_WIDE, FIRST_ALONE, REWRITES, TRANSLATIONS, either
+from functionalize.backends.onnx.rewrites import (
+    BY_TORCH,
+    BY_TORCH_IF_WIDE,
+    FIRST_ALONE,
+    MISTRANSLATED,
+    REWRITES,
+    TRANSLATIONS,
+    either,
+)
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.backends.opmath import SPELT_OUT
 from functionalize.backends.own_decompositions import DECOMPOSITIONS
@@ -118,7 +126,7 @@ def _unknown_types(program: ExportedProgram) -> Iterator[str]:
 
 
 def _refuse_untranslated(program: ExportedProgram, causes: list[str]) -> None:
-    unknown = [*untranslated(program, TRANSLATIONS), *_made_up(program)]
+    unknown = [*untranslated(program, TRANSLATIONS), *_made_up(program), *_mistranslated(program)]
     for node, message in unknown:
         line = user_line(node)
         cause = UnsupportedExportError.cause(
@@ -139,6 +147,14 @@ def _made_up(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
         users = node.users if node.op == "call_function" and node.target in FIRST_ALONE else ()
         if any(user.target is operator.getitem and user.args[1] != 0 and user.users for user in users):
             yield node, "the exporter computes its first result alone, and the program reads others (a backward)"
+
+
+def _mistranslated(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
+    """Calls of which the exporter makes something else."""
+    for node in program.graph.nodes:
+        position, value, why = MISTRANSLATED.get(node.target, (0, None, ""))
+        if why and node.args[position] is value:
+            yield node, f"the exporter gives another result: {why}"
 
 
 def _translated(program: ExportedProgram, prepared: Prepared) -> Any:

@@ -58,6 +58,37 @@ def expm1(x: Any) -> Any:
     return (x * 0.5).tanh() * (x.exp() + 1)
 
 
+def _logarithm(base: int) -> Rewrite:
+    """In 64 bits, of which the exporter's factor has 32."""
+
+    def logarithm(x: Any) -> Any:
+        return x.log() / math.log(base) if x.dtype == torch.float64 else NotImplemented
+
+    return logarithm
+
+
+rewrite(aten.log2.default)(_logarithm(2))
+rewrite(aten.log10.default)(_logarithm(10))
+
+
+@rewrite(aten.sinc.default, aten.special_sinc.default)
+@_of_floats
+def sinc(x: Any) -> Any:
+    angle = x * math.pi
+    return aten.where.ScalarSelf(x == 0, 1.0, angle.sin() / angle)
+
+
+@rewrite(aten.sigmoid.default)
+def sigmoid(x: Any) -> Any:
+    """In 64 bits, of which the engine's has fewer."""
+    return 1 / ((-x).exp() + 1) if x.dtype == torch.float64 else NotImplemented
+
+
+@rewrite(aten.silu.default)
+def silu(x: Any) -> Any:
+    return x * sigmoid(x) if x.dtype == torch.float64 else NotImplemented
+
+
 @rewrite(aten.log_sigmoid.default)
 @_of_floats
 def log_sigmoid(x: Any) -> Any:

@@ -76,14 +76,26 @@ for _op in (
 def var_mean(
     values: Any, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    """Of no elements, which are no numbers; ONNX says zero."""
+    """Of no elements, which are no numbers, and ONNX says zero; of fewer than are corrected for, infinite."""
+    correction = 1 if correction is None else correction
+    if not values.dim():
+        return torch.var_mean(values.reshape([1]), [0], correction=correction)
     dims = list(dim or range(values.dim()))
-    if not values.dim() or not _may_be_none(values, dims):
-        return NotImplemented
     count: Any = math.prod(values.size(one) for one in dims)
-    squares = (values - mean(values, dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
-    freedom = torch.sym_max(count - (1 if correction is None else correction), 0)
-    return squares / freedom, mean(values, dims, keepdim)
+    if not (_may_be_none(values, dims) or _may_be_less(count, correction)):
+        return NotImplemented
+    if values.dtype in (torch.float16, torch.bfloat16):
+        found = var_mean(values.float(), dims, correction=correction, keepdim=keepdim)
+        return tuple(one.to(values.dtype) for one in found)
+    middle = values.sum(dims, keepdim=True) / count
+    squares = (values - middle).square().sum(dims, keepdim=keepdim)
+    freedom = torch.sym_max(count - (int(correction) if correction == int(correction) else correction), 0)
+    return squares / freedom, middle if keepdim else middle.reshape(squares.size())
+
+
+def _may_be_less(count: Any, least: float) -> bool:
+    """Whether a number of elements may be less than another, or leave nothing; one is sure."""
+    return bool(count <= least) if type(count) is int else least > 1
 
 
 @rewrite(aten.var.correction)
