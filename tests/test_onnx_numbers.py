@@ -37,6 +37,7 @@ def of_one(x: Tensor) -> dict[str, Tensor]:
         "angle": x.angle(),
         "remainder": x.remainder(0.1),
         "heaviside": x.heaviside(ones * 0.5),
+        "sign of another": x.reciprocal().copysign(x),
         "erfc": x.erfc(),
         **({"erfcx": special.erfcx(x), "log_ndtr": special.log_ndtr(x)} if x.dtype != torch.float16 else {}),
         "logsigmoid": F.logsigmoid(x),
@@ -51,6 +52,10 @@ def of_two(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         "logaddexp2": torch.logaddexp2(x, y),
         "remainder": torch.remainder(x, y).where((x / y).isfinite(), 0),  # eager has none of a quotient that is not
         "xlogy": torch.xlogy(x, y),
+        "copysign": torch.copysign(x, y).where(~y.isnan(), 0),
+        "hypot": torch.hypot(x, y),
+        "fmax": torch.fmax(x, y),
+        "fmin": torch.fmin(x, y),
         "xlog1py": torch.special.xlog1py(x, y),
         **({"atan2": torch.atan2(x, y)} if x.dtype != torch.float64 else {}),  # the engine has no such arctangent
     }
@@ -236,3 +241,53 @@ def test_several_clamps_of_one_tensor(dtype: torch.dtype, tmp_path: Path) -> Non
 
     x = torch.tensor([3, -1, 9], dtype=dtype)
     torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x))
+
+
+@pytest.mark.slow(seconds=4)
+def test_scans_and_windows(tmp_path: Path) -> None:
+    x = torch.tensor([[1.0, 3, 3, -2], [_INF, _NAN, 0, _INF], [-_INF, 1, _INF, 2]])
+    whole = torch.tensor([[3, -1, 9, 3], [2, 2, -7, 0]])
+    long = torch.tensor([1e30, 1e30, 1e-30, 1e-30, 1e38])
+
+    def run(x: Tensor, whole: Tensor, long: Tensor) -> Any:
+        products = x.cumprod(0), x.half().cumprod(1), whole.cumprod(-1), x[0, 0].cumprod(0), long.cumprod(0)
+        extremes = x.cummax(0), x.cummin(1), whole.cummax(1), whole.to(torch.int8).cummin(-1), x[0, 0].cummax(0)
+        windows = torch.hamming_window(5), torch.hamming_window(4, periodic=False)
+        return products, [tuple(one) for one in extremes], windows
+
+    torch.testing.assert_close(
+        loaded(run, tmp_path, x, whole, long)(x, whole, long), run(x, whole, long), equal_nan=True
+    )
+
+
+@pytest.mark.slow(seconds=2)
+def test_shifts_by_tensors(tmp_path: Path) -> None:
+    x, by = torch.tensor([[3, -1, 9, 3], [2, 2, -7, 0]]), torch.tensor([64, -1, 63, 3])
+
+    def run(x: Tensor, by: Tensor) -> Any:
+        return x << by, x >> by, x.int() >> by.clamp(0, 5), x >> by.clamp(0, 5).int(), x.int() << by.clamp(0, 5).int()
+
+    torch.testing.assert_close(loaded(run, tmp_path, x, by)(x, by), run(x, by))
+
+
+@pytest.mark.slow(seconds=2)
+def test_norms_of_what_is_no_number(tmp_path: Path) -> None:
+    x = torch.tensor([[_INF, _NAN, 0], [-_INF, 1, 2], [1, 2, 3]])
+
+    def run(x: Tensor) -> Any:
+        norm = torch.linalg.vector_norm
+        return (
+            norm(x, _INF),
+            norm(x, -_INF),
+            norm(x, _INF, 1),
+            norm(x, -_INF, 0, keepdim=True),
+            norm(x.double(), 0.3, 1),
+        )
+
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x), equal_nan=True)
+
+
+@pytest.mark.slow(seconds=2)
+def test_what_the_exporter_fails_at_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedExportError, match=r"aten\.histc(.|\n)*test_onnx_numbers\.py"):
+        loaded(lambda x: torch.histc(x, 4), tmp_path, torch.rand(3))

@@ -13,6 +13,7 @@ from functionalize.backends.onnx.rewrites import (
     numbers,
     python_numbers,
     reductions,
+    scans,
     types,
 )
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
@@ -22,5 +23,5 @@ from functionalize.backends.onnx.rewrites.registry import MISTRANSLATED as MISTR
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-FAMILIES = (attention, convolutions, elementwise, integers, layouts, matrices, numbers, reductions, types)
+FAMILIES = (attention, convolutions, elementwise, integers, layouts, matrices, numbers, reductions, scans, types)
 TRANSLATIONS = matrices.TRANSLATIONS | python_numbers.TRANSLATIONS

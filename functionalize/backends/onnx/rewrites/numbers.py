@@ -181,6 +181,44 @@ def signbit(x: Any) -> Any:
     return torch.where(x == 0, x.reciprocal(), x) < 0 if x.dtype.is_floating_point else NotImplemented
 
 
+@rewrite(aten.copysign.Tensor, aten.copysign.Scalar)
+@_of_floats
+def copysign(x: Any, of: Any) -> Any:
+    """By a product, which keeps the sign of zeros."""
+    return x.abs() * (1 - 2 * signbit(of).to(x.dtype))
+
+
+@rewrite(aten.hypot.default)
+@_of_floats
+def hypot(x: Any, y: Any) -> Any:
+    """By the longer one and the quotient; infinite beside what is no number, too."""
+    x, y = x.abs(), y.abs()
+    longer = torch.where(x > y, x, y)
+    quotient = aten.where.ScalarSelf(longer == 0, 0.0, torch.where(x > y, y, x) / longer)
+    found = longer * (quotient * quotient + 1).sqrt()
+    found = torch.where(aten.isnan.default(x + y), x + y, found)
+    infinite = (x == math.inf) | (y == math.inf)
+    return aten.where.ScalarSelf(infinite, math.inf, found)
+
+
+def _of_numbers(choose: Any) -> Rewrite:
+    """The other one, where one is no number."""
+
+    def chosen(one: Any, other: Any) -> Any:
+        dtype = torch.result_type(one, other)
+        one, other = one.to(dtype), other.to(dtype)
+        if not dtype.is_floating_point:
+            return choose(one, other)
+        found = torch.where(aten.isnan.default(other), one, choose(one, other))
+        return torch.where(aten.isnan.default(one), other, found)
+
+    return chosen
+
+
+rewrite(aten.fmax.default)(_of_numbers(aten.maximum.default))
+rewrite(aten.fmin.default)(_of_numbers(aten.minimum.default))
+
+
 @rewrite(aten.sign.default, aten.sgn.default)
 def sign(x: Any) -> Any:
     """Zero where there is no number."""

@@ -121,6 +121,25 @@ def _may_be_none(values: Any, dims: Sequence[int]) -> bool:
     return any(size == 0 if type(size) is int else hint_of(size) is None for size in map(values.size, dims))
 
 
+@rewrite(aten.linalg_vector_norm.default)
+def vector_norm(
+    values: Any, order: Any = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
+    dtype: torch.dtype | None = None,
+) -> Any:  # fmt: skip
+    """The extreme ones, which are no numbers if some value is none; others of 64 bits, with powers of 64 bits."""
+    values = values if dtype is None else values.to(dtype)
+    if values.is_complex() or not values.dim():
+        return NotImplemented
+    dims = list(range(values.dim())) if dim is None else list(dim)
+    if order in (math.inf, -math.inf):
+        found = (aten.amax if order > 0 else aten.amin).default(values.abs(), dims, keepdim)
+        unknown = aten.any.dims(aten.isnan.default(values), dims, keepdim)
+        return aten.where.ScalarSelf(unknown, math.nan, found)
+    if values.dtype != torch.float64 or order in (0, 1, 2):
+        return NotImplemented
+    return values.abs().pow(order).sum(dims, keepdim=keepdim).pow(1 / order)
+
+
 def _largest(whole: Any, of_truths: Any, values: Any, dim: Sequence[int], keepdim: bool) -> Any:
     if not values.dim():
         return aten.clone.default(values)
