@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def of_one(x: Tensor) -> dict[str, Tensor]:
         "angle": x.angle(),
         "remainder": x.remainder(0.1),
         "heaviside": x.heaviside(ones * 0.5),
+        "sign of another": x.reciprocal().copysign(x),
         "erfc": x.erfc(),
         **({"erfcx": special.erfcx(x), "log_ndtr": special.log_ndtr(x)} if x.dtype != torch.float16 else {}),
         "logsigmoid": F.logsigmoid(x),
@@ -50,6 +52,10 @@ def of_two(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         "logaddexp2": torch.logaddexp2(x, y),
         "remainder": torch.remainder(x, y).where((x / y).isfinite(), 0),  # eager has none of a quotient that is not
         "xlogy": torch.xlogy(x, y),
+        "copysign": torch.copysign(x, y).where(~y.isnan(), 0),
+        "hypot": torch.hypot(x, y),
+        "fmax": torch.fmax(x, y),
+        "fmin": torch.fmin(x, y),
         "xlog1py": torch.special.xlog1py(x, y),
         **({"atan2": torch.atan2(x, y)} if x.dtype != torch.float64 else {}),  # the engine has no such arctangent
     }
@@ -162,3 +168,126 @@ def test_operators_that_check_a_matrix_have_no_translation(tmp_path: Path) -> No
         with pytest.raises(UnsupportedExportError, match="no translation") as caught:
             capture(op, (torch.eye(3),)).to_onnx(tmp_path / "matrix.onnx")
         assert len(caught.value.causes) == 1
+
+
+@pytest.mark.slow(seconds=3)
+def test_whole_numbers_of_python(tmp_path: Path) -> None:
+    def made() -> Any:
+        kept = {"n": 10}
+
+        def run(x: Tensor, m: Tensor) -> Any:
+            kept["n"] -= 7
+            n, k = kept["n"], m.item()
+            whole = n // 3, n // -4, -17 // (n * n + 1), *divmod(k, 4), k // -7, n % -4, math.floor(n / 7)
+            bits = n << 2, n >> 1, k >> 70, n & 3, n & -4, n | 3
+            powers = n**2, n**3, (k * 100001) ** 3, 2 ** (n * n % 7)
+            return whole, bits, powers, n / 7, n * 0.1, x.double() * (k / 7), x * (k / 7), torch.tensor(n // 2)
+
+        return run
+
+    x, theirs = torch.tensor([1.0, 2.0]), made()
+    mine = loaded(made(), tmp_path, x, torch.tensor(5))
+    for number in (5, -5, 0, -9, 13):
+        given = x, torch.tensor(number)
+        torch.testing.assert_close(mine(*given), theirs(*given), rtol=1e-6, atol=0)
+
+
+@pytest.mark.slow(seconds=2)
+def test_functions_of_python_without_a_translation_are_named(tmp_path: Path) -> None:
+    def run(x: Tensor, n: Tensor) -> Tensor:
+        return x * (3 << n.item())
+
+    with pytest.raises(UnsupportedExportError, match=r"lshift(.|\n)*test_onnx_numbers\.py"):
+        loaded(run, tmp_path, torch.ones(2), torch.tensor(2))
+
+
+@pytest.mark.slow(seconds=3)
+def test_functions_of_64_bits(tmp_path: Path) -> None:
+    x = torch.tensor([0.5, 10, 3, 1e-300, -0.3, -20, -1000, 1000, 0, -0.0, _INF, -_INF, _NAN], dtype=torch.float64)
+
+    def run(x: Tensor) -> Any:
+        return x.log2(), x.log10(), x.sinc(), x.sigmoid(), F.silu(x), x.half().sinc()
+
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x), rtol=1e-13, atol=1e-16, equal_nan=True)
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+def test_corrections_of_more_than_there_is(tmp_path: Path) -> None:
+    def run(x: Tensor) -> Any:
+        spread = x.var(0, correction=5), x.std(0, correction=3, keepdim=True), x.var(correction=8), x.var(1)
+        return spread, torch.var_mean(x, 0, correction=5), x[:1].std(0), x[0, 0].var(), x.half().var(0, correction=4)
+
+    x = torch.arange(6.0).view(3, 2)
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x), equal_nan=True)
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialias_with_aligned_corners_is_refused(mode: str, tmp_path: Path) -> None:
+    def run(x: Tensor) -> Tensor:
+        return F.interpolate(x, (3, 2), mode=mode, antialias=True, align_corners=True)
+
+    with pytest.raises(UnsupportedExportError, match=r"align_corners") as caught:
+        loaded(run, tmp_path, torch.rand(1, 1, 7, 8))
+    assert "test_onnx_numbers.py" in str(caught.value)
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.float32])
+def test_several_clamps_of_one_tensor(dtype: torch.dtype, tmp_path: Path) -> None:
+    def run(x: Tensor) -> Any:
+        return x.clamp(-2, 5), x.clamp(0, 2), x.clamp(5, 2), x.clamp(1, 3).relu()
+
+    x = torch.tensor([3, -1, 9], dtype=dtype)
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x))
+
+
+@pytest.mark.slow(seconds=4)
+def test_scans_and_windows(tmp_path: Path) -> None:
+    x = torch.tensor([[1.0, 3, 3, -2], [_INF, _NAN, 0, _INF], [-_INF, 1, _INF, 2]])
+    whole = torch.tensor([[3, -1, 9, 3], [2, 2, -7, 0]])
+    long = torch.tensor([1e30, 1e30, 1e-30, 1e-30, 1e38])
+
+    def run(x: Tensor, whole: Tensor, long: Tensor) -> Any:
+        products = x.cumprod(0), x.half().cumprod(1), whole.cumprod(-1), x[0, 0].cumprod(0), long.cumprod(0)
+        extremes = x.cummax(0), x.cummin(1), whole.cummax(1), whole.to(torch.int8).cummin(-1), x[0, 0].cummax(0)
+        windows = torch.hamming_window(5), torch.hamming_window(4, periodic=False)
+        return products, [tuple(one) for one in extremes], windows
+
+    torch.testing.assert_close(
+        loaded(run, tmp_path, x, whole, long)(x, whole, long), run(x, whole, long), equal_nan=True
+    )
+
+
+@pytest.mark.slow(seconds=2)
+def test_shifts_by_tensors(tmp_path: Path) -> None:
+    x, by = torch.tensor([[3, -1, 9, 3], [2, 2, -7, 0]]), torch.tensor([64, -1, 63, 3])
+
+    def run(x: Tensor, by: Tensor) -> Any:
+        return x << by, x >> by, x.int() >> by.clamp(0, 5), x >> by.clamp(0, 5).int(), x.int() << by.clamp(0, 5).int()
+
+    torch.testing.assert_close(loaded(run, tmp_path, x, by)(x, by), run(x, by))
+
+
+@pytest.mark.slow(seconds=2)
+def test_norms_of_what_is_no_number(tmp_path: Path) -> None:
+    x = torch.tensor([[_INF, _NAN, 0], [-_INF, 1, 2], [1, 2, 3]])
+
+    def run(x: Tensor) -> Any:
+        norm = torch.linalg.vector_norm
+        return (
+            norm(x, _INF),
+            norm(x, -_INF),
+            norm(x, _INF, 1),
+            norm(x, -_INF, 0, keepdim=True),
+            norm(x.double(), 0.3, 1),
+        )
+
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x), equal_nan=True)
+
+
+@pytest.mark.slow(seconds=2)
+def test_what_the_exporter_fails_at_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedExportError, match=r"aten\.histc(.|\n)*test_onnx_numbers\.py"):
+        loaded(lambda x: torch.histc(x, 4), tmp_path, torch.rand(3))

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import logging
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,8 +25,6 @@ from torch.onnx._internal.exporter._decomp import (  # what the exporter takes a
 )
 from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-from functionalize._torch.dispatch import HigherOrderOperator, OpOverload
 
 
 @contextlib.contextmanager
@@ -79,14 +78,21 @@ def _compared_constants() -> list[Any]:
 
 @contextlib.contextmanager
 def _exact_rules() -> Iterator[None]:
-    """While the optimizer takes no number for another one that is near: to it, the 1e-8 of an optimizer's step is 0."""
-    constants = _compared_constants()
+    """While the optimizer takes no number for another one that is near: to it, the 1e-8 of an optimizer's step is 0.
+
+    Nor joins it bounds: it names those of two clamps of one tensor alike.
+    """
+    rewriter, constants = _exporters.onnxscript.rewriter, _compared_constants()
     before = [(one._rel_tol, one._abs_tol) for one in constants]
     for one in constants:
         one._rel_tol = one._abs_tol = 0.0
+    rules = rewriter._DEFAULT_REWRITE_RULES
+    joining = [*rewriter._min_max_to_clip.rules, *rewriter._fuse_relus_clips.rules]
+    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if rule not in joining)
     try:
         yield
     finally:
+        rewriter._DEFAULT_REWRITE_RULES = rules
         for one, limits in zip(constants, before, strict=True):
             one._rel_tol, one._abs_tol = limits
 
@@ -161,9 +167,7 @@ def decompositions() -> dict[Any, Any]:
 def untranslated(program: ExportedProgram, known: Collection[Any]) -> Iterator[tuple[Node, str]]:
     """The nodes of a program that the exporter cannot translate, each with the reason; ``known``: who has others."""
     for node in program.graph.nodes:
-        if node.op != "call_function" or node.target in known:
-            continue
-        if not isinstance(node.target, (OpOverload, HigherOrderOperator)):
+        if node.op != "call_function" or node.target in known or node.target is operator.getitem:
             continue
         found, message = dispatch(node, _registry())
         if found is None and "_assert_" not in str(node.target):  # the exporter drops these

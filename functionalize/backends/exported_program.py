@@ -58,11 +58,13 @@ def to_exported_program(
     to: str = "an ExportedProgram",
     by_value: bool = False,
     scales: bool = True,
+    floats: bool = False,
 ) -> ExportedProgram:
     """See :meth:`CapturedProgram.to_exported_program`.
 
     ``to``: what messages call the backend; ``by_value``: whether it gets inputs without the memory that they share;
-    ``scales``: whether interpolations may have some, beside the sizes that they give.
+    ``scales``: whether interpolations may have some, beside the sizes that they give; ``floats``: whether those that
+    Python makes of integers are tensors.
     """
     layouts = refused_layouts(program.graph)
     if layouts:
@@ -70,7 +72,8 @@ def to_exported_program(
         raise UnsupportedExportError(to, causes)
     found = exportable(program)
     by_value = by_value or explicit_state
-    graph = ExportGraph(found, copies=program.remove == "mutations_and_views", by_value=by_value, scales=scales)
+    options = {"by_value": by_value, "scales": scales, "floats": floats}
+    graph = ExportGraph(found, copies=program.remove == "mutations_and_views", **options)
     if graph.causes:
         raise UnsupportedExportError(to, graph.causes)
     graph.inputs.settle(graph.written, trains=graph.trains)

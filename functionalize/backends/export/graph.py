@@ -20,7 +20,7 @@ from functionalize.backends.decompose import without_lists, without_scales
 from functionalize.backends.export.effects import GraphValue, StandIns
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
-from functionalize.backends.export.numbers import Numbers
+from functionalize.backends.export.numbers import NUMBER, Numbers
 from functionalize.backends.export.refused_nodes import refused_nodes
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
@@ -44,10 +44,8 @@ _SIZES_STAY = (
 class ExportGraph:
     """One graph that is being exported: what goes in, what is written, what the caller gets."""
 
-    def __init__(self, found: Exportable, *, copies: bool, by_value: bool = False, scales: bool = True) -> None:
-        """``copies``: whether views are to be copied; ``by_value``: whether inputs come without their memory;
-        ``scales``: whether interpolations may have some.
-        """
+    def __init__(self, found: Exportable, *, copies: bool, by_value: bool, scales: bool, floats: bool) -> None:
+        """``copies``: whether views are to be copied; others: see :func:`to_exported_program`."""
         self.found, recorded = found, found.program.recorded
         self._graph, self.root = without_lists(recorded.graph, recorded.root)
         self.causes: list[str] = []
@@ -66,7 +64,7 @@ class ExportGraph:
         self.inputs = ExportInputs(found, self.arguments)
         self.fakes = ExportFakes(self._graph.nodes, METAS)
         self.emitter = Emitter(self.fakes, copies=copies)
-        self.numbers = Numbers(self.emitter)
+        self.numbers = Numbers(self.emitter, floats=floats)
         self._nodes: dict[int, Node] = {}  # of the program's inputs
         self._results = self._copied()
         self._after: dict[str, Node] = {}  # what is in tensors that are written, by the names that the inputs had
@@ -351,7 +349,10 @@ class ExportGraph:
         """A number among the results; one that is a tensor here has the dtype of integers if it is an integer."""
         number, given = self._results[result], self._graph.output_node().args[0][result]  # type: ignore[index]
         whole = number in self.numbers.tensors and isinstance(given.meta["val"], torch.SymInt)  # type: ignore[union-attr]
-        return self.numbers.whole(number) if whole else number
+        made = self.numbers.whole(number) if whole else number
+        if made in self.numbers.tensors or whole:
+            made.meta[NUMBER] = True
+        return made
 
     def _view(self, alias: Any, node: Node) -> Node:
         """An output that is a view of an input which stays as it is: by views, where the graph copies them."""

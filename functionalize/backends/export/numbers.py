@@ -4,7 +4,8 @@ An optimizer asks its step (`1 - beta ** step.item()`), and goes on with a Pytho
 as precise; an operator that takes the number takes the tensor.
 
 Invariant: results have the dtypes that they had. Limits: integers stay symbols, for they may be sizes, unless they are
-floats made whole; where no row says how an operator takes a tensor, it gets the number again.
+floats made whole, and so do floats of sizes; where no row says how an operator takes a tensor, it gets the
+number again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import pytree
+from functionalize._torch.sizes import unbacked
 from functionalize.backends.export.emitter import Emitter
 from functionalize.graph_capture.symbolic_math import rest
 
@@ -67,6 +69,8 @@ _PYTHON: dict[Any, Any] = {
     for function in (getattr(torch, f"_sym_{name}", None), getattr(math, name, None))
     if function is not None
 }
+# What makes floats of integers.
+_FLOATS = frozenset({operator.truediv, torch.sym_float})
 # Operators that take a number where another overload takes a tensor.
 _OVERLOADS: dict[Any, Any] = {
     getattr(getattr(aten, name), one): getattr(getattr(aten, name), other)
@@ -79,6 +83,7 @@ _OVERLOADS: dict[Any, Any] = {
     if hasattr(getattr(aten, name), one) and hasattr(getattr(aten, name), other)
 } | {op: op for op in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)}
 Rule = Callable[..., Node]
+NUMBER = "functionalize.number"  # in the meta of a node: that it is a number to its caller
 
 
 def _scaled(emitter: Emitter, *factors: Any) -> Any:
@@ -203,14 +208,18 @@ def _dtype(node: Any) -> torch.dtype:
 class Numbers:
     """The numbers of one graph that are tensors."""
 
-    def __init__(self, emitter: Emitter) -> None:
-        self._emitter, self.tensors = emitter, set[Node]()
+    def __init__(self, emitter: Emitter, *, floats: bool) -> None:
+        """``floats``: whether those are that Python makes of integers."""
+        self._emitter, self._floats, self.tensors = emitter, floats, set[Node]()
 
     def takes(self, node: Node, known: dict[Node, Any]) -> bool:
         """Whether a node gives such a number, or takes one."""
+        look = node.meta.get("val")
         if node.target is _ITEM:
-            return isinstance(node.meta.get("val"), torch.SymFloat)
+            return isinstance(look, torch.SymFloat)
         if node.target in _QUESTIONS:
+            return True
+        if self._floats and node.target in _FLOATS and isinstance(look, torch.SymFloat) and unbacked([look]):
             return True
         return any(known.get(arg) in self.tensors for arg in node.all_input_nodes)
 

@@ -39,8 +39,12 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
 
 
 def user_line(node: Node) -> str | None:
-    """The user's line in the stack trace of a node: the one that is not torch's, if there is one."""
-    return line_in(node.meta.get("stack_trace"))
+    """The user's line in the stack trace of a node: the one that is not torch's, if there is one.
+
+    Where it has none, as a number that a program computes, the line of who reads it.
+    """
+    traces = (one.meta.get("stack_trace") for one in (node, *node.users))
+    return line_in(next(filter(None, traces), None))
 
 
 def line_in(trace: str | None) -> str | None:

@@ -25,6 +25,7 @@ from torch.fx import Graph, Node
 from functionalize._torch import SYMBOLS, pytree
 from functionalize._torch.sizes import hint_of
 from functionalize._torch.symbols import sizes_of
+from functionalize.backends.export.numbers import NUMBER
 from functionalize.backends.onnx.convention import Argument, Check, Convention, Result, State
 from functionalize.backends.onnx.sizes import Sizes, evaluate
 from functionalize.errors import UnsupportedExportError
@@ -174,7 +175,7 @@ class Prepared:
         if result.op == "placeholder" and result.name in arguments:
             return Result("argument", result.name)
         value = result.meta["val"]
-        kind = "number" if isinstance(value, SYMBOLS) else "tensor"
+        kind = "number" if isinstance(value, SYMBOLS) or NUMBER in result.meta else "tensor"
         return Result(kind, self._output(self._as_tensor(result), f"output_{number}"))
 
     def _as_tensor(self, node: Node) -> Node:

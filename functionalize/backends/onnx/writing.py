@@ -10,6 +10,7 @@ import contextlib
 import io
 import operator
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -32,7 +33,15 @@ from functionalize.backends.onnx.convention import ELEMENTS, KEY
 from functionalize.backends.onnx.engine import refuse_what_it_does_not_load
 from functionalize.backends.onnx.naming import provisional, rename
 from functionalize.backends.onnx.prepare import Prepared
-from functionalize.backends.onnx.rewrites import BY_TORCH, BY_TORCH_IF_WIDE, FIRST_ALONE, REWRITES, TRANSLATIONS, either
+from functionalize.backends.onnx.rewrites import (
+    BY_TORCH,
+    BY_TORCH_IF_WIDE,
+    FIRST_ALONE,
+    MISTRANSLATED,
+    REWRITES,
+    TRANSLATIONS,
+    either,
+)
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.backends.opmath import SPELT_OUT
 from functionalize.backends.own_decompositions import DECOMPOSITIONS
@@ -46,7 +55,7 @@ _LARGE = 2**30  # bytes of weights that go into a file of their own
 
 def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -> Path:
     """Write a program; the path."""
-    exported = to_exported_program(program, to=_TO, by_value=True, scales=False)
+    exported = to_exported_program(program, to=_TO, by_value=True, scales=False, floats=True)
     prepared = Prepared(without_differing(with_views(exported)))
     prepared.convention.shared = _shared(exported)
     with warnings.catch_warnings():
@@ -117,7 +126,7 @@ def _unknown_types(program: ExportedProgram) -> Iterator[str]:
 
 
 def _refuse_untranslated(program: ExportedProgram, causes: list[str]) -> None:
-    unknown = [*untranslated(program, TRANSLATIONS), *_made_up(program)]
+    unknown = [*untranslated(program, TRANSLATIONS), *_made_up(program), *_mistranslated(program)]
     for node, message in unknown:
         line = user_line(node)
         cause = UnsupportedExportError.cause(
@@ -140,6 +149,14 @@ def _made_up(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
             yield node, "the exporter computes its first result alone, and the program reads others (a backward)"
 
 
+def _mistranslated(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
+    """Calls of which the exporter makes something else."""
+    for node in program.graph.nodes:
+        position, value, why = MISTRANSLATED.get(node.target, (0, None, ""))
+        if why and node.args[position] is value:
+            yield node, f"the exporter gives another result: {why}"
+
+
 def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
     with contextlib.redirect_stdout(io.StringIO()), quiet():
         try:
@@ -147,9 +164,22 @@ def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
             options = {"input_names": names[0], "output_names": [f"{name}.out" for name in names[1]]}
             return translate(program, TRANSLATIONS, **options)
         except torch.onnx.errors.OnnxExporterError as error:
-            text = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()
-            cause = UnsupportedExportError.cause("torch's exporter fails", why=text[0], hint="compute it otherwise")
-            raise UnsupportedExportError(_TO, [cause]) from error
+            raise UnsupportedExportError(_TO, [_failure(error, program)]) from error
+
+
+_AT_NODE = re.compile(r"Error when translating node %(\w+)")
+
+
+def _failure(error: BaseException, program: ExportedProgram) -> str:
+    """The cause that an error of the exporter is: at which operator, and what it was in the end."""
+    chain = [error]
+    while (deeper := chain[-1].__cause__) is not None:
+        chain.append(deeper)
+    names = [found[1] for one in chain if (found := _AT_NODE.search(str(one)))]
+    node = next((node for node in program.graph.nodes if node.name in names), None)
+    why = (str(chain[-1]).strip() or type(chain[-1]).__name__).splitlines()[0]
+    what = "torch's exporter fails" + ("" if node is None else f" to translate {node.target}")
+    return UnsupportedExportError.cause(what, why=why, hint="compute it otherwise", at=node and user_line(node))
 
 
 def _as_declared(model: Any, program: ExportedProgram) -> None:

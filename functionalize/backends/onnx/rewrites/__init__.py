@@ -11,14 +11,17 @@ from functionalize.backends.onnx.rewrites import (
     layouts,
     matrices,
     numbers,
+    python_numbers,
     reductions,
+    scans,
     types,
 )
-from functionalize.backends.onnx.rewrites.matrices import TRANSLATIONS as TRANSLATIONS
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH_IF_WIDE as BY_TORCH_IF_WIDE
 from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_ALONE
+from functionalize.backends.onnx.rewrites.registry import MISTRANSLATED as MISTRANSLATED
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-FAMILIES = (attention, convolutions, elementwise, integers, layouts, matrices, numbers, reductions, types)
+FAMILIES = (attention, convolutions, elementwise, integers, layouts, matrices, numbers, reductions, scans, types)
+TRANSLATIONS = matrices.TRANSLATIONS | python_numbers.TRANSLATIONS

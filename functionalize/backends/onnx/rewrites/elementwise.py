@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.onnx.rewrites.registry import REWRITES, Rewrite, rewrite
+from functionalize.backends.onnx.rewrites.registry import REWRITES, Rewrite, either_of, rewrite
 
 aten = torch.ops.aten
 
@@ -121,12 +121,28 @@ def _shift(whole: Any) -> Rewrite:
     """By 64 bits: the exporter gives other widths other signs."""
 
     def shifted(value: Any, by: Any) -> Any:
-        if value.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        dtype = torch.result_type(value, by)
+        if dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32):
             return NotImplemented
         steps = by.long() if isinstance(by, torch.Tensor) else aten.full.default([], by, dtype=torch.int64)
-        return whole(value.long(), steps).to(value.dtype)
+        return whole(value.long(), steps).to(dtype)
 
     return shifted
 
 
-REWRITES.update({shift: _shift(whole) for shift, whole in _SHIFTS.items()})
+def _by_tensors(shift: Any, whole: Any) -> Rewrite:
+    """Of 64 bits; beyond these, eager shifts all out."""
+
+    def shifted(value: Any, by: Any) -> Any:
+        dtypes = {value.dtype, by.dtype} if isinstance(by, torch.Tensor) else set()
+        if not dtypes or torch.result_type(value, by) != torch.int64 or (shift is whole and len(dtypes) == 1):
+            return NotImplemented
+        value, by = value.long(), by.long()
+        inside = (by >= 0) & (by < 64)
+        found = whole(value, torch.where(inside, by, 0 * by))
+        return torch.where(inside, found, 0 * value if whole is aten.bitwise_left_shift.Tensor else -(value < 0).long())
+
+    return shifted
+
+
+REWRITES.update({shift: either_of(_shift(whole), _by_tensors(shift, whole)) for shift, whole in _SHIFTS.items()})

@@ -6,7 +6,7 @@ group, which eager leaves as they come, are zeros; what is solved has sizes know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ def _det(matrix: Any) -> Any:
     return op.Det(matrix), op.Identity(matrix), op.Constant(value_ints=[0])
 
 
-TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
     aten._linalg_det.default: _det,
 }

@@ -58,6 +58,37 @@ def expm1(x: Any) -> Any:
     return (x * 0.5).tanh() * (x.exp() + 1)
 
 
+def _logarithm(base: int) -> Rewrite:
+    """In 64 bits, of which the exporter's factor has 32."""
+
+    def logarithm(x: Any) -> Any:
+        return x.log() / math.log(base) if x.dtype == torch.float64 else NotImplemented
+
+    return logarithm
+
+
+rewrite(aten.log2.default)(_logarithm(2))
+rewrite(aten.log10.default)(_logarithm(10))
+
+
+@rewrite(aten.sinc.default, aten.special_sinc.default)
+@_of_floats
+def sinc(x: Any) -> Any:
+    angle = x * math.pi
+    return aten.where.ScalarSelf(x == 0, 1.0, angle.sin() / angle)
+
+
+@rewrite(aten.sigmoid.default)
+def sigmoid(x: Any) -> Any:
+    """In 64 bits, of which the engine's has fewer."""
+    return 1 / ((-x).exp() + 1) if x.dtype == torch.float64 else NotImplemented
+
+
+@rewrite(aten.silu.default)
+def silu(x: Any) -> Any:
+    return x * sigmoid(x) if x.dtype == torch.float64 else NotImplemented
+
+
 @rewrite(aten.log_sigmoid.default)
 @_of_floats
 def log_sigmoid(x: Any) -> Any:
@@ -148,6 +179,44 @@ def signbit(x: Any) -> Any:
     """Of zeros, by the infinity that they are the reciprocals of."""
     x = _wide(x)
     return torch.where(x == 0, x.reciprocal(), x) < 0 if x.dtype.is_floating_point else NotImplemented
+
+
+@rewrite(aten.copysign.Tensor, aten.copysign.Scalar)
+@_of_floats
+def copysign(x: Any, of: Any) -> Any:
+    """By a product, which keeps the sign of zeros."""
+    return x.abs() * (1 - 2 * signbit(of).to(x.dtype))
+
+
+@rewrite(aten.hypot.default)
+@_of_floats
+def hypot(x: Any, y: Any) -> Any:
+    """By the longer one and the quotient; infinite beside what is no number, too."""
+    x, y = x.abs(), y.abs()
+    longer = torch.where(x > y, x, y)
+    quotient = aten.where.ScalarSelf(longer == 0, 0.0, torch.where(x > y, y, x) / longer)
+    found = longer * (quotient * quotient + 1).sqrt()
+    found = torch.where(aten.isnan.default(x + y), x + y, found)
+    infinite = (x == math.inf) | (y == math.inf)
+    return aten.where.ScalarSelf(infinite, math.inf, found)
+
+
+def _of_numbers(choose: Any) -> Rewrite:
+    """The other one, where one is no number."""
+
+    def chosen(one: Any, other: Any) -> Any:
+        dtype = torch.result_type(one, other)
+        one, other = one.to(dtype), other.to(dtype)
+        if not dtype.is_floating_point:
+            return choose(one, other)
+        found = torch.where(aten.isnan.default(other), one, choose(one, other))
+        return torch.where(aten.isnan.default(one), other, found)
+
+    return chosen
+
+
+rewrite(aten.fmax.default)(_of_numbers(aten.maximum.default))
+rewrite(aten.fmin.default)(_of_numbers(aten.minimum.default))
 
 
 @rewrite(aten.sign.default, aten.sgn.default)

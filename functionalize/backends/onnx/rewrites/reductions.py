@@ -76,14 +76,26 @@ for _op in (
 def var_mean(
     values: Any, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    """Of no elements, which are no numbers; ONNX says zero."""
+    """Of no elements, which are no numbers, and ONNX says zero; of fewer than are corrected for, infinite."""
+    correction = 1 if correction is None else correction
+    if not values.dim():
+        return torch.var_mean(values.reshape([1]), [0], correction=correction)
     dims = list(dim or range(values.dim()))
-    if not values.dim() or not _may_be_none(values, dims):
-        return NotImplemented
     count: Any = math.prod(values.size(one) for one in dims)
-    squares = (values - mean(values, dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
-    freedom = torch.sym_max(count - (1 if correction is None else correction), 0)
-    return squares / freedom, mean(values, dims, keepdim)
+    if not (_may_be_none(values, dims) or _may_be_less(count, correction)):
+        return NotImplemented
+    if values.dtype in (torch.float16, torch.bfloat16):
+        found = var_mean(values.float(), dims, correction=correction, keepdim=keepdim)
+        return tuple(one.to(values.dtype) for one in found)
+    middle = values.sum(dims, keepdim=True) / count
+    squares = (values - middle).square().sum(dims, keepdim=keepdim)
+    freedom = torch.sym_max(count - (int(correction) if correction == int(correction) else correction), 0)
+    return squares / freedom, middle if keepdim else middle.reshape(squares.size())
+
+
+def _may_be_less(count: Any, least: float) -> bool:
+    """Whether a number of elements may be less than another, or leave nothing; one is sure."""
+    return bool(count <= least) if type(count) is int else least > 1
 
 
 @rewrite(aten.var.correction)
@@ -107,6 +119,25 @@ def std_mean(values: Any, *dim: Any, **options: Any) -> Any:
 def _may_be_none(values: Any, dims: Sequence[int]) -> bool:
     """Whether there may be no elements along some dimensions; sizes that arguments tell are others than zero."""
     return any(size == 0 if type(size) is int else hint_of(size) is None for size in map(values.size, dims))
+
+
+@rewrite(aten.linalg_vector_norm.default)
+def vector_norm(
+    values: Any, order: Any = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
+    dtype: torch.dtype | None = None,
+) -> Any:  # fmt: skip
+    """The extreme ones, which are no numbers if some value is none; others of 64 bits, with powers of 64 bits."""
+    values = values if dtype is None else values.to(dtype)
+    if values.is_complex() or not values.dim():
+        return NotImplemented
+    dims = list(range(values.dim())) if dim is None else list(dim)
+    if order in (math.inf, -math.inf):
+        found = (aten.amax if order > 0 else aten.amin).default(values.abs(), dims, keepdim)
+        unknown = aten.any.dims(aten.isnan.default(values), dims, keepdim)
+        return aten.where.ScalarSelf(unknown, math.nan, found)
+    if values.dtype != torch.float64 or order in (0, 1, 2):
+        return NotImplemented
+    return values.abs().pow(order).sum(dims, keepdim=keepdim).pow(1 / order)
 
 
 def _largest(whole: Any, of_truths: Any, values: Any, dim: Sequence[int], keepdim: bool) -> Any:

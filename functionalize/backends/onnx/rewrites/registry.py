@@ -53,6 +53,15 @@ FIRST_ALONE = frozenset(
         aten._scaled_dot_product_efficient_attention.default,
     }
 )
+# Calls that the exporter translates wrongly: by an argument's position, and the value that tells.
+MISTRANSLATED = {
+    aten._upsample_bilinear2d_aa.default: (
+        2,
+        True,
+        "with align_corners=True, it takes the corners for those of pixels",
+    ),
+    aten._upsample_bicubic2d_aa.default: (2, True, "with align_corners=True, it takes the corners for those of pixels"),
+}
 
 
 def rewrite(*ops: Any) -> Callable[[Rewrite], Rewrite]:
@@ -60,7 +69,7 @@ def rewrite(*ops: Any) -> Callable[[Rewrite], Rewrite]:
 
     def register(function: Rewrite) -> Rewrite:
         for op in ops:
-            REWRITES[op] = _either(REWRITES[op], function) if op in REWRITES else function
+            REWRITES[op] = either_of(REWRITES[op], function) if op in REWRITES else function
         return function
 
     return register
@@ -70,11 +79,13 @@ def either(*tables: Mapping[Any, Rewrite]) -> dict[Any, Rewrite]:
     """The rows of several tables; of two for one operator the second where the first does not take the arguments."""
     found: dict[Any, Rewrite] = {}
     for table in tables:
-        found |= {op: _either(found[op], row) if op in found else row for op, row in table.items()}
+        found |= {op: either_of(found[op], row) if op in found else row for op, row in table.items()}
     return found
 
 
-def _either(one: Rewrite, other: Rewrite) -> Rewrite:
+def either_of(one: Rewrite, other: Rewrite) -> Rewrite:
+    """The second where the first does not take the arguments."""
+
     def rewritten(*args: Any, **kwargs: Any) -> Any:
         made = one(*args, **kwargs)
         return other(*args, **kwargs) if made is NotImplemented else made
