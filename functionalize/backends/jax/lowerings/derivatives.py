@@ -99,7 +99,8 @@ i0 = with_slopes(special.i0, lambda found, x: special.i1(x))
 lgamma = with_slopes(jax.lax.lgamma, lambda found, x: digamma(x))
 logit = with_slopes(_logit, lambda found, x: jnp.where((x < 0) | (x > 1), jnp.nan, 1 / (jnp.abs(x) * (1 - x))))
 power = with_slopes(jnp.power, _by_base, _by_exponent)
-root = with_slopes(jnp.sqrt, lambda found, x: _over(jnp.full_like(x, 0.5), root(x)))  # as in deviations and norms
+# As in deviations and norms.
+root: Callable[[Array], Array] = with_slopes(jnp.sqrt, lambda found, x: _over(jnp.full_like(x, 0.5), root(x)))
 
 
 def fmax(x: Array, y: Array) -> Array:
