@@ -171,6 +171,40 @@ def test_three_calls_are_as_eager(name: str) -> None:
     same({key: module[key] for key in state if key in module}, {key: state[key] for key in state if key in module})
 
 
+def weighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q + k * 10 + v * 100
+
+
+def test_arguments_that_were_one_tensor_are_read_each_by_itself() -> None:
+    x = torch.ones(2)
+    program = capture(weighted, (x, x, x))
+    arrays = [jnp.full(2, value, jnp.float32) for value in (1, 2, 3)]
+    step = program.to_jax()
+    for call in (step, step.jit()):
+        assert call(step.initial_state, *arrays)[1].tolist() == [321, 321]
+    slopes = jax.grad(lambda *args: step(step.initial_state, *args)[1].sum(), (0, 1, 2))(*arrays)
+    assert [float(slope[0]) for slope in slopes] == [1, 10, 100]
+    module = program.to_exported_program().module()
+    assert module(*map(to_torch, arrays)).tolist() == [321, 321]
+
+
+def test_decisions_stand_where_arguments_are_read_each_by_itself() -> None:
+    x = torch.full((2,), -5.0)
+    step = capture(lambda x, y: x - y if x.sum() < -3 else x + y, (x, x)).to_jax()
+    one, other = jnp.full(2, -5.0), jnp.full(2, 2.0)
+    assert step(step.initial_state, one, other)[1].tolist() == [-7, -7]
+
+
+def test_arguments_that_are_written_as_one_tensor_have_one_value() -> None:
+    program = capture(bump_both, tuple(one_tensor())).to_jax()
+    state, one = program.initial_state, jnp.ones(2)
+    with pytest.raises(InputMismatchError, match="`y` and the input `x` have other elements"):
+        program(state, one, one * 2)
+    with pytest.raises(InputMismatchError, match="may differ, as the call is traced"):
+        jax.jit(program)(state, one, one)
+    assert jax.jit(lambda x: program(state, x, x)[1].returned)(one).tolist() == [8, 8]
+
+
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
     "adamw": (torch.optim.AdamW, {"lr": 0.01}),

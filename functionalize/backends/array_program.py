@@ -24,7 +24,7 @@ from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumb
 from functionalize.backends.leaves import Leaf as _Leaf
 from functionalize.backends.leaves import plain
 from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
-from functionalize.backends.shared_memory import passed_state, with_shared_memory
+from functionalize.backends.shared_memory import check_one_value, passed_state, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
 from functionalize.runtime.alias_pattern import same_tensors
@@ -231,6 +231,7 @@ class ArrayProgram:
                 marker = leaves[entry.argument]
                 inputs[number], positions[id(marker)] = known[id(marker)], number
         self._check_sizes(inputs)
+        check_one_value(self.metadata, self._same, inputs)
         return Prepared(inputs, arguments, known, positions)
 
     def _check_sizes(self, inputs: Mapping[int, Any]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -19,6 +20,7 @@ from torch.fx.node import map_arg
 from functionalize._torch import pytree
 from functionalize._torch.exporting import viewing
 from functionalize.aliasing.geometry import Layout
+from functionalize.errors import InputMismatchError
 from functionalize.runtime.alias_pattern import Pattern, Shared, same_tensors
 from functionalize.runtime.graph_forms import VIEW_OF
 from functionalize.runtime.metadata import ProgramMetadata
@@ -36,6 +38,30 @@ def passed_state(pattern: Pattern, metadata: ProgramMetadata, bound: Collection[
     given = {n for n, entry in enumerate(metadata.inputs) if entry.argument is not None and n not in bound}
     pairs = [pair if pair[1] in given else pair[::-1] for pair in same_tensors(pattern).items()]
     return {state: argument for state, argument in pairs if argument in given and state not in given}
+
+
+def check_one_value(metadata: ProgramMetadata, same: Mapping[int, int], arrays: Mapping[int, Any]) -> None:
+    """Hold the arrays of a call to what the program takes for one tensor; ``same``: see ``alias_pattern``.
+
+    Raises:
+        InputMismatchError: such have other elements, or none that are known while a backend traces.
+    """
+    for number, first in same.items():
+        one, other = arrays.get(first), arrays.get(number)
+        if one is other or one is None or other is None:
+            continue
+        try:
+            known, alike = True, np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        except Exception:  # a backend's own, of arrays that stand for others
+            known = alike = False
+        if not alike:
+            labels = f"{metadata.inputs[number].label} and {metadata.inputs[first].label}"
+            raise InputMismatchError(
+                f"{labels} {'have other elements' if known else 'may differ, as the call is traced'}, and were one "
+                "tensor when the program was captured",
+                hint="pass one array twice (inside of what is traced: `lambda x: f(state, x, x)`), or capture with "
+                "tensors that share no memory",
+            )
 
 
 def with_shared_memory(

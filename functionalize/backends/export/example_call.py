@@ -1,19 +1,22 @@
 """Arguments like those that a program was captured with: of random numbers, since a program holds no example inputs.
 
 Invariant: a capture with them is one of the same kind of call: sizes, strides, shared memory, requires_grad. Limits:
-integers are zeros, so that they are labels and indices; memory that is shared is that of state, or has one dtype.
+integers are zeros, so that they are labels and indices; memory that is shared is that of state, or has one dtype. What
+is exported may read apart what a capture was given as one tensor.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from functionalize._torch import SYMBOLS, pytree
 from functionalize.aliasing.strided_layout import tensor_at
+from functionalize.runtime.alias_pattern import Shared, same_tensors
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
 from functionalize.runtime.capturing import CAPTURING
@@ -32,7 +35,9 @@ def concrete(number: Any) -> int:
 class ExampleCall:
     """One call of a program with such arguments."""
 
-    def __init__(self, program: Specialization) -> None:
+    def __init__(self, program: Specialization, apart: Mapping[int, int] = MappingProxyType({})) -> None:
+        """``apart``: inputs that get tensors of their own, each like the input that it was the same tensor as."""
+        self._apart = apart
         self.program, self._made = program, dict[int, torch.Tensor]()
         self._generator = torch.Generator().manual_seed(0)
         guards = (guard for guard in program.guards.listed() if guard.property == REQUIRES_GRAD and guard.expected)
@@ -53,18 +58,22 @@ class ExampleCall:
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, ArgumentRef):
-            return self._tensor(self._numbers[leaf.number])
+            number = self._numbers[leaf.number]
+            return self._alone(number, self._apart[number]) if number in self._apart else self._tensor(number)
         return leaf.get() if isinstance(leaf, ObjectLeaf) else leaf
 
     def _tensor(self, number: int) -> torch.Tensor:
         if number not in self._made:
             self._share(number)
         if number not in self._made:
-            look = self._looks[number]
-            where = [list(map(concrete, look.size())), list(map(concrete, look.stride())), 0]
-            made = tensor_at(self._storage(look, _elements(where)), where, look.dtype)  # type: ignore[arg-type]
-            self._made[number] = self._like(number, made)
+            self._made[number] = self._alone(number, number)
         return self._made[number]
+
+    def _alone(self, number: int, like: int) -> torch.Tensor:
+        """A tensor that shares no memory."""
+        look = self._looks[like]
+        where = [list(map(concrete, look.size())), list(map(concrete, look.stride())), 0]
+        return self._like(number, tensor_at(self._storage(look, _elements(where)), where, look.dtype))  # type: ignore[arg-type]
 
     def _like(self, number: int, made: torch.Tensor) -> torch.Tensor:
         label = self.program.metadata.inputs[number].label
@@ -108,4 +117,28 @@ def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
         return program
     call = ExampleCall(program.current)
     with CAPTURING:
-        return program.following_steps(call.args, call.kwargs)
+        return program.captured_again(call.args, call.kwargs, follows_steps=True)
+
+
+def with_arguments_apart(program: CapturedProgram, known: Specialization) -> CapturedProgram:
+    """A program that reads each argument by itself, also those that were one tensor at the capture: by their values.
+
+    Where it writes to such a tensor, the write to one argument is one to the others: these stay one.
+
+    ``known``: what it was captured as.
+    """
+    apart = _unwritten(known)
+    if not apart:
+        return program
+    call = ExampleCall(known, apart)
+    with CAPTURING:
+        return program.captured_again(call.args, call.kwargs, known.answers)
+
+
+def _unwritten(known: Specialization) -> dict[int, int]:
+    """Arguments that are one tensor with an earlier one, which that is, where nothing writes to its memory."""
+    metadata, pattern = known.metadata, known.guards.aliasing
+    memory = [one.first if isinstance(one, Shared) else one for one in pattern]
+    held = {memory[one.input] for one in metadata.mutations}  # by what has to be one tensor
+    held |= {memory[n] for n, entry in enumerate(metadata.inputs) if entry.argument is None}
+    return {n: first for n, first in same_tensors(pattern).items() if memory[n] not in held}

@@ -19,7 +19,7 @@ import torch
 
 from functionalize._torch.autograd import leave_gradient
 from functionalize.backends.export.effects import EffectReader, changed_entries
-from functionalize.backends.export.example_call import ExampleCall, concrete, with_steps_followed
+from functionalize.backends.export.example_call import ExampleCall, concrete, with_arguments_apart, with_steps_followed
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.containers import assign, copy_of, unchanged
@@ -48,6 +48,7 @@ class Exportable:
 def exportable(program: CapturedProgram) -> Exportable:
     """What is to be exported of a program."""
     program = with_steps_followed(program)
+    program = with_arguments_apart(program, program.current)
     call = ExampleCall(program.current)
     moved = any(changed_entries(call)) or _got_gradients(call)  # by a call
     begins = call.program.guards.changes_gradients

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from functionalize.backends.interpreter import Call
+from functionalize.backends.jax.lowerings.derivatives import absolute, bounded, held
 from functionalize.backends.jax.lowerings.elementwise import rounded
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import cast
@@ -44,4 +46,35 @@ def leaky_relu(x: Array, negative_slope: Any = 0.01) -> Array:
 
 @lowering(aten.hardtanh)
 def hardtanh(x: Array, min_val: Any = -1, max_val: Any = 1) -> Array:
-    return jnp.clip(x, cast(min_val, x.dtype), cast(max_val, x.dtype))
+    low, high = cast(min_val, x.dtype), cast(max_val, x.dtype)
+    return held((x > low) & (x < high), x, bounded(x, low, high))
+
+
+@lowering(aten.hardsigmoid)
+def hardsigmoid(x: Array) -> Array:
+    return rounded(lambda x: held(_within(x), (x + 3) / 6, bounded(x + 3, jnp.zeros_like(x), _six(x)) / 6), x)
+
+
+@lowering(aten.hardswish)
+def hardswish(x: Array) -> Array:
+    def computed(x: Array) -> Array:
+        inside, above = x * (x + 3) / 6, x * _six(x) / 6
+        outside = x * bounded(x + 3, jnp.zeros_like(x), _six(x)) / 6
+        return jnp.where(x >= 3, above, held(_within(x), inside, outside))
+
+    return rounded(computed, x)
+
+
+def _within(x: Array) -> Array:
+    return (x > -3) & (x < 3)
+
+
+def _six(x: Array) -> Array:
+    return jnp.full_like(x, 6)
+
+
+@lowering(aten.log_sigmoid_forward.default, takes_call=True)
+def log_sigmoid(call: Call, x: Array) -> tuple[Array, Array]:
+    """And what its backward takes, where the kernel of the device gives such."""
+    kept = jax.lax.stop_gradient(rounded(lambda x: jnp.exp(-absolute(x)), x))
+    return rounded(jax.nn.log_sigmoid, x), kept if call.value[1].dim() == x.ndim else kept.reshape(-1)[:0]

@@ -14,6 +14,7 @@ import torch
 from jax.scipy import special
 
 from functionalize.backends.interpreter import Call
+from functionalize.backends.jax.lowerings import derivatives
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.lowerings.special import digamma, polygamma, zeta
 from functionalize.backends.jax.values import as_float, cast, category, promoted
@@ -37,7 +38,7 @@ _OF_FLOATS: dict[Any, Callable[[Array], Array]] = {
     aten.exp: jnp.exp,
     aten.exp2: jnp.exp2,
     aten.expm1: jnp.expm1,
-    aten.lgamma: jax.lax.lgamma,
+    aten.lgamma: derivatives.lgamma,
     aten.log: jnp.log,
     aten.log10: jnp.log10,
     aten.log1p: jnp.log1p,
@@ -52,7 +53,8 @@ _OF_FLOATS: dict[Any, Callable[[Array], Array]] = {
     aten.special_i1e: special.i1e,
     aten.special_log_ndtr: special.log_ndtr,
     aten.special_ndtri: special.ndtri,
-    aten.i0: special.i0,
+    aten.i0: derivatives.i0,
+    aten.sinc: derivatives.sinc,
     aten.sqrt: jnp.sqrt,
     aten.tan: jnp.tan,
     aten.tanh: jnp.tanh,
@@ -85,19 +87,19 @@ _COMPARED: dict[Any, Callable[[Array, Array], Array]] = {
 _OF_TWO: dict[Any, Callable[[Array, Array], Array]] = {
     aten.maximum: jnp.maximum,
     aten.minimum: jnp.minimum,
-    aten.fmax: jnp.fmax,
-    aten.fmin: jnp.fmin,
+    aten.fmax: derivatives.fmax,
+    aten.fmin: derivatives.fmin,
     aten.fmod: lambda x, y: jnp.fmod(x, y),
     aten.remainder: jnp.remainder,
     aten.gcd: jnp.gcd,
     aten.lcm: lambda x, y: jnp.lcm(x, y),
     aten.mul: lambda x, y: jnp.logical_and(x, y) if x.dtype == bool else x * y,
     aten.nextafter: jnp.nextafter,
-    aten.hypot: jnp.hypot,
+    aten.hypot: derivatives.hypot,
 }
 _OF_TWO_FLOATS: dict[Any, Callable[[Array, Array], Array]] = {
-    aten.atan2: jnp.arctan2,
-    aten.copysign: jnp.copysign,
+    aten.atan2: derivatives.arctan2,
+    aten.copysign: derivatives.copysign,
     aten.xlogy: special.xlogy,
     aten.special_xlog1py: special.xlog1py,
     aten.special_zeta: zeta,
@@ -154,7 +156,7 @@ _register()
 
 @lowering(aten.abs)
 def absolute(x: Array) -> Array:
-    return jnp.abs(x)
+    return derivatives.absolute(x)
 
 
 @lowering(aten.neg)
@@ -277,7 +279,7 @@ def power(x: Array, y: Array) -> Array:
     if root is not None and category(x.dtype) > 1:
         return rounded(lambda x: jnp.sqrt(x) if root > 0 else 1 / jnp.sqrt(x), x)
     if category(x.dtype) != 1:
-        return rounded(jnp.power, x, y)
+        return rounded(derivatives.power, x, y)
     inverse = jnp.where(x == 1, 1, jnp.where(x == -1, jnp.where(y % 2 == 0, 1, -1), 0)).astype(x.dtype)
     return jnp.where(y < 0, inverse, jnp.power(x, jnp.maximum(y, 0)))
 
@@ -286,9 +288,18 @@ def power(x: Array, y: Array) -> Array:
 def clamp(x: Array, min: Any = None, max: Any = None) -> Array:
     given = [bound for bound in (min, max) if bound is not None]
     x, *bounds = promoted(x, *given)
-    if min is not None:
-        x = jnp.maximum(x, bounds[0])
-    return x if max is None else jnp.minimum(x, bounds[-1])
+    low = None if min is None else bounds[0]
+    return derivatives.bounded(x, low, None if max is None else bounds[-1])
+
+
+@lowering(aten.clamp_min)
+def clamp_min(x: Array, min: Any) -> Array:
+    return clamp(x, min)
+
+
+@lowering(aten.clamp_max)
+def clamp_max(x: Array, max: Any) -> Array:
+    return clamp(x, None, max)
 
 
 @lowering(aten.logit)
@@ -296,8 +307,8 @@ def logit(x: Array, eps: Any = None) -> Array:
     x = as_float(x)
     if eps is not None:
         low = cast(eps, x.dtype)
-        x = jnp.clip(x, low, 1 - low)
-    return rounded(jnp.log, rounded(lambda x: x / (1 - x), x))
+        x = derivatives.bounded(x, low, 1 - low)
+    return derivatives.logit(x) if x.dtype.itemsize > 2 else rounded(jnp.log, rounded(lambda x: x / (1 - x), x))
 
 
 @lowering(aten.where.self)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from functionalize.backends.jax.lowerings.derivatives import absolute, of_order
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import cast
 
@@ -62,14 +63,11 @@ def pdist(x: Array, p: float = 2.0) -> Array:
 
 
 def _norm(difference: Array, p: float) -> Array:
-    size = jnp.abs(difference)
     if p == 0:
-        return jnp.sum(size != 0, -1).astype(size.dtype)
+        return jnp.sum(difference != 0, -1).astype(difference.dtype)
     if p == float("inf"):
-        return jnp.max(size, -1, initial=0)
-    total = jnp.sum(size if p == 1 else size**p, -1)
-    zero = total == 0
-    return jnp.where(zero, 0, jnp.where(zero, 1, total) ** (1 / p)).astype(size.dtype)
+        return jnp.max(absolute(difference), -1, initial=0)
+    return of_order(float(p), (-1,), False, difference)
 
 
 # Linear algebra: what fails is told by numbers that are no numbers, and `info` is zero

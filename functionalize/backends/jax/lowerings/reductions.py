@@ -5,6 +5,7 @@ Invariant: the accumulation is in the dtype of the result, in 32 bits where that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import torch
 
 from functionalize.backends.interpreter import Call
+from functionalize.backends.jax.lowerings.derivatives import absolute, of_order, root
 from functionalize.backends.jax.lowerings.elementwise import converted, logaddexp, rounded
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import cast, category
@@ -123,16 +125,29 @@ def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
 
 @lowering(aten.max.dim)
 def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return amax(x, dim, keepdim), argmax(x, dim, keepdim)
+    return _at(x, argmax(x, dim, True), dim, keepdim)
 
 
 @lowering(aten.min.dim)
 def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return amin(x, dim, keepdim), argmin(x, dim, keepdim)
+    return _at(x, argmin(x, dim, True), dim, keepdim)
+
+
+def _at(x: Array, places: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
+    """The elements at some places along a dimension, and these places."""
+    if not x.ndim:
+        return x, places.reshape(())
+    found = jnp.take_along_axis(x, places, dim), places
+    return found if keepdim else tuple(jnp.squeeze(one, dim) for one in found)  # type: ignore[return-value]
 
 
 @lowering(aten.var.correction)
 def var(x: Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Array:
+    found = _variance(x, dim, correction, keepdim)
+    return found.astype(x.dtype) if category(x.dtype) == 2 else found
+
+
+def _variance(x: Array, dim: Any, correction: Any, keepdim: bool) -> Array:
     over = axes(x, dim)
     count = 1
     for d in over:
@@ -141,8 +156,33 @@ def var(x: Array, dim: Any = None, *, correction: Any = None, keepdim: bool = Fa
     deviation = wide - jnp.mean(wide, over, keepdims=True)
     squares = jnp.real(deviation * jnp.conj(deviation)) if category(x.dtype) == 3 else deviation * deviation
     freedom = jnp.maximum(cast(count, squares.dtype) - (1 if correction is None else correction), 0)
-    found = jnp.sum(squares, over, keepdims=keepdim) / freedom
-    return found.astype(x.dtype) if category(x.dtype) == 2 else found
+    return jnp.sum(squares, over, keepdims=keepdim) / freedom
+
+
+@lowering(aten.std.correction, takes_call=True)
+def std(call: Call, x: Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Array:
+    return root(_variance(x, dim, correction, keepdim)).astype(call.dtype)
+
+
+@lowering(aten.std_mean.correction, takes_call=True)
+def std_mean(
+    call: Call, x: Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Array, Array]:
+    mean = jnp.mean(x.astype(_wide(x.dtype)), axes(x, dim), keepdims=keepdim).astype(x.dtype)
+    return std(call, x, dim, correction=correction, keepdim=keepdim), mean
+
+
+@lowering(aten.linalg_vector_norm, takes_call=True)
+def vector_norm(call: Call, x: Array, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    over = axes(x, dim)
+    if math.isinf(ord):
+        size = absolute(x)
+        return (jnp.max if ord > 0 else jnp.min)(size, over, keepdims=keepdim).astype(call.dtype)
+    if ord == 0:
+        return jnp.sum(x != 0, over, keepdims=keepdim).astype(call.dtype)
+    wide = _wide(call.dtype)
+    size = absolute(x).astype(wide) if jnp.iscomplexobj(x) else x.astype(wide)
+    return of_order(float(ord), over, keepdim, size).astype(call.dtype)
 
 
 @lowering(aten.var.dim)

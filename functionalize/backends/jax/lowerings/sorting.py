@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from functionalize.backends.jax.lowerings.derivatives import evenly
 from functionalize.backends.jax.lowerings.registry import lowering
 
 aten = torch.ops.aten
@@ -87,7 +88,7 @@ def _median_of_all(x: Array, counts_all: bool) -> Array:
     """Of no elements no number, or the least integer."""
     if not x.size:
         return jnp.full((), jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min, x.dtype)
-    return _median(x.reshape(-1), 0, False, counts_all)[0]
+    return evenly(x, _median(x.reshape(-1), 0, False, counts_all)[0])
 
 
 @lowering(aten.median.dim)
