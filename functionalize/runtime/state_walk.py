@@ -15,6 +15,7 @@ import contextvars
 import enum
 import inspect
 import logging
+import pathlib
 import sys
 import types
 import weakref
@@ -52,6 +53,7 @@ OPAQUE = (
     *(enum.Enum, torch.Generator, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
     *(str, bytes, int, float, complex, type(None), range, torch.SymInt),
 )
+PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})  # values
 
 # By type, what isinstance would say: most values are one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -274,7 +276,7 @@ def is_entered(kind: type) -> bool:
     """Whether objects of a class are entered: containers, modules, and what may have attributes of a program's own."""
     if issubclass(kind, (*_CONTAINERS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
         return True
-    if issubclass(kind, OPAQUE) or _is_foreign(kind):
+    if issubclass(kind, OPAQUE) or kind in PATHS or _is_foreign(kind):
         return False
     if not (kind.__dictoffset__ or any("__slots__" in one.__dict__ for one in kind.__mro__)):
         return False
