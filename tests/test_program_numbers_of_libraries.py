@@ -2,6 +2,7 @@
 
 import functools
 import json
+import statistics
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,17 @@ def test_arrays_of_numbers_that_the_data_tell_have_eagers_dtype(f: Any) -> None:
         one, other = (found["counts"] if isinstance(found, dict) else found for found in (ours, eager))
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["mean", "fmean", "median", "pstdev", "stdev", "variance"])
+@pytest.mark.parametrize("kind", [float, int])
+def test_statistics_of_numbers_that_the_data_tell(name: str, kind: type) -> None:
+    function, dtype = getattr(statistics, name), torch.tensor(kind()).dtype
+
+    def f(x: torch.Tensor) -> Any:
+        return function([one.item() for one in x.to(dtype)])
+
+    assert [*map(repr, _calls(f, _INPUTS))] == [*map(repr, map(f, _INPUTS))]
 
 
 def test_a_number_of_numpys_is_given_as_it_is() -> None:

@@ -8,6 +8,7 @@ import contextvars
 import datetime
 import decimal
 import fractions
+import pathlib
 import random
 import sys
 import threading
@@ -346,3 +347,17 @@ def test_lists_that_count_their_items_are_no_logs() -> None:
     captured = capture(program, (X,))
     for _ in range(3):
         assert torch.equal(captured(X), eager(X)) and counts == theirs
+
+
+def test_a_path_in_state_is_a_value() -> None:
+    held = types.SimpleNamespace(where=pathlib.Path("a/b"))
+
+    def run(x: Tensor) -> Tensor:
+        return x * (len(held.where.parts) + len(str(held.where / "x")) + len(held.where.name))
+
+    program = capture(run, (torch.ones(2),), on_guard_failure="raise")
+    held.where = pathlib.Path("a/b")
+    assert torch.equal(program(torch.ones(2)), run(torch.ones(2)))
+    held.where = pathlib.Path("a/b/c")
+    with pytest.raises(InputMismatchError, match="where"):
+        program(torch.ones(2))

@@ -25,6 +25,8 @@ SavedTensor: Any = torch._C._autograd.SavedTensor
 make_saved_tensor: Callable[[torch.Tensor, bool], Any] = torch._C._autograd._make_saved_tensor
 # Whether the backward pass that runs was asked for with `retain_graph`.
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+# Whether a tensor is a batch of gradients, as `torch.autograd.grad(..., is_grads_batched=True)` passes them.
+is_batch_of_gradients: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def has_node_hooks(leaf: torch.Tensor) -> bool:

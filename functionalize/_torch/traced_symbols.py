@@ -65,6 +65,15 @@ def opaque_float(tracer: Any, func: Any, args: Any) -> torch.SymFloat:
     return _opaque(tracer, func, args, "create_unbacked_symfloat")  # type: ignore[no-any-return]
 
 
+def whole_number_of(tracer: Any, truth: Any) -> Any:
+    """A symbol of its own for the whole number that a truth of the data is: zero or one."""
+    from torch.fx.experimental.symbolic_shapes import constrain_range  # here: loads sympy
+
+    number = _opaque(tracer, torch.sym_ite, (truth, 1, 0), "create_unbacked_symint")
+    constrain_range(number, min=0, max=1)
+    return number
+
+
 def _opaque(tracer: Any, func: Any, args: Any, create: str) -> Any:
     environment = next(arg.node.shape_env for arg in args if isinstance(arg, SYMBOLS))
     with environment.ignore_fresh_unbacked_symbols():  # no op gives it

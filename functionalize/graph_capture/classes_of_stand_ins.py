@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import statistics
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +41,7 @@ def classes_of_stand_ins(
     the data tell.
     """
     lent: list[tuple[dict[str, Any], str, Any]] = [(variables, "type", _Type) for variables in asking["type"].values()]
+    lent += [(vars(statistics), "type", _Type)]  # it makes results of the classes that it finds
     lent += [(variables, "id", identity) for variables in asking["id"].values() if not _is_of_torch(variables)]
     of_fakes = (*asking["FakeTensor"].values(), *_libraries_asking())
     lent += [(variables, "isinstance", _isinstance_of_fakes) for variables in of_fakes]

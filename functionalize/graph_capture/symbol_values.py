@@ -58,7 +58,7 @@ def _by_value(
             if isinstance(symbol, torch.SymInt) and _is_size(symbol, environment):
                 return method(symbol)
             looked_up.append(symbol)
-        return getattr(value_of(symbol), name)(*args)
+        return getattr(value_of(symbol), name)(*(bool(one) if isinstance(one, torch.SymBool) else one for one in args))
 
     return by_value
 

@@ -20,6 +20,7 @@ from torch.optim import lr_scheduler as schedulers
 
 from functionalize._torch.tensors import SYMBOLS
 from functionalize._torch.traced_symbols import opaque_float
+from functionalize.graph_capture.symbolic_truths import truths_as_numbers
 
 _EXPONENTIALS = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "sqrt", "cbrt")
 _CIRCULAR = ("acos", "asin", "atan", "atan2", "cos", "sin", "tan", "degrees", "radians")
@@ -45,7 +46,7 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
     looking_up = kind.get_lr
     kind.get_lr = lambda scheduler: _at_milestones(scheduler) or looking_up(scheduler)
     try:
-        with _methods_of_symbols(tracer):
+        with _methods_of_symbols(tracer), truths_as_numbers(tracer):
             yield
     finally:
         kind.get_lr = looking_up
@@ -174,6 +175,8 @@ def _choosing(function: Callable[..., Any], tracer: Any) -> Callable[..., Any]:
         if kwargs or not any(isinstance(number, torch.SymFloat) for number in numbers):
             return function(*args, **kwargs)
         if not all(isinstance(number, (float, torch.SymFloat)) for number in numbers):  # a whole number stays one
+            return function(*args)
+        if len(numbers) == 1:  # a graph would give it alone to a function that takes a container then
             return function(*args)
         return opaque_float(tracer, function, tuple(numbers))
 

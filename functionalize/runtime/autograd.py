@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch.autograd import SavedTensor, keeps_graph, make_saved_tensor
+from functionalize._torch.autograd import SavedTensor, is_batch_of_gradients, keeps_graph, make_saved_tensor
 from functionalize.aliasing.strided_layout import has_strides, tensor_at
 from functionalize.runtime.joint import ForwardCall, Orders, called, tangent_name
 from functionalize.runtime.random_state import RandomState
@@ -78,6 +78,8 @@ class Derivation:
         known = (self._known_to_next if self.call.joint.hides_writes else self.call.may_require_grad)(required)
         if not any(known):
             return gradients
+        if any(map(is_batch_of_gradients, tangents)):
+            raise RuntimeError(_BATCHED)
         return _Gradients.apply(self, gradients, known, *values)  # type: ignore[no-untyped-call,no-any-return]
 
     def _known_to_next(self, required: Sequence[bool]) -> list[bool]:
@@ -122,6 +124,11 @@ class Derivation:
             return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
 
 
+_BATCHED = (
+    "a batch of gradients of a captured program (is_grads_batched=True) is to be differentiated (create_graph=True)\n"
+    "    why  torch has no rule for batches of what such gradients are made by\n"
+    "    try  one gradient at a time, or take them (torch.autograd.grad) inside of what is captured"
+)
 _NOT_HELD = (
     "the derivative of order {order} of a captured program needs `{name}`, which the gradients before do not\n"
     "    why  a call holds only those of its inputs that its gradients are computed from; it is gone, or was written\n"
@@ -319,4 +326,6 @@ class _Look(NamedTuple):
         tangent = tangent.resolve_conj().resolve_neg()
         if has_strides(tangent, self.stride):
             return tangent
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device).copy_(tangent)
+        order = sorted(range(len(self.stride)), key=self.stride.__getitem__, reverse=True)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return tangent.permute(order).contiguous().permute(back)  # no room is made and written: vmap cannot

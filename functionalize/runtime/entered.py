@@ -12,6 +12,7 @@ import enum
 import gc
 import inspect
 import logging
+import pathlib
 import sys
 import types
 import weakref
@@ -28,6 +29,7 @@ OPAQUE = (
     *(enum.Enum, torch.Generator, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
     *(str, bytes, int, float, complex, type(None), range, torch.SymInt),
 )
+PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})  # values
 CONTAINERS = (dict, list, set, deque)
 _VALUES_WITH_ATTRIBUTES = (str, bytes, int, float, complex, tuple)  # if a class of the program's own inherits from them
 
@@ -49,7 +51,7 @@ def is_entered(kind: type) -> bool:
     """Whether objects of a class are entered: containers, modules, and what may have attributes of a program's own."""
     if issubclass(kind, (*CONTAINERS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
         return True
-    if issubclass(kind, OPAQUE) or _is_foreign(kind):
+    if issubclass(kind, OPAQUE) or kind in PATHS or _is_foreign(kind):
         return False
     if not (kind.__dictoffset__ or any("__slots__" in one.__dict__ for one in kind.__mro__)):
         return False

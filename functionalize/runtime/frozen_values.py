@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from functionalize.runtime.containers import SlotsOf, slots_of
-from functionalize.runtime.entered import OPAQUE
+from functionalize.runtime.entered import OPAQUE, PATHS
 from functionalize.runtime.opaque_values import ARRAYS, held_by
 
 VALUES: tuple[type, ...] = (
@@ -54,7 +54,7 @@ _ANY = _Any()
 
 
 class _Equal(_Identity):
-    """A value that is what it is equal to, as text too: a date, a decimal number."""
+    """A value that is what it is equal to, as text too: a date, a decimal number, a path."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +98,8 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
         return value
     if kind in EMPTY and not value:  # the hooks of most modules
         return memo.get(id(value), EMPTY[kind])
+    if kind in PATHS:
+        return _Equal(value)
     if depth == 0 or issubclass(kind, NOT_ENTERED) or callable(value):
         return _Identity(None if isinstance(value, torch.Tensor) else value)
     known = memo.get(id(value))

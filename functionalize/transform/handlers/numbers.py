@@ -23,7 +23,7 @@ from functionalize._torch import (
     unbacked,
 )
 
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+_NUMBERS = (int, float, *SYMBOLS)
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
@@ -57,19 +57,22 @@ def _formatted(tensor: torch.Tensor, text: str) -> str:
 def _tensor_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """``torch.tensor`` and its like."""
 
-    def made(data: Any, **options: Any) -> torch.Tensor:
+    def of_numbers(data: Any, **options: Any) -> torch.Tensor:
         numbers, size = _flat(data)
         symbols = any(isinstance(number, SYMBOLS) for number in numbers)
         if not (symbols and all(isinstance(number, _NUMBERS) for number in numbers)):
             return make(data, **options)
+        truths = all(isinstance(number, (bool, torch.SymBool)) for number in numbers)
         floats = any(isinstance(number, (float, torch.SymFloat)) for number in numbers)
-        dtype = options.pop("dtype", None) or (torch.get_default_dtype() if floats else torch.int64)
+        whole = torch.bool if truths else torch.int64
+        dtype = options.pop("dtype", None) or (torch.get_default_dtype() if floats else whole)
+        numbers = [torch.sym_ite(number, 1, 0) if isinstance(number, torch.SymBool) else number for number in numbers]
         requires = options.pop("requires_grad", False)
         parts = [torch.scalar_tensor(number, dtype=dtype, **options) for number in numbers]
-        whole = torch.stack(parts).reshape(size) if size else parts[0]
-        return whole.requires_grad_(requires)
+        made = torch.stack(parts).reshape(size) if size else parts[0]
+        return made.requires_grad_(requires)
 
-    return made
+    return of_numbers
 
 
 def _flat(data: Any) -> tuple[list[Any], list[int]]:
@@ -114,7 +117,8 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
     """``tensor[index]``: an integer among the indices that only the data tell is a symbol."""
 
     def indexed(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
-        parts = index if type(index) is tuple else (index,)
+        parts = tuple(map(_without_truths, index if type(index) is tuple else (index,)))
+        index = parts if type(index) is tuple else parts[0]
         if not any(map(_told_by_data, parts)) or indices_stay_tensors():
             return call(tensor, index, *value)
         counts = [_dims_of(part) for part in parts]
@@ -128,6 +132,15 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(tensor, rest or ..., *value) if rest or value else tensor
 
     return indexed
+
+
+def _without_truths(index: Any) -> Any:
+    """A part of an index with the values of truths that the data tell: they are masks, and no positions."""
+    if isinstance(index, slice):
+        ends = (index.start, index.stop, index.step)
+        whole = any(isinstance(end, torch.SymBool) for end in ends)
+        return slice(*(int(bool(end)) if isinstance(end, torch.SymBool) else end for end in ends)) if whole else index
+    return bool(index) if isinstance(index, torch.SymBool) else index
 
 
 def _told_by_data(index: Any) -> bool:

@@ -1,0 +1,104 @@
+"""Comparisons of numbers that the data tell, as numbers: equal to eager's in value and in type."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functionalize import UnsupportedProgramError, capture
+
+ONES = torch.ones(3)
+
+ONE: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "complex": complex,
+    "an index of a list": lambda truth: [10, 20][truth],
+    "a slice of a list": lambda truth: [1, 2, 3][truth:],
+    "the larger": lambda truth: max(truth, False),
+    "negative": operator.neg,
+    "inverted": operator.invert,
+    "absolute": abs,
+    "an exponent": lambda truth: 2**truth,
+    "an exponent of a negative": lambda truth: (-2) ** truth,
+    "rounded": round,
+    "differs": lambda truth: truth ^ True,
+    "bits of numbers": lambda truth: (truth & 3, 3 & truth, truth | 2),
+    "compared": lambda truth: (truth > 0, truth > 0.5, truth <= 1),
+    "sorted": lambda truth: sorted([truth, False]),
+    "a tensor": torch.tensor,
+    "a tensor of numbers": lambda truth: torch.tensor([truth, 2]),
+    "a tensor of truths": lambda truth: torch.tensor([truth, True]),
+    "a mask": lambda truth: torch.arange(3)[truth],
+    "a slice of a tensor": lambda truth: torch.arange(3)[truth:],
+    "parts": lambda truth: (truth.real, truth.imag, truth.numerator, truth.denominator, truth.bit_length()),
+    "with complex numbers": lambda truth: truth * 1j,
+    "many times": lambda truth: "a" * truth,
+    "modulo": lambda truth: pow(truth, 2, 5),
+    "a sum": lambda truth: sum([truth, truth, 2.5]),
+}
+OPERATIONS = ("add", "sub", "mul", "pow", "and_", "or_", "xor", "lt", "ge", "eq", "ne")
+_WHERE: dict[str, Callable[[Tensor], Any]] = {
+    "of numbers": lambda x: x.sum().item() > 1,
+    "of tensors": lambda x: (x.sum() > 1).item(),
+}
+
+
+def looks(value: Any) -> Any:
+    """What two results are compared by."""
+    return (value.dtype, value.tolist()) if isinstance(value, Tensor) else repr(value)
+
+
+def follows(run: Callable[[Tensor], Any]) -> int:
+    """Compare a function with eager in calls whose data differ; how many variants it has."""
+    program = capture(run, (torch.ones(3),))
+    for x in (ONES, -ONES, torch.tensor([-1.0, 5.0, 1.0])):
+        assert looks(program(x)) == looks(run(x))
+    return len(program.variants)
+
+
+@pytest.mark.parametrize("of", _WHERE)
+@pytest.mark.parametrize("name", ONE)
+def test_a_truth_is_a_number(name: str, of: str) -> None:
+    run, truth_of = ONE[name], _WHERE[of]
+    assert follows(lambda x: run(truth_of(x))) < 3
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("other", [True, 3, 2.5])
+def test_a_truth_beside_a_number(name: str, other: Any) -> None:
+    operation = getattr(operator, name)
+    if isinstance(other, float) and name in ("and_", "or_", "xor"):
+        return
+    follows(lambda x: operation(x.sum().item() > 1, other))
+    follows(lambda x: operation(other, x.sum().item() > 1))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("of", _WHERE)
+def test_two_truths(name: str, of: str) -> None:
+    operation, truth_of = getattr(operator, name), _WHERE[of]
+    follows(lambda x: operation(truth_of(x), x[0].item() > 0))
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in ("and_", "or_", "xor", "pow")])
+def test_numbers_of_data_beside_a_truth(name: str) -> None:
+    operation = getattr(operator, name)
+    follows(lambda x: operation(x.sum().item(), x[0].item() > 0))
+    follows(lambda x: operation(x[0].item() > 0, x.long().sum().item()))
+
+
+def test_counting_truths_decides_nothing() -> None:
+    assert follows(lambda x: sum(one.item() > 0 for one in x) / 3) == 1
+
+
+@pytest.mark.parametrize("choose", [min, max])
+def test_the_least_of_one_number(choose: Callable[..., Any]) -> None:
+    assert follows(lambda x: choose([x.sum().item()]) + 1) == 1
+    assert follows(lambda x: choose((x.sum().item(),))) == 1
+    with pytest.raises(UnsupportedProgramError, match="takes none but Python's own"):
+        capture(lambda x: choose(x.sum().item()), (ONES,))
