@@ -300,3 +300,22 @@ def test_hooks_on_what_a_program_makes_ask_nothing_of_inputs(kind: str, function
     program = capture(function, (inputs(kind, (2, 2))[1],))
     wanted = observed(function, *inputs(kind, (2, 2)))
     torch.testing.assert_close(observed(program, *inputs(kind, (2, 2))), wanted)
+
+
+def test_a_tangent_of_a_write_lies_as_the_input_does_that_was_written() -> None:
+    """What the graph computes for it lies otherwise; the backward takes views of the tangent as eager would."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        windows = x.unfold(0, 3, 4).flatten(0, 2)
+        x.copy_(y)
+        return windows.fill_(0.5)
+
+    def gradient(call: Callable[..., Any]) -> torch.Tensor:
+        leaf = torch.ones(2, 3).t().requires_grad_()
+        x = leaf * torch.arange(6.0).reshape(2, 3).t()
+        weights = torch.arange(6.0).reshape(3, 2)
+        result = call(x, torch.ones(1, 2))
+        return torch.autograd.grad((x * weights).sum() + result.sum(), leaf)[0]
+
+    inputs = (torch.ones(2, 3).t().requires_grad_() * 2, torch.ones(1, 2))
+    torch.testing.assert_close(gradient(capture(program, inputs, remove="mutations")), gradient(program))

@@ -16,6 +16,7 @@ draws random numbers is differentiable once.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -184,7 +185,8 @@ class CapturedFunction(torch.autograd.Function):
         derivation.hold(inputs)
         ctx.derivation = derivation
         outputs = results[: len(call.joint.layouts)]
-        ctx.looks = [_Look.of(outputs[position]) for position in call.joint.tangents]
+        known = itertools.zip_longest(call.joint.tangents, call.strides)
+        ctx.looks = [_Look.of(outputs[position], strides) for position, strides in known]
         others = [r for n, r in enumerate(outputs) if n not in call.joint.tangents and isinstance(r, torch.Tensor)]
         ctx.mark_non_differentiable(*others)
         ctx.set_materialize_grads(False)
@@ -309,9 +311,11 @@ class _Look(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, result: torch.Tensor) -> _Look:
-        """The look of a result."""
-        stride = torch.empty_like(result, device="meta").stride() if result.layout is torch.strided else None
+    def of(cls, result: torch.Tensor, strides: tuple[int, ...] | None) -> _Look:
+        """The look of a result; ``strides``: those that the backward was captured for, where they are known."""
+        stride = None
+        if result.layout is torch.strided:
+            stride = strides or torch.empty_like(result, device="meta").stride()
         sparse_dim = result.sparse_dim() if result.layout is torch.sparse_coo else None
         return cls(result.size(), stride, sparse_dim, result.dtype, result.device)
 

@@ -74,6 +74,7 @@ class ForwardCall:
     views: Sequence[
         tuple[int, int]
     ]  # results in the memory of inputs, or of others: of which, counted as what is saved
+    strides: Sequence[tuple[int, ...] | None]  # of each tangent, where these are plain numbers
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """The forward's results, and after them what else is to be saved."""

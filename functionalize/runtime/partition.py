@@ -30,6 +30,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     own = len(joint.layouts)  # the others of the forward's outputs are saved
     if not joint.names:
         return _without_inputs(joint, compile_fn)
+    strides = _strides_of_tangents(joint)
     copies = _views_for_copies(joint.module.graph)
     drawn = _keep_draws(joint.module.graph, own)
     with partitioning(joint.module):
@@ -54,7 +55,19 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
         [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
         _views(rebuilt, own),
+        strides,
     )
+
+
+def _strides_of_tangents(joint: JointGraph) -> list[tuple[int, ...] | None]:
+    """The strides of the tangents that the backward was captured for; None where they are no plain numbers."""
+    placeholders = joint.module.graph.find_nodes(op="placeholder")
+    found = list[tuple[int, ...] | None]()
+    for node in placeholders[len(placeholders) - len(joint.tangents) :]:
+        value: Any = node.meta.get("val")
+        plain = getattr(value, "layout", None) is torch.strided and all(type(one) is int for one in value.stride())
+        found.append(value.stride() if plain else None)
+    return found
 
 
 def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
@@ -66,7 +79,7 @@ def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
     for tangent in _placeholders(joint.module):
         graph.erase_node(tangent)
     doubles = [n for n, node in enumerate(results) if node in results[:n]]
-    return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], doubles, [])
+    return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], doubles, [], [])
 
 
 def _keep_draws(graph: Graph, own: int) -> int:
