@@ -144,6 +144,18 @@ def keys_of_a_dict() -> World:
     return lambda x: x * sum(key.k * value for key, value in held.items()), lambda: setattr(kept, "k", 3.0)
 
 
+def keys_that_compare_themselves() -> World:
+    class Key(Counted):
+        def __eq__(self, other: object) -> bool:
+            return self.k == other.k  # type: ignore[attr-defined,no-any-return]
+
+        def __hash__(self) -> int:
+            return hash(self.k)
+
+    held = {Key(1.0): 2.0, Key(2.0): 3.0}
+    return lambda x: x * held[Key(1.0)], lambda: held.update({Key(1.0): 5.0})
+
+
 def members() -> World:
     class Mode(enum.Enum):
         A = {"k": 1.0}  # noqa: RUF012
@@ -202,8 +214,8 @@ def module_of_settings() -> World:
 WORLDS: list[Callable[[], World]] = [
     *(namespace_of_arguments, event, waiting, configuration, weak_set, weak_values, weak_method),
     *(proxy_of_a_dict, values_of_a_dict, view_of_memory, number_with_an_attribute, tuple_with_an_attribute),
-    *(class_of_named_tuples, partial_with_an_attribute, keys_of_a_dict, members, class_of_a_class, one_object),
-    module_of_settings,
+    *(class_of_named_tuples, partial_with_an_attribute, keys_of_a_dict, keys_that_compare_themselves),
+    *(members, class_of_a_class, one_object, module_of_settings),
 ]
 
 

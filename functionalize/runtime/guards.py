@@ -21,7 +21,7 @@ from functionalize.errors import GradientMismatchError, InputMismatchError, Numb
 from functionalize.runtime.alias_pattern import Pattern, alias_pattern, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.containers import ABSENT, SetItems, place_of, read
-from functionalize.runtime.frozen_values import frozen, same
+from functionalize.runtime.frozen_values import PLAIN, frozen, same
 from functionalize.runtime.metadata import GraphInput, OutputAlias, ProgramMetadata
 from functionalize.runtime.modes import GRAD_MODE, modes_now
 from functionalize.runtime.objects import TensorRef
@@ -245,7 +245,8 @@ class Guards:
     def compares(self, container: Any, key: Any) -> bool:
         """Whether a value of Python state counts."""
         same_place = (one for one in self.settings.found if one.container is container)
-        return any(one.key is key or (not isinstance(key, torch.Tensor) and one.key == key) for one in same_place)
+        plain = type(key) in PLAIN  # keys of a program's own classes are asked nothing
+        return any(one.key is key or (plain and type(one.key) is type(key) and one.key == key) for one in same_place)
 
     def _check_tensors(self, values: Sequence[Any]) -> None:
         for number, (entry, value, before) in enumerate(zip(self.inputs, values, self._looks, strict=True)):
