@@ -175,6 +175,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
     "stepped-in-lists": lambda: stepped(lr=0.1, foreach=True),  # whose operators take numbers that the step tells
     "rate-in-a-tensor": lambda: stepped(lr=torch.tensor(0.1)),  # combined with such numbers
     "functions-of-numbers": functions_of_numbers,
+    "bilinear": lambda: (nn.Bilinear(3, 4, 5), lambda: (torch.randn(2, 3), torch.randn(2, 4))),
     "none": lambda: (lambda x, y=None: (None, {"y": y, "x": x + 1}), lambda: (torch.randn(3), None)),
 }
 

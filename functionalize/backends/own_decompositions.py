@@ -81,6 +81,14 @@ def multilabel_margin_loss(x: Any, targets: Any, reduction: int) -> Any:
     return found, is_target.to(x.dtype).reshape(targets.size())
 
 
+def trilinear(*args: Any) -> Any:
+    """The product of three tensors with dimensions put in, summed up over some: what `nn.Bilinear` computes."""
+    factors, added, summed = args[:3], args[3:6], args[6]
+    dims = range(factors[0].dim() + len(added[0]))
+    names = [[chr(ord("a") + dim) for dim in dims if dim not in own] for own in (*added, summed)]
+    return torch.einsum(f"{','.join(map(''.join, names[:3]))}->{''.join(names[3])}", *factors)
+
+
 def _every(x: Any) -> list[int]:
     return list(range(x.dim()))
 
@@ -92,6 +100,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
+    aten._trilinear.default: trilinear,
 }
 
 # Of these, what torch takes apart into something else, and for autograd before any table is asked.
