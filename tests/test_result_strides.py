@@ -83,10 +83,12 @@ def test_of_batch_norms_of_permuted_tensors(training: bool) -> None:
         *(((1, 1, 4), (3, 9, 1)), ((2, 1, 3), (1, 7, 2)), ((1, 2, 3), (6, 3, 1))),
         *(((2, 1, 3, 4), (12, 7, 4, 1)), ((1, 2, 3, 1), (9, 1, 2, 7)), ((2, 1, 1, 3), (3, 1, 9, 1))),
         *(((1, 3, 2, 1), (1, 1, 3, 1)), ((2, 3, 1, 1), (3, 1, 1, 1))),
+        *(((12, 0), (2, 1)), ((2, 0), (1, 2)), ((0, 3), (1, 4)), ((3, 0, 2), (8, 2, 1)), ((2, 3, 0), (1, 8, 2))),
+        *(((2, 0, 1), (1, 2, 7)), ((2, 3, 0, 4), (1, 2, 24, 6))),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-def test_strides_of_dimensions_of_one_position(
+def test_strides_of_dimensions_of_one_position_or_none(
     size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     def strides(x: torch.Tensor, row: torch.Tensor, whole: torch.Tensor) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""How the CPU's kernels lay out what they compute by elements, where dimensions have one position.
+"""How the CPU's kernels lay out what they compute by elements, where dimensions have one position, or none.
 
 Fake tensors look at dimensions of one position as contiguous ones; torch's iterator over elements takes their strides
 as they are. After ``aten/src/ATen/TensorIterator.cpp``.
@@ -36,10 +36,10 @@ def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     if not isinstance(out, FakeTensor) or out.layout is not torch.strided or not _by_elements(op):
         return None
     size = out.size()
-    if not all(type(number) is int for number in size) or 1 not in size:
+    if not all(type(number) is int for number in size):
         return None
     tensors = [arg for arg in args if isinstance(arg, FakeTensor)]
-    if not any(_is_odd(tensor) for tensor in tensors):
+    if 0 not in size and not (1 in size and any(map(_is_odd, tensors))):
         return None
     if op in _COPIES:
         keeps = kwargs.get("memory_format") in (None, torch.preserve_format)
@@ -145,6 +145,8 @@ def _is_contiguous(size: Size, stride: Size, order: Sequence[int] | None) -> boo
 
 
 def _is_dense(size: Size, stride: Size) -> bool:
+    if 0 in size:
+        return True
     step = 1
     for one, n in sorted((one, n) for n, one in zip(size, stride, strict=True) if n != 1):
         if one != step:
