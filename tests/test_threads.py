@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 
@@ -211,12 +212,14 @@ def test_a_capture_says_to_another_thread_that_it_is_one() -> None:
             module(X)
         said.append(str(caught.value))
 
-    def run(x: Tensor) -> Tensor:
-        result: Tensor = module(x)
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        return result
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # a thread that is there before the capture
 
-    torch.testing.assert_close(capture(run, (X,))(X), module(X))
+        def run(x: Tensor) -> Tensor:
+            result: Tensor = module(x)
+            pool.submit(elsewhere).result()
+            return result
+
+        captured = capture(run, (X,))
+    torch.testing.assert_close(captured(X), module(X))
     assert len(said) == 1 and "capture first" in said[0]

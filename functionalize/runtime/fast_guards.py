@@ -190,7 +190,8 @@ def _asked_empty(container: Any, key: Any, value: Any) -> Any:
     """The container of which one comparison tells whether it is empty still; None of most."""
     if key is LENGTH and type(container) in _EMPTY_IS_FALSE and not value:
         return container
-    return value if key in HOOKS_OF_MODULES and type(value) in _EMPTY_IS_FALSE and not value else None
+    named = type(key) is str and key in HOOKS_OF_MODULES
+    return value if named and type(value) in _EMPTY_IS_FALSE and not value else None
 
 
 def _differs(source: Source, container: Any, key: Any, value: Any) -> str:
