@@ -220,6 +220,5 @@ def test_a_capture_says_to_another_thread_that_it_is_one() -> None:
             pool.submit(elsewhere).result()
             return result
 
-        captured = capture(run, (X,))
-    torch.testing.assert_close(captured(X), module(X))
+        torch.testing.assert_close(capture(run, (X,))(X), module(X))
     assert len(said) == 1 and "capture first" in said[0]
