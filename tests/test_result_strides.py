@@ -100,3 +100,18 @@ def test_strides_of_dimensions_of_one_position_or_none(
     x = torch.empty_strided(size, stride, dtype=dtype).fill_(1)
     given = x, torch.ones(size[-1:]), torch.ones(size, dtype=torch.float64)
     assert capture(strides, given)(*given) == strides(*given)
+
+
+def test_of_no_elements_beside_sparse_tensors_and_where_strides_are_symbols() -> None:
+    """Neither has numbers to compare: no size is asked for, and nothing raises."""
+    sparse = torch.zeros(0, 3).to_sparse()
+    assert capture(lambda x, y: x + y, (torch.zeros(0, 3), sparse))(torch.zeros(0, 3), sparse).size() == (0, 3)
+
+    def program(x: torch.Tensor) -> Any:
+        return x[:, :0].t() + 1, x[:, :0].clone(), x * 2
+
+    columns = torch.export.Dim("columns", min=2)
+    captured = capture(program, (torch.ones(3, 4),), dynamic_shapes=({1: columns},))
+    for count in (2, 4, 6):
+        x = torch.ones(3, count)
+        assert [one.size() for one in captured(x)] == [one.size() for one in program(x)]

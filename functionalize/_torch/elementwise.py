@@ -39,7 +39,7 @@ def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     if not all(type(number) is int for number in size):
         return None
     tensors = [arg for arg in args if isinstance(arg, FakeTensor)]
-    if 0 not in size and not (1 in size and any(map(_is_odd, tensors))):
+    if not (all(map(_has_plain_strides, tensors)) if 0 in size else 1 in size and any(map(_is_odd, tensors))):
         return None
     if op in _COPIES:
         keeps = kwargs.get("memory_format") in (None, torch.preserve_format)
@@ -55,9 +55,14 @@ def _by_elements(op: OpOverload) -> bool:
     return op in _COPIES or (torch.Tag.pointwise in op.tags and not op._schema.is_mutable and op not in _OTHERS)
 
 
+def _has_plain_strides(tensor: Any) -> bool:
+    """Whether a tensor has strides, which are integers as its sizes are."""
+    return tensor.layout is torch.strided and all(type(n) is int for n in (*tensor.size(), *tensor.stride()))
+
+
 def _is_odd(tensor: Any) -> bool:
     """Whether dimensions of one position have other strides than contiguous ones would."""
-    if tensor.layout is not torch.strided or not all(type(n) is int for n in (*tensor.size(), *tensor.stride())):
+    if not _has_plain_strides(tensor):
         return False
     size, stride = tensor.size(), tensor.stride()
     return any(n == 1 and step != wanted for n, step, wanted in zip(size, stride, _contiguous(size), strict=True))
