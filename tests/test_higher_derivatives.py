@@ -247,6 +247,23 @@ def test_a_write_to_an_input_is_differentiated_twice(way: Callable[..., Run]) ->
     assert_same(twice(run), twice(program))
 
 
+def test_a_view_of_an_input_that_is_detached_afterwards_is_differentiated_twice() -> None:
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        view = x.view(-1)
+        x.detach_()
+        return view * weight
+
+    def twice(run: Callable[..., Any]) -> list[Any]:
+        leaf, weight = torch.arange(3.0, requires_grad=True), torch.full((3,), 0.5, requires_grad=True)
+        x = leaf * 2
+        result = run(x, weight)
+        gradients = torch.autograd.grad(result.sin().sum(), [leaf, weight], create_graph=True)
+        return [result, x.requires_grad, *gradients, *torch.autograd.grad([g.sum() for g in gradients], [leaf, weight])]
+
+    run = capture(program, (torch.ones(3, requires_grad=True) * 1, torch.ones(3, requires_grad=True)))
+    assert_same(twice(run), twice(program))
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_hooks_are_called_in_each_backward(way: Callable[..., Run]) -> None:
     def twice(run: Run) -> list[Any]:

@@ -143,8 +143,9 @@ def differentiable_call(orders: Orders, inputs: Sequence[Any], sizes: Sizes) -> 
     with torch.enable_grad():
         copy = _with_storage if call.joint.reads_storages else torch.clone
         copies = {n: copy(inputs[n]) for n in call.copied if isinstance(inputs[n], torch.Tensor)}
-        for number in call.joint.detached.intersection(call.without_gradient).difference(copies):
-            copies[number] = inputs[number].detach()  # of what is detached afterwards autograd saves nothing
+        for number in call.joint.detached.difference(copies):  # autograd saves nothing of what is detached afterwards
+            value = inputs[number]
+            copies[number] = value.detach() if number in call.without_gradient else _alias_of(value)
         random = RandomState.now(call.joint.draws, dict(zip(call.joint.names, inputs, strict=True)))
         derivation = Derivation(orders, 1, call, random, sizes, copies)
         told = list(inputs)
