@@ -257,6 +257,20 @@ def test_losses_of_sequences_whose_lengths_are_tensors(reduction: str) -> None:
     assert len(program.variants) == 1
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none", "sum"])
+@pytest.mark.parametrize("labels", [[[1, 2, 3], [1, 1, 3]], [1, 2, 1, 1, 3]], ids=["padded", "joined"])
+def test_losses_of_sequences_whose_lengths_are_numbers(reduction: str, labels: list[Any]) -> None:
+    def run(x: Tensor) -> Tensor:
+        loss: Any = F.ctc_loss  # stated of tensors alone
+        result: Tensor = loss(x.log_softmax(2), torch.tensor(labels), (5, 4), (2, 3), 0, reduction)
+        return result
+
+    x = torch.randn(5, 2, 4, requires_grad=True)
+    want, got = run(x), capture(run, (x,))(x)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
+
+
 def test_writes_before_sizes_are_known_to_be_equal() -> None:
     def run(x: Tensor, y: Tensor) -> Tensor:
         return x.mul_(2) @ y.mul_(3)

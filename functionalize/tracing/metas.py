@@ -96,14 +96,18 @@ def _angle(tensor: Any) -> torch.Tensor:
     return torch.atan(tensor)
 
 
-def _ctc_loss(log_probs: Any, targets: Any, *lengths_and_options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _ctc_loss(log_probs: Any, targets: Any, steps: Any, lengths: Any, *options: Any) -> tuple[torch.Tensor, ...]:
     """After ``aten/src/ATen/native/LossCTC.cpp``; of lengths that are tensors the data tell which is the longest."""
+    states = _count_told_by_data(log_probs) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
+    return log_probs.new_empty([log_probs.size(1)]), log_probs.new_empty([log_probs.size(1), log_probs.size(0), states])
+
+
+def _count_told_by_data(tensor: Any) -> Any:
     from functionalize._torch.symbols import assume  # here: loads sympy
 
-    steps, rows, _ = log_probs.size()
-    states = log_probs.fake_mode.shape_env.create_unbacked_symint()  # each label, and what is before, between and after
-    assume(states >= 1)
-    return log_probs.new_empty([rows]), log_probs.new_empty([rows, steps, states])
+    count = tensor.fake_mode.shape_env.create_unbacked_symint()
+    assume(count >= 1)
+    return count
 
 
 def _ctc_loss_backward(gradient: Any, log_probs: Any, *others: Any) -> torch.Tensor:
@@ -168,8 +172,8 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **{getattr(aten, f"{call.__name__}_backward").default: _interpolated_backward for call in INTERPOLATIONS},
     **dict.fromkeys((aten.logaddexp.default, aten.logaddexp2.default), torch.add),
     **dict.fromkeys((aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default), torch.eq),
-    aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    **dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), _ctc_loss),
+    **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _ctc_loss_backward),
     aten._pack_padded_sequence.default: _pack_padded_sequence,
     aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,

@@ -6,6 +6,7 @@ Limits: lists of numbers, however nested; tensors among them are torch's to hand
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -201,6 +202,22 @@ def _tensor_split(*args: Any, **named: Any) -> Any:
     return split(*args[:1], where.tolist(), *args[2:], **named)
 
 
+def _ctc_loss(
+    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *options: Any, **named: Any
+) -> Any:
+    """``F.ctc_loss``, whose mean C++ computes by a tensor that it makes of the lengths, and fills."""
+    loss: Any = torch.nn.functional.ctc_loss
+    given = inspect.signature(loss).bind(log_probs, targets, input_lengths, target_lengths, *options, **named)
+    given.apply_defaults()
+    known = isinstance(target_lengths, (list, tuple))
+    if not (known and isinstance(log_probs, FakeTensor) and given.arguments["reduction"] == "mean"):
+        return loss(*given.args, **given.kwargs)
+    given.arguments["reduction"] = "none"
+    losses = loss(*given.args, **given.kwargs)
+    counts = torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device)
+    return (losses / counts.clamp_min(1)).mean()
+
+
 def _matmul(call: Callable[..., Any]) -> Callable[..., Any]:
     """``matmul``, whose decomposition takes no size that the data tell for one."""
 
@@ -223,6 +240,7 @@ SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.tensor: _tensor_of(torch.tensor),
     torch.as_tensor: _tensor_of(torch.as_tensor),
     torch.nn.functional.batch_norm: _batch_norm,
+    torch.nn.functional.ctc_loss: _ctc_loss,
     **{call: _indexed(call) for call in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
     **{call: _select(call) for call in (torch.select, torch.Tensor.select)},
     **{call: _matmul(call) for call in _MATMULS},
