@@ -39,6 +39,7 @@ from functionalize.graph_capture.random_sources import RandomSources, TorchGener
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.schedules import ScheduleSteps
 from functionalize.graph_capture.started_threads import started_threads_refused
+from functionalize.graph_capture.streams import streams_refused
 from functionalize.graph_capture.symbol_values import have_plain_keys, values_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
@@ -156,7 +157,7 @@ class CaptureSession(RecordingSession):
         CAPTURES.running += 1
         try:
             watched = self._generators.watched(self._root, self.regions)
-            with outside_of_the_caller(), watched, started_threads_refused():
+            with outside_of_the_caller(), watched, started_threads_refused(), streams_refused():
                 found = self._recorded()
         finally:
             CAPTURES.running -= 1

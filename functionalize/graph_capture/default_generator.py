@@ -34,7 +34,8 @@ class DefaultGenerator:
         self._regions, self._thread = regions, threading.get_ident()
         self.given: Seed | None = None  # what the program has set it to
         self._seeded = torch.Generator()
-        self._draws = 0  # of the program so far
+        self.draws = 0  # of the program so far
+        self._draws_elsewhere = 0  # from the generators of other devices, which a seed sets as well
         self._reads: list[tuple[torch.Tensor, Seed | None, int]] = []  # states that it read, the seed and draws by then
 
     @contextlib.contextmanager
@@ -63,7 +64,11 @@ class DefaultGenerator:
         """
         if self.given is not None and self.given.taken_back:
             refuse_drawn([_DRAWS])
-        self._draws += 1
+        self.draws += 1
+
+    def note_draw_elsewhere(self) -> None:
+        """The program draws random numbers on another device."""
+        self._draws_elsewhere += 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.default_generator, name)
@@ -74,19 +79,19 @@ class DefaultGenerator:
             return torch.default_generator.get_state()
         seeded = self.given is not None and not self.given.taken_back
         state = (self._seeded if seeded else torch.default_generator).get_state()
-        self._reads.append((state, self.given, self._draws))
+        self._reads.append((state, self.given, self.draws))
         return state
 
     def set_state(self, state: torch.Tensor) -> torch.Generator:
         """Refused, but where it sets what there is, or what there was in the beginning."""
         if not self._is_captured:
             return torch.default_generator.set_state(state)
-        if self._runs_again:
+        if self.runs_again:
             return torch.default_generator
         read = None if isinstance(state, FakeTensor) else self._read(state)
-        if read == (None, 0) and (self.given is not None or self._draws):  # nothing is drawn before a seed is set
+        if read == (None, 0) and (self.given is not None or self.draws):  # nothing is drawn before a seed is set
             self.given = Seed(None if self.given is None else self.given.number, taken_back=True)
-        elif read != (self.given, self._draws):
+        elif read != (self.given, self.draws):
             refuse_drawn([SETS])
         return torch.default_generator
 
@@ -101,8 +106,8 @@ class DefaultGenerator:
         """Refused, but where nothing was drawn before."""
         if not self._is_captured:
             return torch.default_generator.manual_seed(seed)
-        if not self._runs_again:
-            if self._draws:
+        if not self.runs_again:
+            if self.draws or self._draws_elsewhere:
                 refuse_drawn([_SEEDS])
             with kernels_alone():
                 self._seeded.manual_seed(int(seed))
@@ -126,7 +131,8 @@ class DefaultGenerator:
         return torch.default_generator.initial_seed()
 
     @property
-    def _runs_again(self) -> bool:
+    def runs_again(self) -> bool:
+        """Whether a checkpointed region is computed again."""
         return self._regions is not None and self._regions.runs_again
 
     @property

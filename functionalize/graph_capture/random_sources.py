@@ -30,40 +30,22 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from functionalize._torch.dispatch import HigherOrderOperator, identity_of, kernels_alone
+from functionalize._torch.dispatch import HigherOrderOperator, identity_of
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.default_generator import SETS, DefaultGenerator, bytes_of, is_default, refuse_drawn
+from functionalize.graph_capture.device_generators import DeviceGenerators, WatchedGenerator
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.opaque_values import ARRAYS, GENERATORS, access_to
-from functionalize.runtime.random_state import Seed, anew, generator_of, is_random, source_of
+from functionalize.runtime.random_state import (
+    Seed,
+    anew,
+    default_generators_of_devices,
+    generator_of,
+    is_random,
+    source_of,
+)
 from functionalize.transform.autograd_notes import Generators
-
-
-@dataclass(eq=False)
-class _Generator:
-    """A generator of torch's: its state before the program, and the one that it is to have by now."""
-
-    generator: torch.Generator
-    before: torch.Tensor
-    expected: torch.Tensor
-
-    @classmethod
-    def of(cls, generator: torch.Generator) -> _Generator:
-        state = generator.get_state()
-        return cls(generator, state, state)
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether somebody else set it to another state, or drew from it."""
-        with kernels_alone():
-            return not torch.equal(self.generator.get_state(), self.expected)
-
-    def go_on(self) -> None:
-        """Draw, as an operator of the program does when a call runs it."""
-        with kernels_alone():
-            torch.rand(1, generator=self.generator, device=self.generator.device)
-            self.expected = self.generator.get_state()
 
 
 class TorchGenerators:
@@ -72,17 +54,18 @@ class TorchGenerators:
     def __init__(self, values: Iterable[Any], inputs: Iterable[TracedInput]) -> None:
         """``values``: what a program reaches; ``inputs``: what its graph takes, which are not held."""
         found = {identity_of(value): value for value in values if isinstance(value, torch.Generator)}
-        found.pop(identity_of(torch.default_generator), None)
-        self._watched = {identity: _Generator.of(generator) for identity, generator in found.items()}
+        for generator in (torch.default_generator, *default_generators_of_devices()):
+            found.pop(identity_of(generator), None)
+        self._watched = {identity: WatchedGenerator.of(generator) for identity, generator in found.items()}
         self._own, self._states = set(found), set[bytes]()  # states that the program may have read
         self.given: Generators = {}  # what the program passed to draw from
         self._passed = {one.name: one.value for one in inputs if isinstance(one.value, torch.Generator)}
-        self._root, self._default = torch.nn.Module(), DefaultGenerator()
+        self._root, self._default, self._devices = torch.nn.Module(), DefaultGenerator(), DeviceGenerators()
 
     @property
     def seed(self) -> Seed | None:
         """What the program has set the default generators to."""
-        return self._default.given
+        return self._devices.joined(self._default.given, self._default.draws > 0)
 
     @contextlib.contextmanager
     def watched(self, root: torch.nn.Module, regions: CheckpointRegions) -> Iterator[None]:
@@ -99,7 +82,8 @@ class TorchGenerators:
         for one in self._watched.values():
             self._go_on(one)  # else a seed that the program sets again would not be seen
         try:
-            with self._default.heard():
+            with self._devices.watched(), self._default.heard():
+                self._states.update(map(bytes_of, self._devices.states()))
                 yield
             changed = any(one.is_changed for one in self._watched.values())
         finally:
@@ -108,7 +92,7 @@ class TorchGenerators:
         if changed:
             refuse_drawn([SETS])
 
-    def _go_on(self, one: _Generator) -> None:
+    def _go_on(self, one: WatchedGenerator) -> None:
         one.go_on()
         self._states.add(bytes_of(one.expected))
 
@@ -117,7 +101,8 @@ class TorchGenerators:
         watched = self._watched.get(identity_of(generator))
         if watched is not None:
             return watched.before
-        return self._default.begun(generator).get_state()
+        of_device = self._devices.before(generator, self._default.given)
+        return self._default.begun(generator).get_state() if of_device is None else of_device
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now.
@@ -132,10 +117,13 @@ class TorchGenerators:
             return
         generator = generator_of(str(source.target) if isinstance(source, Node) else source, self._passed)
         watched = self._watched.get(identity_of(generator))
-        if watched is None and (generator.device.type == "cuda" or is_default(generator)):
+        if watched is None and self._devices.note_draw(generator, self._default.runs_again):
+            self._default.note_draw_elsewhere()
+            self._states.update(map(bytes_of, self._devices.states()))
+        elif watched is None and is_default(generator):
             self._default.note_draw()
         elif watched is None:
-            watched = self._watched[identity_of(generator)] = _Generator.of(generator)  # made inside, as it seems
+            watched = self._watched[identity_of(generator)] = WatchedGenerator.of(generator)  # made inside, as it seems
             if bytes_of(watched.before) in self._states:
                 raise _read()
         if watched is None:

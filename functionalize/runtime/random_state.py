@@ -49,7 +49,11 @@ def source_of(node: Node, root: torch.nn.Module) -> Any:
 
 
 def _device_of(node: Node) -> torch.device:
-    values = pytree.tree_leaves(node.meta.get("val"))
+    """The device that a node draws on: what it gives may not be known yet."""
+    given = node.kwargs.get("device")
+    if isinstance(given, (str, torch.device)):
+        return torch.device(given)
+    values = pytree.tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)])
     return next((value.device for value in values if isinstance(value, torch.Tensor)), torch.device("cpu"))
 
 
@@ -115,8 +119,13 @@ class Seed:
             before.restore()
 
 
+def default_generators_of_devices() -> tuple[torch.Generator, ...]:
+    """The default generators of all devices that are in use, but the CPU's."""
+    return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
+
+
 def _default_generators() -> list[torch.Generator]:
-    return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+    return [torch.default_generator, *default_generators_of_devices()]
 
 
 def generator_of(source: Any, inputs: Mapping[str, Any]) -> torch.Generator:

@@ -14,6 +14,7 @@ import torch
 
 from functionalize._torch.tensors import INTERPOLATIONS, suggest_memory_format
 from functionalize.errors import UnsupportedProgramError
+from functionalize.tracing.cudnn_metas import CUDNN_METAS
 from functionalize.tracing.sparse_elements import SPARSE_METAS
 
 aten = torch.ops.aten
@@ -162,6 +163,7 @@ def _laid_out_as(other: Any, size: Any) -> Any:
 
 METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented where torch's own is right
     **SPARSE_METAS,
+    **CUDNN_METAS,
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
     aten.angle.default: _angle,
     # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.

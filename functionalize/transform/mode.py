@@ -46,7 +46,7 @@ from functionalize.transform.handlers.inplace_views import (
     refuse_uncounted,
     with_kept_strides,
 )
-from functionalize.transform.handlers.strides import TRUSTING, all_laid_out
+from functionalize.transform.handlers.strides import BIASES, TRUSTING, all_laid_out, with_aligned_bias
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
 
@@ -116,6 +116,8 @@ class FunctionalizeMode(TorchDispatchMode):
             return self._run(func, call_args, call_kwargs)
         if func in TRUSTING:
             call_args, call_kwargs = all_laid_out(context, args, kwargs)
+        elif func in BIASES:
+            call_args = with_aligned_bias(context, func, call_args)
         ordered = random_ops.compute(context, func, args, kwargs, writes=False)
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
         return context.rehandle(func, args, kwargs, out)
@@ -316,6 +318,7 @@ _BY_OP: dict[Any, Handler] = {
         FunctionalizeMode._metadata,
     ),
     aten.is_set_to.default: FunctionalizeMode._is_set_to,
+    aten._to_copy.default: lambda mode, func, args, kwargs: mode._functional(func, args, _waiting(kwargs)),
     # Tensors made of others, whose memory they keep.
     **dict.fromkeys(
         [
@@ -338,6 +341,12 @@ _BY_OP: dict[Any, Handler] = {
     **dict.fromkeys(ADDRESSING, FunctionalizeMode._addressing),
     **dict.fromkeys(random_ops.AS_FILLS, FunctionalizeMode._filling),
 }
+
+
+def _waiting(kwargs: Kwargs) -> Kwargs:
+    """Options of a copy that is there when it returns, on the CPU: no graph knows for what the program waits."""
+    given = kwargs if kwargs.get("non_blocking") and torch.device(kwargs.get("device") or "meta").type == "cpu" else {}
+    return {name: value for name, value in given.items() if name != "non_blocking"} or kwargs
 
 
 def _squeezing(handler: Handler) -> Handler:

@@ -101,7 +101,7 @@ def _resized(tree: Any, dim: int, count: int) -> Any:
     def resized(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() <= dim or tensor.size(dim) != rows[0] or not rows[0]:
             return tensor
-        made = tensor.detach().index_select(dim, torch.arange(count) % rows[0])
+        made = tensor.detach().index_select(dim, torch.arange(count, device=tensor.device) % rows[0])
         return made.requires_grad_(tensor.requires_grad)
 
     return pytree.tree_map_only(torch.Tensor, resized, tree)

@@ -23,7 +23,14 @@ from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops.calls import draws
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.handlers.strides import all_laid_out, contiguous, empty_in_order, order_of
+from functionalize.transform.handlers.strides import (
+    BIASES,
+    all_laid_out,
+    contiguous,
+    empty_in_order,
+    order_of,
+    with_aligned_bias,
+)
 from functionalize.transform.writing_call import Kwargs
 
 aten = torch.ops.aten
@@ -88,6 +95,8 @@ def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], k
     if not context.executor.observed or not context.values_of(args, kwargs)[2]:
         return None
     call_args, call_kwargs = all_laid_out(context, args, kwargs)
+    if op in BIASES:
+        call_args = with_aligned_bias(context, op, call_args)
     return context.executor.call(op, *call_args, **call_kwargs)
 
 

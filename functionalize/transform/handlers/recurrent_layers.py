@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from functionalize._torch import FakeTensor
 from functionalize._torch.tensors import RECURRENT
+from functionalize.transform.handlers import cudnn_layers
 
 Tensor = torch.Tensor
 State = tuple[Tensor, ...]  # of a step: what is given, and of an LSTM what its cell holds
@@ -152,14 +153,17 @@ def _weights(flat: Sequence[Tensor], biases: bool, projects: bool) -> Iterator[_
         yield _Weights(own[0], own[1], own[2] if biases else None, own[3] if biases else None, projection)
 
 
-def _layers(layer: Call, step: Call) -> Call:
+def _layers(name: str, step: Call) -> Call:
     """Recurrent layers of torch's, one above the other."""
+    layer = RECURRENT[name]
 
     def run(data: Tensor, *args: Any, **options: Any) -> Any:
         if len(args) != 8 or not isinstance(data, FakeTensor):
             return layer(data, *args, **options)
         if isinstance(args[2], (tuple, list)):  # the weights, behind the sizes
             return _on_packed(step, data, *args)
+        if cudnn_layers.runs_there(data):
+            return cudnn_layers.layers(name, data, *args)
         _, _, _, count, dropout, train, _, _ = args
         return _one_by_one(layer, data, *args) if dropout and train and count > 1 else layer(data, *args)
 
@@ -179,6 +183,8 @@ def _on_packed(
     both: bool,
 ) -> tuple[Tensor, ...]:
     """What layers give of packed data: that, and the last states."""
+    if cudnn_layers.runs_there(data):
+        cudnn_layers.refuse_dropout(dropout, train, count)
     states = [given] if isinstance(given, Tensor) else given
     weights = list(_weights(flat, biases, len(states) > 1 and states[0].size(2) != states[1].size(2)))
     sizes, last = _numbers(batch_sizes), list[State]()
@@ -223,5 +229,5 @@ _STEPS = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _simple(torch.tanh), "rnn_relu
 LAYERS: dict[Any, Call] = {
     RECURRENT["_pack_padded_sequence"]: _pack(RECURRENT["_pack_padded_sequence"]),
     RECURRENT["_pad_packed_sequence"]: _pad(RECURRENT["_pad_packed_sequence"]),
-    **{RECURRENT[name]: _layers(RECURRENT[name], step) for name, step in _STEPS.items()},
+    **{RECURRENT[name]: _layers(name, step) for name, step in _STEPS.items()},
 }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides
 from functionalize.aliasing.view_rules import Value
 from functionalize.transform.context import FunctionalizationContext
@@ -40,6 +40,36 @@ NOT_ASKED = frozenset(
     {aten._scaled_dot_product_flash_attention_for_cpu.default}
     | {aten._scaled_dot_product_flash_attention_for_cpu_backward.default}
 )
+
+
+# These take a bias of which torch has padded the rows, so that each begins at a multiple of so many elements: a part of
+# a wider tensor, whose value has no such gaps.
+ALIGNED = 16
+BIASES = {
+    aten._scaled_dot_product_efficient_attention.default: 3,
+    aten._scaled_dot_product_efficient_attention_backward.default: 4,
+    aten._scaled_dot_product_cudnn_attention.default: 3,
+}
+
+
+def with_aligned_bias(context: FunctionalizationContext, func: Any, args: list[Any]) -> list[Any]:
+    """The arguments, values all, of one of these: with gaps between the rows of its bias."""
+    place = BIASES[func]
+    bias = args[place] if len(args) > place else None
+    if bias is None or is_aligned(bias):
+        return args
+    strides: list[Any] = [1]
+    for size in (-(-bias.size(-1) // ALIGNED) * ALIGNED, *reversed(bias.size()[1:-1])):
+        strides.insert(0, strides[0] * size)
+    call = context.executor.call
+    unset = call(aten.empty_strided.default, list(bias.size()), strides, dtype=bias.dtype, device=bias.device)
+    return [*args[:place], call(aten.copy.default, unset, bias), *args[place + 1 :]]
+
+
+def is_aligned(bias: torch.Tensor) -> bool:
+    """Whether the rows of a bias begin where the kernels take them."""
+    *outer, last = bias.stride()
+    return last == 1 and all(hint(stride) % ALIGNED == 0 for stride in outer)
 
 
 def all_laid_out(context: FunctionalizationContext, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:
