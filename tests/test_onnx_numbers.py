@@ -193,6 +193,34 @@ def test_whole_numbers_of_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_floats_that_are_computed_from_sizes(dtype: torch.dtype, tmp_path: Path) -> None:
+    """They have 64 bits, as Python's."""
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        count = x.size(0)
+        third = count / 3
+        return (
+            x * (count * 0.1),
+            x / math.sqrt(count),
+            x + count**0.5,
+            torch.full((3,), third, dtype=torch.float64),
+            torch.add(x, x, alpha=third),
+            torch.where(x > third, x, third),
+            x.clamp(max=third, min=1 / count),
+            x.masked_fill(x > 5, third),
+            x * torch.tensor(third, dtype=dtype),
+        )
+
+    program = capture(run, (torch.arange(10, dtype=dtype),), dynamic_shapes=({0: Dim.AUTO},))
+    runner = onnx.load(program.to_onnx(tmp_path / "floats.onnx"))
+    close = 1e-15 if dtype == torch.float64 else 1e-6
+    for count in (10, 13, 31):
+        x = torch.arange(count, dtype=dtype) + 0.3
+        torch.testing.assert_close(runner(x), run(x), rtol=close, atol=close)
+
+
+@pytest.mark.slow(seconds=2)
 def test_functions_of_python_without_a_translation_are_named(tmp_path: Path) -> None:
     def run(x: Tensor, n: Any) -> Any:
         return x * (3 << n.item())

@@ -4,8 +4,8 @@ An optimizer asks its step (`1 - beta ** step.item()`), and goes on with a Pytho
 as precise; an operator that takes the number takes the tensor.
 
 Invariant: results have the dtypes that they had. Limits: integers stay symbols, for they may be sizes, unless they are
-floats made whole, and so do floats of sizes; where no row says how an operator takes a tensor, it gets the
-number again.
+floats made whole, and so do floats that sizes are made of; where no row says how an operator takes a tensor, it gets
+the number again.
 """
 
 from __future__ import annotations
@@ -69,8 +69,6 @@ _PYTHON: dict[Any, Any] = {
     for function in (getattr(torch, f"_sym_{name}", None), getattr(math, name, None))
     if function is not None
 }
-# What makes floats of integers.
-_FLOATS = frozenset({operator.truediv, torch.sym_float})
 # Operators that take a number where another overload takes a tensor.
 _OVERLOADS: dict[Any, Any] = {
     getattr(getattr(aten, name), one): getattr(getattr(aten, name), other)
@@ -91,6 +89,38 @@ def _scaled(emitter: Emitter, *factors: Any) -> Any:
     for factor in others:
         result = emitter.call(aten.mul.Tensor, result, factor)
     return result
+
+
+def _like(emitter: Emitter, tensor: Any, number: Any) -> Any:
+    """A number in the dtype of the floats that it is computed with."""
+    if not isinstance(number, Node) or not _dtype(tensor).is_floating_point:
+        return number
+    return emitter.call(aten._to_copy.default, number, dtype=_dtype(tensor))
+
+
+def _clamp(
+    emitter: Emitter, tensor: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None
+) -> Node:
+    for op, scalar, bound in (
+        (aten.maximum.default, aten.clamp_min.default, min if low is None else low),
+        (aten.minimum.default, aten.clamp_max.default, max if high is None else high),
+    ):
+        if bound is not None:
+            bound = _like(emitter, tensor, bound)
+            tensor = emitter.call(op if isinstance(bound, Node) else scalar, tensor, bound)
+    return tensor  # type: ignore[no-any-return]
+
+
+def _where_other(emitter: Emitter, condition: Any, tensor: Any, number: Any) -> Node:
+    return emitter.call(aten.where.self, condition, tensor, _like(emitter, tensor, number))
+
+
+def _where_self(emitter: Emitter, condition: Any, number: Any, tensor: Any) -> Node:
+    return emitter.call(aten.where.self, condition, _like(emitter, tensor, number), tensor)
+
+
+def _masked_fill(emitter: Emitter, tensor: Any, mask: Any, number: Any) -> Node:
+    return _where_self(emitter, mask, number, tensor)
 
 
 def _sum(op: Any) -> Rule:
@@ -144,6 +174,10 @@ _RULES: dict[Any, Rule] = {
     aten.baddbmm.default: _plus_product(aten.bmm.default),
     aten.add.Tensor: _sum(aten.add.Tensor),
     aten.sub.Tensor: _sum(aten.sub.Tensor),
+    aten.clamp.default: _clamp,
+    aten.where.ScalarOther: _where_other,
+    aten.where.ScalarSelf: _where_self,
+    aten.masked_fill.Scalar: _masked_fill,
     aten.addcdiv.default: _addcdiv,
     aten.addcmul.default: _addcmul,
     aten.lerp.Scalar: _lerp,
@@ -196,6 +230,8 @@ _SPELT_OUT: dict[Any, Rule] = {
     rest: _rest,
     getattr(math, "cbrt", None): _cube_root,
 }
+# What makes floats of integers.
+_FLOATS = _PYTHON.keys() | _SPELT_OUT.keys()
 # Operators that answer by a flag of Python's.
 _QUESTIONS: dict[Any, Rule] = {aten.equal.default: _equal, aten.allclose.default: _allclose}
 
@@ -203,6 +239,12 @@ _QUESTIONS: dict[Any, Rule] = {aten.equal.default: _equal, aten.allclose.default
 def _dtype(node: Any) -> torch.dtype:
     found: torch.dtype = node.meta["val"].dtype
     return found
+
+
+def _makes_sizes(number: Node) -> bool:
+    """Whether whole numbers are made of a number, or of one that Python computes from it."""
+    users = [user for user in number.users if user.target in _FLOATS or isinstance(user.meta.get("val"), torch.SymInt)]
+    return any(isinstance(user.meta.get("val"), torch.SymInt) or _makes_sizes(user) for user in users)
 
 
 class Numbers:
@@ -219,8 +261,8 @@ class Numbers:
             return isinstance(look, torch.SymFloat)
         if node.target in _QUESTIONS:
             return True
-        if self._floats and node.target in _FLOATS and isinstance(look, torch.SymFloat) and unbacked([look]):
-            return True
+        if self._floats and isinstance(look, torch.SymFloat) and node.target in _FLOATS:
+            return unbacked([look]) or not _makes_sizes(node)
         return any(known.get(arg) in self.tensors for arg in node.all_input_nodes)
 
     def copy(self, node: Node, known: dict[Node, Any]) -> Any:
