@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import capture, functionalize
-from functionalize.errors import InputMismatchError, UnsupportedMutationError
+from functionalize.errors import InputMismatchError, UnsupportedMutationError, UnsupportedProgramError
 from functionalize.tracing import meta_cache
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import clone_inputs, differences, observe
@@ -576,3 +576,32 @@ def test_views_of_what_shows_other_elements_have_no_gradients_in_fake_tensors() 
 def test_numbers_are_divided_by_tensors(dividend: float) -> None:
     n = torch.tensor([2, -3])
     assert torch.equal(capture(lambda n: dividend // n, (n,))(n), dividend // n)
+
+
+MADE_OF_TENSORS: dict[str, Callable[[Tensor], Any]] = {
+    "two": lambda x: torch.tensor([x.sum(), x.mean()]),
+    "nested": lambda x: torch.tensor([[x.sum()], [x[:1]]]),
+    "with a number": lambda x: torch.tensor([x.sum().double(), 2]),
+    "with a float": lambda x: torch.tensor([x.sum().long(), 0.5, x.sum().item()]),
+    "truths": lambda x: torch.tensor([x.sum() > 2, True]),
+    "a dtype": lambda x: torch.tensor([1.5, x.sum().int()], dtype=torch.int32),
+    "a leaf": lambda x: torch.tensor([x.sum()], requires_grad=True) * 2,
+    "all": lambda x: torch.tensor(list(x.unbind()), dtype=torch.float64),
+    "as_tensor": lambda x: torch.as_tensor([x.sum(), x.sum()]),
+    "asarray": lambda x: torch.asarray([x.sum(), x.sum()], copy=True),
+    "new_tensor": lambda x: x.new_tensor([x.sum().double(), 1]),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OF_TENSORS)
+def test_tensors_that_are_made_of_lists_of_tensors(name: str) -> None:
+    function = MADE_OF_TENSORS[name]
+    x = torch.arange(3.0) * 2
+    expected, result = function(x), capture(function, (torch.ones(3),))(x)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    assert result.requires_grad == expected.requires_grad
+
+
+def test_what_has_torch_fill_memory_says_so() -> None:
+    with pytest.raises(UnsupportedProgramError, match=r"fill memory(.|\n)*torch\.stack"):
+        capture(lambda x: torch.FloatTensor([x.sum(), x.mean()]), (torch.ones(3),))

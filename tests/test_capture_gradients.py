@@ -958,3 +958,41 @@ def test_autocast_keeps_the_casts_of_weights_as_in_eager(stepping: bool, cached:
 
     assert all(map(torch.equal, outcome(True), outcome(False)))
     assert torch.is_autocast_cache_enabled()
+
+
+LAYER, NORM = nn.Linear(3, 2), nn.LayerNorm(3)
+
+
+def target_of_a_layer(x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        target = LAYER(x).max(1)[0]
+    return LAYER(x).max(1)[0], target
+
+
+ALIKE: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "randn_like": lambda x: (torch.randn_like(x) * x, torch.randn_like(x) * x),
+    "randint_like": lambda x: (torch.randint_like(x, 99) * x, torch.randint_like(x, 99) * x),
+    "exponential_": lambda x: (torch.empty_like(x).exponential_() * x, torch.empty_like(x).exponential_() * x),
+    "gumbel_softmax": lambda x: (nn.functional.gumbel_softmax(x), nn.functional.gumbel_softmax(x)),
+    "rrelu": lambda x: (nn.functional.rrelu(x, -1, 1, True), nn.functional.rrelu(x, -1, 1, True)),
+    "max": target_of_a_layer,
+    "sort": lambda x: (x.sort(1)[0], x.sort(1)[0].detach()),
+    "layer norm": lambda x: (NORM(x), NORM(x)),
+    "layer norm, detached": lambda x: (NORM(x), NORM(x).detach()),
+}
+
+
+@pytest.mark.parametrize("way", [lambda f, x: capture(f, (x,)), lambda f, x: torch.compile(f, backend="functionalize")])
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_is_computed_twice_is_two(name: str, way: Callable[..., Any]) -> None:
+    """Draws are others, results other tensors, and one may be detached."""
+
+    def seen(function: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        x = torch.arange(12.0).view(4, 3).sub(6).requires_grad_()
+        results = function(x)
+        (gradient,) = torch.autograd.grad(sum(r.square().sum() for r in results if r.requires_grad), x)
+        return [*results, *[r.requires_grad for r in results], results[0] is results[1], gradient, torch.rand(2)]
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(seen(way(ALIKE[name], torch.ones(4, 3, requires_grad=True))), seen(ALIKE[name]))

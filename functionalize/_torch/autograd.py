@@ -125,13 +125,17 @@ def default_partition_fn() -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def partitioning(joint: torch.fx.GraphModule) -> Iterator[None]:
-    """What partition functions find around them in AOTAutograd; random states are saved as tensors on every device."""
+    """What partition functions find around them in AOTAutograd; random states are saved as tensors on every device.
+
+    Common subexpressions stay as they are: torch's pass takes draws for one that it does not know to be random, and
+    results of operators with several, which the program may return, write, or know of other gradients.
+    """
     from torch._functorch import config
     from torch._guards import TracingContext, detect_fake_mode, tracing
 
     values = [node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder")]
     around = tracing(TracingContext(detect_fake_mode(values)))
-    with around, config.patch(graphsafe_rng_functionalization=False), _use_lazy_graph_module(True):
+    with around, config.patch(graphsafe_rng_functionalization=False, cse=False), _use_lazy_graph_module(True):
         yield
 
 

@@ -32,6 +32,12 @@ _KNOWN = (
         f"leave data_ptr() out of what is captured, or {_OPERATOR}",
     ),
     _Known(
+        "its data is not allocated yet",
+        "the program has torch fill memory with numbers of Python's that are tensors, or read it",
+        "there are no values while a program is captured",
+        f"make the tensor by torch.tensor or torch.stack, pass what was made as an argument, or {_OPERATOR}",
+    ),
+    _Known(
         ".numpy() is not supported for tensor subclasses",
         "the program makes a NumPy array of a tensor",
         "NumPy looks at the values, and there are none while a program is captured",

@@ -6,6 +6,7 @@ Limits: lists of numbers, however nested; tensors among them are torch's to hand
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -56,24 +57,52 @@ def _formatted(tensor: torch.Tensor, text: str) -> str:
 
 
 def _tensor_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``torch.tensor`` and its like."""
+    """``torch.tensor`` and its like, of lists of numbers and of tensors that hold one."""
 
-    def of_numbers(data: Any, **options: Any) -> torch.Tensor:
+    def of_numbers(data: Any, *, dtype: Any = None, requires_grad: bool = False, **options: Any) -> torch.Tensor:
         numbers, size = _flat(data)
-        symbols = any(isinstance(number, SYMBOLS) for number in numbers)
-        if not (symbols and all(isinstance(number, _NUMBERS) for number in numbers)):
-            return make(data, **options)
-        truths = all(isinstance(number, (bool, torch.SymBool)) for number in numbers)
-        floats = any(isinstance(number, (float, torch.SymFloat)) for number in numbers)
-        whole = torch.bool if truths else torch.int64
-        dtype = options.pop("dtype", None) or (torch.get_default_dtype() if floats else whole)
-        numbers = [torch.sym_ite(number, 1, 0) if isinstance(number, torch.SymBool) else number for number in numbers]
-        requires = options.pop("requires_grad", False)
-        parts = [torch.scalar_tensor(number, dtype=dtype, **options) for number in numbers]
-        made = torch.stack(parts).reshape(size) if size else parts[0]
-        return made.requires_grad_(requires)
+        given = {"requires_grad": True} if requires_grad else {}
+        if not _are_told_by_data(numbers, size):
+            return make(data, dtype=dtype, **given, **options)
+        dtype = dtype or functools.reduce(torch.promote_types, map(_dtype_of, numbers))
+        options.pop("copy", None)
+        parts = [_one_of(number, dtype, options) for number in numbers]
+        return (torch.stack(parts).reshape(size) if size else parts[0]).requires_grad_(requires_grad)
 
     return of_numbers
+
+
+def _new_tensor(self: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
+    """``tensor.new_tensor``."""
+    if not _are_told_by_data(*_flat(data)):
+        return self.new_tensor(data, **options)
+    return _tensor_of(torch.tensor)(data, **{"dtype": self.dtype, "device": self.device, **options})
+
+
+def _are_told_by_data(numbers: Sequence[Any], size: Sequence[int]) -> bool:
+    """Whether all are numbers, or tensors in a list that hold one, and nobody knows some of them yet."""
+    known = [isinstance(number, torch.Tensor) and number.numel() == 1 if size else False for number in numbers]
+    told = any(isinstance(number, (*SYMBOLS, FakeTensor)) for number in numbers)
+    return told and all(one or isinstance(number, _NUMBERS) for one, number in zip(known, numbers, strict=True))
+
+
+def _dtype_of(number: Any) -> torch.dtype:
+    if isinstance(number, torch.Tensor):
+        return number.dtype
+    if isinstance(number, (bool, torch.SymBool)):
+        return torch.bool
+    return torch.get_default_dtype() if isinstance(number, (float, torch.SymFloat)) else torch.int64
+
+
+def _one_of(number: Any, dtype: torch.dtype, options: Any) -> torch.Tensor:
+    """A number as a tensor without dimensions."""
+    if not isinstance(number, torch.Tensor):
+        number = torch.sym_ite(number, 1, 0) if isinstance(number, torch.SymBool) else number
+        return torch.scalar_tensor(number, dtype=dtype, **options)
+    if number.is_floating_point() and not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+    device = options.get("device") or torch.get_default_device()
+    return number.detach().reshape(()).to(device=device, dtype=dtype)
 
 
 def _flat(data: Any) -> tuple[list[Any], list[int]]:
@@ -239,6 +268,8 @@ SPELT_OUT: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), _tensor_split),
     torch.tensor: _tensor_of(torch.tensor),
     torch.as_tensor: _tensor_of(torch.as_tensor),
+    torch.asarray: _tensor_of(torch.asarray),
+    torch.Tensor.new_tensor: _new_tensor,
     torch.nn.functional.batch_norm: _batch_norm,
     torch.nn.functional.ctc_loss: _ctc_loss,
     **{call: _indexed(call) for call in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
