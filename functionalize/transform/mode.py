@@ -38,7 +38,7 @@ from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.handlers import custom_ops, higher_order, random_ops
+from functionalize.transform.handlers import custom_ops, data, higher_order, random_ops
 from functionalize.transform.handlers.inplace_views import (
     check_place,
     keeps_size,
@@ -318,7 +318,8 @@ _BY_OP: dict[Any, Handler] = {
         FunctionalizeMode._metadata,
     ),
     aten.is_set_to.default: FunctionalizeMode._is_set_to,
-    aten._to_copy.default: lambda mode, func, args, kwargs: mode._functional(func, args, _waiting(kwargs)),
+    aten._to_copy.default: lambda mode, func, args, kwargs: mode._functional(func, args, data.waiting(kwargs)),
+    **dict.fromkeys(data.SETTING, lambda mode, func, args, kwargs: data.set_data(mode.context, *args)),
     # Tensors made of others, whose memory they keep.
     **dict.fromkeys(
         [
@@ -341,12 +342,6 @@ _BY_OP: dict[Any, Handler] = {
     **dict.fromkeys(ADDRESSING, FunctionalizeMode._addressing),
     **dict.fromkeys(random_ops.AS_FILLS, FunctionalizeMode._filling),
 }
-
-
-def _waiting(kwargs: Kwargs) -> Kwargs:
-    """Options of a copy that is there when it returns, on the CPU: no graph knows for what the program waits."""
-    given = kwargs if kwargs.get("non_blocking") and torch.device(kwargs.get("device") or "meta").type == "cpu" else {}
-    return {name: value for name, value in given.items() if name != "non_blocking"} or kwargs
 
 
 def _squeezing(handler: Handler) -> Handler:

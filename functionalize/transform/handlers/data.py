@@ -1,0 +1,26 @@
+"""What gives a tensor data of others: copies between devices, and `tensor.data = other` as an operator.
+
+Invariant: a copy to the CPU is there when a call returns. Limits: versions of torch that have the operator, by which
+Dynamo records such assignments.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.writing_call import Kwargs
+
+SETTING = (torch.ops.aten.shallow_copy_data_.default,) if hasattr(torch.ops.aten, "shallow_copy_data_") else ()
+
+
+def set_data(context: FunctionalizationContext, handle: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Give a tensor the data of another one, and its layout."""
+    context.set_data(handle, source)
+    return handle
+
+
+def waiting(kwargs: Kwargs) -> Kwargs:
+    """Options of a copy that is there when it returns, on the CPU: no graph knows for what the program waits."""
+    given = kwargs if kwargs.get("non_blocking") and torch.device(kwargs.get("device") or "meta").type == "cpu" else {}
+    return {name: value for name, value in given.items() if name != "non_blocking"} or kwargs
