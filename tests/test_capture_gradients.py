@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch.partitioners import default_partition
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -996,3 +997,17 @@ def test_what_is_computed_twice_is_two(name: str, way: Callable[..., Any]) -> No
 
     torch._dynamo.reset()
     torch.testing.assert_close(seen(way(ALIKE[name], torch.ones(4, 3, requires_grad=True))), seen(ALIKE[name]))
+
+
+@pytest.mark.parametrize(
+    "compute", [lambda x: x.max(1)[0], lambda x: x.sort(1)[0], lambda x: x.topk(1)[0].detach() * x]
+)
+def test_operators_with_several_results_are_cut_by_the_default_partition(compute: Callable[[Tensor], Any]) -> None:
+    def gradients(run: Callable[[Tensor], Any]) -> Any:
+        return torch.autograd.grad(run(torch.arange(12.0).view(4, 3)).sum(), list(LAYER.parameters()))
+
+    def program(x: Tensor) -> Any:
+        return compute(LAYER(x))
+
+    mine = capture(program, (torch.ones(4, 3),), partition_fn=default_partition)
+    torch.testing.assert_close(gradients(mine), gradients(program))

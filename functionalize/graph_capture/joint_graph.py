@@ -367,7 +367,7 @@ def _copied(
     for node, copy in made.items():
         if node.op == "placeholder":
             continue
-        phase = "forward" if node in forward else "backward"
+        phase = "forward" if (item_of(node) or node) in forward else "backward"
         region = marked.get(item_of(node) or node)
         if marked.get(node, 0) is None:
             copy.meta["recompute"] = CheckpointPolicy.MUST_SAVE
