@@ -264,3 +264,16 @@ def test_arguments_that_cannot_be_written_are_refused_first(tmp_path: Path) -> N
     with torch.no_grad():
         loaded(x)
     assert loaded.state["count"] == 1 and torch.equal(x, torch.full((2, 3), 2.0))
+
+
+@pytest.mark.slow(seconds=3)
+def test_draws_that_look_alike_are_two(tmp_path: Path) -> None:
+    def draws(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half = torch.full((64,), 0.5)
+        return *(torch.bernoulli(x), torch.bernoulli(x)), *(half.bernoulli(), half.bernoulli()), x.bernoulli(0.3)
+
+    x = torch.full((64,), 0.5)
+    runner = onnx.load(capture(draws, (x,)).to_onnx(tmp_path / "draws.onnx"))
+    found = [*runner(x), *runner(x)]
+    assert all(set(one.unique().tolist()) == {0, 1} for one in found)
+    assert not any(torch.equal(one, other) for n, one in enumerate(found) for other in found[:n])

@@ -12,6 +12,7 @@ from functionalize.backends.onnx.rewrites import (
     matrices,
     numbers,
     python_numbers,
+    randomness,
     reductions,
     scans,
     types,
@@ -23,5 +24,6 @@ from functionalize.backends.onnx.rewrites.registry import MISTRANSLATED as MISTR
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-FAMILIES = (attention, convolutions, elementwise, integers, layouts, matrices, numbers, reductions, scans, types)
+_OF_VALUES = (convolutions, elementwise, integers, layouts, matrices, numbers, randomness, reductions, scans, types)
+FAMILIES = (attention, *_OF_VALUES)
 TRANSLATIONS = matrices.TRANSLATIONS | python_numbers.TRANSLATIONS

@@ -1,4 +1,4 @@
-"""What is computed element by element, or drawn at random."""
+"""What is computed element by element."""
 
 from __future__ import annotations
 
@@ -69,11 +69,6 @@ def floor_divide(one: Any, other: Any, *, rounding_mode: str | None = "floor") -
     floor = quotient.floor()
     floor = floor + (quotient - floor > 0.5).to(dtype)
     return torch.where(other == 0, one / other, torch.where(quotient == 0, one / other * 0, floor))
-
-
-@rewrite(aten.uniform.default)
-def uniform(like: Any, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
-    return NotImplemented if generator else aten.rand.default(like.size(), dtype=like.dtype) * (high - low) + low
 
 
 @rewrite(aten.arange.start_step)

@@ -1,0 +1,37 @@
+"""Random numbers: passes over ONNX files take an operator that they do not know to be random for one that is not.
+
+Invariant: each draw is one of its own, and none is a constant. Limits: torch's default generator, whose numbers these
+are not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from functionalize.backends.onnx.rewrites.registry import rewrite
+
+aten = torch.ops.aten
+
+
+def _drawn(like: Any, chance: Any) -> Any:
+    """Where a number between 0 and 1 is below a chance; of sizes and dtype as a tensor."""
+    wide = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
+    numbers = aten.rand_like.default(like, dtype=wide)
+    return (numbers < (chance.to(wide) if isinstance(chance, torch.Tensor) else chance)).to(like.dtype)
+
+
+@rewrite(aten.bernoulli.default)
+def bernoulli(chances: Any, *, generator: Any = None) -> Any:
+    return _drawn(chances, chances) if generator is None else NotImplemented
+
+
+@rewrite(aten.bernoulli.p, aten.bernoulli.Tensor)
+def bernoulli_of(like: Any, chance: Any, *, generator: Any = None) -> Any:
+    return _drawn(like, chance) if generator is None else NotImplemented
+
+
+@rewrite(aten.uniform.default)
+def uniform(like: Any, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
+    return NotImplemented if generator else aten.rand.default(like.size(), dtype=like.dtype) * (high - low) + low
