@@ -272,7 +272,8 @@ class _References:
     def towards(self, held: Collection[int], stand_ins: Collection[int]) -> dict[int, Any]:
         """The nodes from which something of the program's can be reached, each with what leads there.
 
-        What is ``held`` had state and arguments before: what is in the places of these now leaves with the capture.
+        What is ``held`` had state and arguments before: what is in the places of these now leaves with the capture. Not
+        so tuples: one that holds a stand-in was made for the capture, or by the program.
         """
         sources = defaultdict(list)
         for key, edges in self._edges.items():
@@ -288,7 +289,11 @@ class _References:
         pending = deque(to)
         while pending:
             value = pending.popleft()
-            new = [key for key in sources.get(id(value), ()) if key not in found and key not in but]
+            new = [
+                key
+                for key in sources.get(id(value), ())
+                if key not in found and (key not in but or isinstance(self.nodes[key], tuple))
+            ]
             found |= dict.fromkeys(new, value)
             pending += [self.nodes[key] for key in new]
         return found

@@ -100,9 +100,9 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
         return memo.get(id(value), EMPTY[kind])
     if kind in PATHS:
         return _Equal(value)
-    if depth == 0 or issubclass(kind, NOT_ENTERED) or callable(value):
+    known = memo.get(id(value)) if depth else None
+    if known is None and (depth == 0 or issubclass(kind, NOT_ENTERED) or callable(value)):
         return _Identity(None if isinstance(value, torch.Tensor) else value)
-    known = memo.get(id(value))
     if known is None:
         memo[id(value)] = _Identity(value)  # what holds itself
         known = memo[id(value)] = _content(value, memo, depth - 1)

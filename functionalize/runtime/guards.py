@@ -28,7 +28,7 @@ from functionalize.runtime.objects import TensorRef
 from functionalize.runtime.settings import LENGTH, Settings, is_numbers
 from functionalize.runtime.shared_places import SharedPlaces
 from functionalize.runtime.size_guards import SizeGuards
-from functionalize.runtime.state_walk import StateWalk, joined
+from functionalize.runtime.state_walk import StateWalk, containers_inside, joined
 from functionalize.runtime.tensor_properties import (
     INFERENCE,
     REQUIRES_GRAD,
@@ -147,8 +147,9 @@ class Guards:
 
     @property
     def changes(self) -> set[int]:
-        """The identities of containers that the program changes, and of what holds tensors that it moves."""
-        return {container for container, _ in _changed(self.metadata, self.state)}
+        """The identities of containers that the program changes or replaces, and of what holds tensors it moves."""
+        changed = _changed(self.metadata, self.state)
+        return {container for container, _ in changed} | containers_inside(self.state, changed)
 
     @property
     def inputs_are_disjoint(self) -> bool:

@@ -179,7 +179,7 @@ class Settings:
 
         for number, one in enumerate(self.found):
             container, value = moved(one.container), objects.get(id(one.value), one.value)
-            if type(value) is not tuple or is_whole(one.key):
+            if not isinstance(value, tuple) or is_whole(one.key):
                 self.found[number] = one._replace(container=container, value=value, content=now_of(one.content))
             else:  # which may hold such
                 now = self.read(container, one.key)

@@ -6,7 +6,7 @@ with the attributes of objects among them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol
@@ -42,11 +42,22 @@ class Walked(Protocol):
 
 
 @dataclass(frozen=True)
+class _Held(ObjectRef):
+    """An object in a tuple: what it holds is compared by itself."""
+
+    kind: type
+
+    def __repr__(self) -> str:
+        return f"<{self.kind.__name__}>"
+
+
+@dataclass(frozen=True)
 class Before:
     """What a program found at an entry that it changes."""
 
     value: Any  # of an object that was walked a reference
     content: Any  # frozen; None where a call must find the very object
+    held: tuple[_Held, ...] = ()  # of a tuple: the objects in it, which a call must find
 
     def found_by(self, states: Sequence[Walked]) -> Any:
         """What a call is to find, in its own objects."""
@@ -56,7 +67,10 @@ class Before:
     def is_found(self, now: Any, states: Sequence[Walked]) -> bool:
         """Whether a call finds the same."""
         expected = self.found_by(states)
-        return now is expected or (self.content is not None and same(frozen(now, {}), self.content))
+        if now is expected:
+            return True
+        held = {id(states[one.state].seen[one.number]): one for one in self.held}
+        return self.content is not None and same(frozen(now, held), self.content)
 
 
 @dataclass(frozen=True)
@@ -164,11 +178,11 @@ class SideEffectRecorder:
 
     def _lasting(self, changed: list[Changed], returned: list[Any]) -> list[Changed]:
         """The changes of state but for those of objects that the program replaced, and cannot reach any more."""
-        pairs = [(content, set(map(id, _items(copy_of(container))))) for _, container, _, content in changed]
+        pairs = [(content, set(map(id, _leaves(_items(copy_of(container)))))) for _, container, _, content in changed]
         replaced = [
             item
             for content, now in pairs
-            for item in _items(content)
+            for item in _leaves(_items(content))
             if id(item) in self._numbers and id(item) not in now
         ]
         if not replaced:
@@ -182,14 +196,17 @@ class SideEffectRecorder:
 
     def _before(self, value: Any, state: StateWalk) -> Before:
         """What was at an entry; an object counts by what it held, if that is no tensors and no other objects."""
-        if id(value) not in self._numbers:
-            content = frozen(value, {})
-            return Before(content if isinstance(value, tuple) else value, content)  # one may hold stand-ins
+        known = self._numbers
+        if id(value) not in known:
+            held = {id(one): _Held(*known[id(one)], type(one)) for one in _leaves([value]) if id(one) in known}
+            content = frozen(value, dict(held))
+            shown = content if isinstance(value, tuple) else value  # a tuple may hold stand-ins
+            return Before(shown, content, tuple(held.values()))
         contents = [state.content(container) for container in map(itemgetter(0), containers_of(value))]
-        items = [item for content in contents if content is not None for item in _items(content)]
-        plain = len(contents) == 1 and not any(isinstance(i, torch.Tensor) or id(i) in self._numbers for i in items)
+        items = _leaves(item for content in contents if content is not None for item in _items(content))
+        plain = len(contents) == 1 and not any(_is_input(item) or id(item) in known for item in items)
         content = content_of(type(value), contents[0]) if plain and contents[0] is not None else None
-        return Before(ObjectRef(*self._numbers[id(value)]), content)
+        return Before(ObjectRef(*known[id(value)]), content)
 
     def _effect(
         self, objects: Objects, index: int, position: int, container: Any, path: str, before: Any
@@ -241,6 +258,15 @@ def _has_symbol(item: Any) -> bool:
     if isinstance(item, list):  # which may hold itself
         return any(isinstance(one, SYMBOLS) for one in item)
     return isinstance(item, SYMBOLS) or (isinstance(item, tuple) and any(map(_has_symbol, item)))
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """Values, of tuples their items."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _leaves(value)
+        else:
+            yield value
 
 
 def _identities(content: Any) -> set[int]:

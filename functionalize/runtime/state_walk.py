@@ -13,7 +13,7 @@ import contextlib
 import contextvars
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 
 from functionalize._torch import buffers_of, modules_of, parameters_of
 from functionalize.runtime.containers import (
+    ABSENT,
     ClassAttributes,
     Container,
     ContextValue,
@@ -32,6 +33,7 @@ from functionalize.runtime.containers import (
     entry,
     identity,
     is_pythons,
+    place_of,
     slots_of,
     unchanged,
     write,
@@ -266,6 +268,17 @@ def _in_one(contents: Iterable[Any]) -> list[Any]:
             if type(content) is dict:
                 found.extend(content.values())
     return found
+
+
+def containers_inside(state: StateWalk, places: Set[tuple[int, Any]]) -> set[int]:
+    """The identities of the containers that sit in some places; ``places``: identities of containers, and keys."""
+    inside = set[Any]()
+    for slot in state.entered:  # what an object holds comes behind it
+        container, key = place_of(slot.container, slot.key)
+        value = slot.found() if (id(container), key) in places or identity(slot.container) in inside else ABSENT
+        if value is not ABSENT:
+            inside.update(identity(one) for one, _ in containers_of(value))
+    return {id(one) for one, _ in state.containers.values() if identity(one) in inside}
 
 
 def is_module(value: Any) -> bool:
