@@ -138,6 +138,24 @@ def partial_with_an_attribute() -> World:
     return lambda x: scaling(x) * scaling.k, lambda: setattr(scaling, "k", 3.0)
 
 
+def partial_that_is_changed() -> World:
+    scaled = functools.partial(lambda x, **given: x * given["n"] + sum(given.values()), n=1, t=torch.ones(2))
+
+    def program(x: Tensor) -> Any:
+        found = scaled(x)
+        scaled.keywords["n"] += 1
+        scaled.keywords["t"] = x + scaled.keywords["t"]
+        scaled.keywords["more"] = scaled.keywords.get("more", 0) + 2
+        return found
+
+    return program, lambda: scaled.keywords.update(n=5)
+
+
+def partial_whose_order_counts() -> World:
+    scaled = functools.partial(lambda x, **given: x * next(iter(given.values())), n=1, k=2)
+    return lambda x: scaled(x), lambda: scaled.keywords.update(n=scaled.keywords.pop("n"))
+
+
 def keys_of_a_dict() -> World:
     kept = Counted(1.0)
     held = {kept: 2.0}
@@ -214,7 +232,14 @@ def module_of_settings() -> World:
 WORLDS: list[Callable[[], World]] = [
     *(namespace_of_arguments, event, waiting, configuration, weak_set, weak_values, weak_method),
     *(proxy_of_a_dict, values_of_a_dict, view_of_memory, number_with_an_attribute, tuple_with_an_attribute),
-    *(class_of_named_tuples, partial_with_an_attribute, keys_of_a_dict, keys_that_compare_themselves),
+    *(
+        class_of_named_tuples,
+        partial_with_an_attribute,
+        partial_that_is_changed,
+        partial_whose_order_counts,
+        keys_of_a_dict,
+        keys_that_compare_themselves,
+    ),
     *(members, class_of_a_class, one_object, module_of_settings),
 ]
 
@@ -245,6 +270,19 @@ def test_a_refused_capture_leaves_them_as_they_were() -> None:
         capture(program, (torch.ones(2),))
     assert vars(given) == {"n": 0}
     assert todo.empty()
+
+
+def test_what_partial_binds_by_name_is_left_by_calls_alone() -> None:
+    scaled = functools.partial(lambda x, n: x * n, n=1)
+
+    def program(x: Tensor) -> Any:
+        scaled.keywords["n"] += 1
+        return scaled(x)
+
+    captured = capture(program, (torch.ones(2),))
+    assert scaled.keywords == {"n": 1}
+    assert [captured(torch.ones(2)).tolist() for _ in range(2)] == [[2.0, 2.0], [3.0, 3.0]]
+    assert scaled.keywords == {"n": 3}
 
 
 def test_threads_of_a_program_are_refused() -> None:

@@ -13,7 +13,7 @@ import contextlib
 import contextvars
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -96,6 +96,8 @@ class StateWalk:
     def watch(self, container: Container, path: str) -> None:
         """Look afterwards whether a container holds something else."""
         self.containers[id(container)] = container, path
+        if _is_ordered(container, container, container):
+            self.ordered[id(container)] = container, path
 
     def _enter(self, value: Any, slot: Slot) -> None:
         kind = type(value)
@@ -155,7 +157,7 @@ class StateWalk:
         self._holders += holds
         for container, keys in containers_of(value):
             self.containers[id(container)] = container, path
-            if len(keys) > 1 and _is_ordered(value, container):
+            if _is_ordered(value, container, keys):
                 self.ordered[id(container)] = container, path
             if keys:
                 self._open(value, container, keys, path)
@@ -249,9 +251,9 @@ class StateWalk:
         ]
 
 
-def _is_ordered(value: Any, container: Container) -> bool:
+def _is_ordered(value: Any, container: Container, keys: Sized) -> bool:
     """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
-    if not isinstance(container, dict) or not _VALUES.issuperset(map(type, container)):
+    if len(keys) < 2 or not isinstance(container, dict) or not _VALUES.issuperset(map(type, container)):
         return False
     return container is value or (is_module(value) and container is modules_of(value))
 
