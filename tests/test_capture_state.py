@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import OutputKind
+from torch.nn.utils import prune
 
 from functionalize import (
     DataDependentError,
@@ -454,6 +455,82 @@ def test_a_cache_of_the_last_ones_is_kept_in_order() -> None:
         x = torch.full((2,), float(number))
         assert torch.equal(program(x, key), eager(x, key))
         assert list(want) == list(got) and all(map(torch.equal, want.values(), got.values()))
+
+
+def _new_before_old() -> tuple[Step, Callable[[], Any]]:
+    table: dict[str, Any] = {"a": 1}
+
+    def run(x: Tensor) -> Tensor:
+        old = dict(table)
+        table.clear()
+        table[f"b{len(old)}"] = x
+        table.update(old)
+        return x * len(table)
+
+    return run, lambda: list(table)
+
+
+def _new_to_the_front() -> tuple[Step, Callable[[], Any]]:
+    table = OrderedDict[str, Any](a=1)
+
+    def run(x: Tensor) -> Any:
+        table[f"c{len(table)}"] = x
+        table.move_to_end(f"c{len(table) - 1}", last=False)
+        table.move_to_end("a")
+        return x * len(table)
+
+    return run, lambda: list(table)
+
+
+def _set_again() -> tuple[Step, Callable[[], Any]]:
+    module = nn.BatchNorm1d(2)
+
+    def run(x: Tensor) -> Any:
+        weight, mean, eps = module.weight, module.running_mean, module.eps
+        del module.weight, module.running_mean, module.eps
+        module.weight, module.eps = weight, eps
+        module.register_buffer("running_mean", mean)
+        return module(x.expand(3, 2))
+
+    return run, lambda: [*map(list, (vars(module), dict(module.named_parameters()), dict(module.named_buffers())))]
+
+
+def _pruned() -> tuple[Step, Callable[[], Any]]:
+    module = nn.Linear(2, 2)
+    nn.init.ones_(module.weight)
+
+    def run(x: Tensor) -> Any:
+        prune.l1_unstructured(module, "weight", 1)
+        found = module(x)
+        prune.remove(module, "weight")
+        return found - module.bias
+
+    return run, lambda: list(dict(module.named_parameters()))
+
+
+def _keyed_by_tensors() -> tuple[Step, Callable[[], Any]]:
+    keys = [torch.ones(1), torch.ones(1), torch.ones(1)]
+    table = dict.fromkeys(keys, 1)
+
+    def run(x: Tensor) -> Tensor:
+        table[keys[0]] = table.pop(keys[0])
+        table.pop(keys[1], None)
+        return x * len(table)
+
+    return run, lambda: [next(n for n, one in enumerate(keys) if one is key) for key in table]
+
+
+@pytest.mark.parametrize("make", [_new_before_old, _new_to_the_front, _set_again, _pruned, _keyed_by_tensors])
+def test_calls_leave_the_order_that_the_program_leaves(make: Callable[[], tuple[Step, Callable[[], Any]]]) -> None:
+    """Of keys, attributes, parameters and buffers."""
+    x = torch.arange(1.0, 3.0)
+    (program, found), (twin, expected) = make(), make()
+    before, captured = found(), capture(program, (x,), on_guard_failure="recapture")
+    assert found() == before
+    for _ in range(3):
+        assert torch.equal(captured(x), twin(x))
+        assert found() == expected()
+    assert found() != before
 
 
 def test_attributes_that_a_caller_adds_are_seen_where_the_program_changes_others() -> None:

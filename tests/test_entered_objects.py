@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from functionalize import UnsupportedProgramError, capture
 
@@ -73,6 +74,26 @@ def weak_set() -> World:
     return lambda x: x * sum(each.k for each in known) + one.k, lambda: setattr(one, "k", 3.0)
 
 
+def weakly_keyed_by_tensors() -> World:
+    one, other = torch.ones(2), torch.ones(2)
+    known: Any = WeakTensorKeyDictionary()
+    known[one], known[other] = {"t": torch.ones(2), "steps": 0}, 5.0
+
+    def program(x: Tensor) -> Any:
+        known[one]["steps"] += 1
+        known[one]["t"] = known[one]["t"] + x
+        return sum(key * known[key] for key in [other]) + one * known[one]["t"] * known[one]["steps"] + len(known)
+
+    return program, lambda: known.update({other: 3.0})
+
+
+def weakly_keyed_by_objects() -> World:
+    one = Counted(1.0)
+    known = weakref.WeakKeyDictionary({one: 2.0})
+    kept = [one]
+    return lambda x: x * sum(key.k * value for key, value in known.items()), lambda: setattr(kept[0], "k", 3.0)
+
+
 def weak_values() -> World:
     kept = [Counted(1.0)]
     known = weakref.WeakValueDictionary(a=kept[0])
@@ -120,6 +141,23 @@ def tuple_with_an_attribute() -> World:
     return lambda x: x * pair[1] * pair.k, lambda: setattr(pair, "k", 3.0)
 
 
+def tuple_of_tensors_with_attributes() -> World:
+    class Scaled(tuple[float, Tensor]):
+        def __new__(cls, k: float, t: Tensor) -> Any:
+            return super().__new__(cls, (k, t))
+
+    pair: Any = Scaled(1.0, torch.ones(2))
+    pair.k, pair.t, pair.seen = 2.0, torch.ones(2), []
+    held = [(pair, torch.ones(2))]
+
+    def program(x: Tensor) -> Any:
+        pair.seen.append(pair.k)
+        pair.t = pair.t + x
+        return x * pair[1] * pair.k * len(pair.seen) + held[0][0].t + held[0][1]
+
+    return program, lambda: setattr(pair, "k", 3.0)
+
+
 def class_of_named_tuples() -> World:
     class Pair(NamedTuple):
         one: float
@@ -136,6 +174,24 @@ def partial_with_an_attribute() -> World:
     scaling = Scaling(torch.mul, 2)
     scaling.k = 2.0
     return lambda x: scaling(x) * scaling.k, lambda: setattr(scaling, "k", 3.0)
+
+
+def partial_that_is_changed() -> World:
+    scaled = functools.partial(lambda x, **given: x * given["n"] + sum(given.values()), n=1, t=torch.ones(2))
+
+    def program(x: Tensor) -> Any:
+        found = scaled(x)
+        scaled.keywords["n"] += 1
+        scaled.keywords["t"] = x + scaled.keywords["t"]
+        scaled.keywords["more"] = scaled.keywords.get("more", 0) + 2
+        return found
+
+    return program, lambda: scaled.keywords.update(n=5)
+
+
+def partial_whose_order_counts() -> World:
+    scaled = functools.partial(lambda x, **given: x * next(iter(given.values())), n=1, k=2)
+    return lambda x: scaled(x), lambda: scaled.keywords.update(n=scaled.keywords.pop("n"))
 
 
 def keys_of_a_dict() -> World:
@@ -213,8 +269,17 @@ def module_of_settings() -> World:
 
 WORLDS: list[Callable[[], World]] = [
     *(namespace_of_arguments, event, waiting, configuration, weak_set, weak_values, weak_method),
+    *(weakly_keyed_by_tensors, weakly_keyed_by_objects),
     *(proxy_of_a_dict, values_of_a_dict, view_of_memory, number_with_an_attribute, tuple_with_an_attribute),
-    *(class_of_named_tuples, partial_with_an_attribute, keys_of_a_dict, keys_that_compare_themselves),
+    tuple_of_tensors_with_attributes,
+    *(
+        class_of_named_tuples,
+        partial_with_an_attribute,
+        partial_that_is_changed,
+        partial_whose_order_counts,
+        keys_of_a_dict,
+        keys_that_compare_themselves,
+    ),
     *(members, class_of_a_class, one_object, module_of_settings),
 ]
 
@@ -245,6 +310,40 @@ def test_a_refused_capture_leaves_them_as_they_were() -> None:
         capture(program, (torch.ones(2),))
     assert vars(given) == {"n": 0}
     assert todo.empty()
+
+
+def test_what_partial_binds_by_name_is_left_by_calls_alone() -> None:
+    scaled = functools.partial(lambda x, n: x * n, n=1)
+
+    def program(x: Tensor) -> Any:
+        scaled.keywords["n"] += 1
+        return scaled(x)
+
+    captured = capture(program, (torch.ones(2),))
+    assert scaled.keywords == {"n": 1}
+    assert [captured(torch.ones(2)).tolist() for _ in range(2)] == [[2.0, 2.0], [3.0, 3.0]]
+    assert scaled.keywords == {"n": 3}
+
+
+def test_entries_that_go_with_tensors_are_not_changed() -> None:
+    """A call could not know when those go that it leaves."""
+    one = torch.ones(2)
+    known: Any = WeakTensorKeyDictionary({one: 1})
+
+    def sets(x: Tensor) -> Any:
+        known[one] += 1
+        return x * known[one]
+
+    def adds(x: Tensor) -> Any:
+        known[result := x * 2] = 1
+        return result
+
+    for program in (sets, adds, lambda x: x * known.pop(one)):
+        with pytest.raises(
+            UnsupportedProgramError, match=r"changes `known.data`, a dict whose keys are weak references"
+        ):
+            capture(program, (torch.ones(2),))
+        assert [*known.items()] == [(one, 1)]
 
 
 def test_threads_of_a_program_are_refused() -> None:

@@ -450,6 +450,49 @@ def test_an_object_that_is_returned_and_left_is_one() -> None:
         assert result[0] is args[1][0]
 
 
+CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
+    "dict": lambda y: {"y": [y]},
+    "list": lambda y: [y, {"y": y}],
+    "tuple": lambda y: (y, [y]),
+    "named tuple": lambda y: Pair(y, y),
+    "deque": lambda y: deque([y], maxlen=2),
+    "OrderedDict": lambda y: OrderedDict(y=y),
+    "defaultdict": lambda y: defaultdict(list, y=[y]),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_a_container_that_is_returned_and_kept_is_one(kind: str) -> None:
+    state, make = types.SimpleNamespace(last=None), CONTAINERS[kind]
+
+    def program(x: Tensor, log: list[Any]) -> Any:
+        kept, logged = make(x + 1), make(x + 2)
+        state.last = {"kept": kept}
+        log.append(logged)
+        return kept, {"logged": logged}
+
+    captured, found = capture(program, (torch.zeros(4), [])), []
+    for call in (captured, program):
+        log: list[Any] = []
+        result = call(torch.zeros(4), log)
+        assert result[0] is state.last["kept"]
+        assert result[1]["logged"] is log[0]
+        found.append(_reached((result, log, state.last)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_a_container_that_is_returned_twice_is_one(kind: str) -> None:
+    def program(x: Tensor) -> Any:
+        made = CONTAINERS[kind](x + 1)
+        return made, [made, ()], ()
+
+    x = torch.zeros(4)
+    result = capture(program, (x,))(x)
+    assert result[0] is result[1][0]
+    assert _reached(result) == _reached(program(x))
+
+
 def test_state_that_keeps_what_is_returned() -> None:
     class Remembering(nn.Module):
         def __init__(self) -> None:

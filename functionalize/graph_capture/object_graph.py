@@ -113,10 +113,8 @@ class ObjectGraph:
         kind = type(value)
         if not (kind in _TREES or _is_record(kind)):
             return _is_tensor_or_number(value) or not (id(value) in self._known or self._is_anew(value))
-        if not issubclass(kind, tuple):
-            if id(value) in met or id(value) in self._known or not self._anew.get(id(value), True):
-                return False
-            met.add(id(value))
+        if value and self._is_one_object(value, met):
+            return False
         if kind is defaultdict and self._is_anew(value.default_factory):
             return False
         if issubclass(kind, dict):
@@ -124,6 +122,13 @@ class ObjectGraph:
                 _refuse_text(key, "the result")
             return not any(map(self._is_anew, value)) and all(self._is_tree(item, met) for item in value.values())
         return all(self._is_tree(item, met) for item in value)
+
+    def _is_one_object(self, value: Any, met: set[int]) -> bool:
+        """Whether a container has to be a certain object: one that was there, is left somewhere, or was met already."""
+        key = id(value)
+        again = key in met or key in self._recipes
+        met.add(key)
+        return again or not (isinstance(value, tuple) or (key not in self._known and self._anew.get(key, True)))
 
     def recipe(self, value: Any, path: str) -> Any:
         """How a call makes a value; the value itself where it gives that. ``path``: what messages call it.

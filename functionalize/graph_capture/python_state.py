@@ -24,6 +24,7 @@ from functionalize.graph_capture.variables import (
     METHODS_IN_C,
     Named,
     Names,
+    bound_by_name,
     bound_by_partial,
     is_installed,
     is_own,
@@ -235,6 +236,8 @@ class Follower:
         self._logs.meet_functions(functions)
         marks = any(one.gives_attributes for one in names)
         own = any(is_own(function.__module__) for function in functions)
+        for keywords in bound_by_name(func):
+            self._state.watch(keywords, "keywords")
         for variable in variables(func):
             if own:
                 self._logs.meet_value(variable[0], read(*variable[1:]))

@@ -56,10 +56,10 @@ def is_own(name: str | None) -> bool:
 
 def variables(func: Any) -> Iterator[Named]:
     """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
-    while isinstance(func, functools.partial):
-        yield "args", BoundBy(func), "args"
-        yield from ((name, func.keywords, name) for name in func.keywords)
-        func = func.func
+    for one in _partials(func):
+        yield "args", BoundBy(one), "args"
+        yield from ((name, one.keywords, name) for name in one.keywords)
+    func = bound_by_partial(func)
     if inspect.ismethod(func):
         yield "self", {"self": func.__self__}, "self"
         func = func.__func__
@@ -72,11 +72,23 @@ def variables(func: Any) -> Iterator[Named]:
             yield from _named(function)
 
 
+def _partials(func: Any) -> Iterator[functools.partial[Any]]:
+    """A ``functools.partial``, and what it calls that is one, too."""
+    while isinstance(func, functools.partial):
+        yield func
+        func = func.func
+
+
 def bound_by_partial(func: Any) -> Any:
     """What a ``functools.partial`` calls in the end; of others themselves."""
     while isinstance(func, functools.partial):
         func = func.func
     return func
+
+
+def bound_by_name(func: Any) -> list[dict[str, Any]]:
+    """The dicts of arguments that ``functools.partial`` binds by name, which a program may change."""
+    return [one.keywords for one in _partials(func)]
 
 
 def layers(func: Any) -> Iterator[Any]:

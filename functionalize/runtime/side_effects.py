@@ -26,6 +26,7 @@ from functionalize.runtime.containers import (
 )
 from functionalize.runtime.frozen_values import content_of, frozen, same
 from functionalize.runtime.objects import Maker, ObjectRef
+from functionalize.runtime.refused_objects import refuse_weak_keys
 from functionalize.runtime.state_walk import Changed, StateWalk, containers_of, joined
 
 
@@ -102,11 +103,11 @@ class SideEffect:
             items = [maker.make(item) for item in self.entries.values()]
             assign(container, [*container, *items] if self.adds else items)
             return
-        for key in self.removed:
+        for key in map(maker.make, self.removed):
             remove(container, key)
         for key, item in self.entries.items():
             write(container, maker.make(key), maker.make(item))
-        for key in self.last:
+        for key in map(maker.make, self.last):
             item = entry(container, key)
             remove(container, key)
             write(container, key, item)
@@ -220,33 +221,38 @@ class SideEffectRecorder:
         new, touched = (now, before) if mapping else (dict(enumerate(now)), dict(enumerate(before)))
         removed, adds = tuple[Any, ...](), False
         length: int | None = len(before)
-        order, last = self._order(index, container, before, now)
+        order = tuple(before) if id(container) in self._states[index].ordered else ()
+        last = tuple(map(key_of, _moved(before, now))) if isinstance(container, dict) else ()
         if mapping:
             new = {key: item for key, item in now.items() if _differ(before.get(key, ABSENT), item)}
             removed = tuple(key for key in before if key not in now)
             touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
             if not touched and not last:
                 return None
+            refuse_weak_keys((*touched, *last), path)
         elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_apart(container):
             new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
         state = self._states[index]
         plain = {key: item for key, item in touched.items() if not _is_input(item)}
         constants = {key_of(key): self._before(item, state) for key, item in plain.items()}
         entries = {key_of(key): objects.recipe(item, joined(path, key)) for key, item in new.items()}
-        return SideEffect(index, position, path, constants, entries, removed, length, adds, order, last)
+        gone = tuple(map(key_of, removed))
+        return SideEffect(index, position, path, constants, entries, gone, length, adds, order, last)
 
     def _is_apart(self, container: Any) -> bool:
         """Whether what is in a list matters to nothing: the program adds to it, and no argument holds it as well."""
         return sum(id(container) in state.containers for state in self._states) == 1 and self._is_log(container)
 
-    def _order(self, index: int, container: Any, before: Any, now: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The keys of a dict in the order in which the program found them, and those that it has moved to the end."""
-        if id(container) not in self._states[index].ordered:
-            return (), ()
-        written = [*(key for key in before if key in now), *(key for key in now if key not in before)]
-        keys = list(now)
-        moved = next((place for place, key in enumerate(keys) if key != written[place]), len(keys))
-        return tuple(before), tuple(keys[moved:])
+
+def _moved(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:
+    """The keys that a program has put last, in order, if there are others than new ones among them."""
+    places, keys, last = {key: place for place, key in enumerate(before)}, list(now), -1
+    for number, key in enumerate(keys):
+        place = places.get(key, -1)
+        if place <= last:
+            return [] if places.keys().isdisjoint(keys[number:]) else keys[number:]
+        last = place
+    return []
 
 
 def _is_input(item: Any) -> bool:
