@@ -634,6 +634,54 @@ def test_how_a_gradient_lies_does_not_matter_where_it_is_added_to() -> None:
     assert len(captured.variants) <= 2  # with a gradient that is supposed, and one that is there
 
 
+@pytest.mark.parametrize("how", ["raise", "recapture"])
+def test_which_memory_a_gradient_shares_is_compared(how: str) -> None:
+    def world() -> tuple[list[Tensor], Callable[[Tensor], Any]]:
+        weight, other = (torch.ones(3, requires_grad=True) for _ in range(2))
+        bucket = torch.zeros(3)
+
+        def step(x: Tensor) -> Any:
+            (weight * x).sum().backward()
+            return bucket * 1, other.detach() * 1
+
+        return [weight, other, bucket], step
+
+    placed: list[Callable[[Tensor, Tensor], Tensor | None]] = [
+        lambda other, bucket: bucket,
+        lambda other, bucket: None,
+        lambda other, bucket: torch.zeros(3),
+        lambda other, bucket: bucket[:],
+        lambda other, bucket: other.detach(),
+    ]
+    for first in placed:
+        (mine, step), (its, eager) = world(), world()
+        mine[0].grad = first(*mine[1:])
+        captured = capture(step, (torch.ones(3),), on_guard_failure=how)
+        for place in [first, *placed]:
+            mine[0].grad, its[0].grad = place(*mine[1:]), place(*its[1:])
+            for _ in range(2):
+                assert_same(eager(torch.ones(3)), captured(torch.ones(3)))
+                assert_same([*its, its[0].grad], [*mine, mine[0].grad])
+
+
+def test_which_memory_a_gradient_shares_does_not_matter_where_the_program_drops_it() -> None:
+    weight, other = (torch.ones(3, requires_grad=True) for _ in range(2))
+    bucket = torch.zeros(6)
+
+    def step(x: Tensor) -> Tensor:
+        weight.grad = None
+        (weight * other * x).sum().backward()
+        return bucket + 1
+
+    weight.grad, other.grad = torch.zeros(3), torch.zeros(3)
+    captured = capture(step, (torch.ones(3),))
+    captured(torch.ones(3))
+    for gradient in (bucket[:3], bucket[3:], torch.zeros(3)):
+        weight.grad = gradient
+        assert_same(torch.ones(6), captured(torch.ones(3)))
+    assert len(captured.variants) == 1
+
+
 def test_zeros_in_state_have_signs() -> None:
     class Owner:
         n = 0.0
