@@ -1011,3 +1011,41 @@ def test_operators_with_several_results_are_cut_by_the_default_partition(compute
 
     mine = capture(program, (torch.ones(4, 3),), partition_fn=default_partition)
     torch.testing.assert_close(gradients(mine), gradients(program))
+
+
+def test_a_leaf_that_the_program_gets_twice_has_the_gradient_that_it_has() -> None:
+    def world() -> tuple[Tensor, Callable[..., Tensor], Callable[[Tensor, Tensor], None]]:
+        weight = torch.ones(3, requires_grad=True)
+
+        def added(x: Tensor, y: Tensor) -> Tensor:
+            return (x * y * weight).sum()
+
+        return weight, added, lambda x, y: (x * y * weight).sum().backward()
+
+    (mine, func, step), (its, eager, eager_step) = world(), world()
+    mine.grad, its.grad = torch.ones(3), torch.ones(3)
+    captured, stepping = capture(func, (mine, mine)), capture(step, (mine, mine))
+    assert not captured.specialization.metadata.gradients
+    for gradient in (torch.ones(3), None, torch.zeros(3)):
+        mine.grad, its.grad = (None if gradient is None else gradient.clone() for _ in range(2))
+        for _ in range(2):
+            captured(mine, mine).backward()
+            eager(its, its).backward()
+            torch.testing.assert_close(mine.grad, its.grad)
+            stepping(mine, mine)
+            eager_step(its, its)
+            torch.testing.assert_close(mine.grad, its.grad)
+
+
+def test_a_gradient_that_the_program_assigns_is_added_to() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def func(x: Tensor) -> Tensor:
+        weight.grad = torch.ones(3)
+        return (x * weight).sum()
+
+    captured = capture(func, (torch.ones(3),))
+    for _ in range(2):
+        captured(torch.ones(3)).backward()
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, torch.full((3,), 2.0))

@@ -139,8 +139,12 @@ class CaptureSession(RecordingSession):
     @property
     def has_all_gradients(self) -> bool:
         """Whether every leaf had a gradient."""
-        given = {id(entry.gradient_of) for entry in self._inputs.inputs if entry.gradient_of is not None}
-        return given >= {id(entry) for entry in self._inputs.inputs if is_leaf(entry.value)}
+        return self._having_gradients >= {id(entry.value) for entry in self._inputs.inputs if is_leaf(entry.value)}
+
+    @property
+    def _having_gradients(self) -> set[int]:
+        """The tensors, by identity, that had a gradient, or that are supposed to have had one."""
+        return {id(entry.gradient_of.value) for entry in self._inputs.inputs if entry.gradient_of is not None}
 
     def run_unless_hooked(self) -> Recorded | None:
         """Record the program; None if it took gradients without the hooks that its state has on them."""
@@ -268,8 +272,8 @@ class CaptureSession(RecordingSession):
         metadata, inputs = found.metadata, self._inputs
         self._check_stand_ins(found)
         supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
-        given = {id(entry.gradient_of) for entry in inputs.inputs if entry.gradient_of is not None}
-        at_new = any(id(inputs.inputs[number]) not in given for number in metadata.gradients)  # that required none, too
+        given = self._having_gradients
+        at_new = any(id(inputs.inputs[n].value) not in given for n in metadata.gradients)  # that required none, too
         leaves_new = at_new or (bool(metadata.gradients) and not self.has_all_gradients)
         matter = not supposed and (leaves_new or GRADIENT in found.asked)
         assumptions = Assumptions(
@@ -287,7 +291,8 @@ class CaptureSession(RecordingSession):
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
-        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways)
+        original = self._func, inputs.follower.code.catches
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original)
 
 
 def _example(inputs: ProgramInputs, placeholder: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from functionalize._torch import OFFSET, STORAGE, FakeTensor, storage_key
+from functionalize._torch import HOOKS, OFFSET, STORAGE, FakeTensor, storage_key
 from functionalize._torch.fakes import CaptureFakeMode
 from functionalize._torch.tensors import SYMBOLS
 from functionalize._torch.traced_symbols import symbol_node
@@ -107,7 +107,7 @@ class GraphFinalizer:
         ``entries``: the program's inputs as they lay before it ran; ``returned``: a list of what it gave back.
         """
         gradients, writes = left_by(self.inputs, self.objects), {id(entry): entry.writes for entry in self.inputs}
-        whole = any(number is not None for number in gradients.values())  # the backward is a part of the program
+        whole = HOOKS in self.context.notes.asked and any(number is not None for number in gradients.values())
         left = len(self.handles)  # in objects, and as gradients
         leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))
@@ -369,7 +369,8 @@ class GraphFinalizer:
         numbers = tuple(self._object_numbers)
         modes = {val.fake_mode for val in shown if isinstance(val, FakeTensor)}
         ours = all(isinstance(mode, CaptureFakeMode) for mode in modes)
-        return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, ours)
+        own = HOOKS in self.context.notes.asked
+        return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, own, ours)
 
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
         self.context.notes.note_given(self.handles)

@@ -21,13 +21,13 @@ aten = torch.ops.aten
 
 def left_by(inputs: Sequence[TracedInput], objects: ObjectGraph) -> dict[int, int | None]:
     """By identity of an input: the number of the gradient that the program left there, if it is another than before."""
-    given = {id(entry.gradient_of): entry.fake for entry in inputs if entry.gradient_of is not None}
+    given = {id(entry.gradient_of.fake): entry.fake for entry in inputs if entry.gradient_of is not None}
     found: dict[int, int | None] = {}
     for entry in inputs:
         if entry.gradient_of is not None or entry.fake is None:
             continue
-        leaf = is_leaf(entry.value) or is_leaf(entry.fake) or id(entry) in given or has_gradient(entry.fake)
-        if leaf and entry.fake.grad is not given.get(id(entry)):
+        leaf = is_leaf(entry.value) or is_leaf(entry.fake) or id(entry.fake) in given or has_gradient(entry.fake)
+        if leaf and entry.fake.grad is not given.get(id(entry.fake)):
             found[id(entry)] = None if entry.fake.grad is None else objects.number(entry.fake.grad)
     return found
 

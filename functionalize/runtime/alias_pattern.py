@@ -1,11 +1,12 @@
 """How tensors share memory, as a value that two calls can be compared by.
 
-Invariant: patterns are equal where each pair of tensors shares memory in the same way. Limits: sizes are no part of it.
+Invariant: patterns are equal where each pair of tensors shares memory in the same way; a gradient that shares none is
+as one that is missing. Limits: sizes are no part of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,23 +29,24 @@ class Shared(NamedTuple):
     base: int | None  # the first that is to autograd a view of the same tensor
 
 
-def alias_pattern(values: Sequence[Any]) -> Pattern:
+def alias_pattern(values: Sequence[Any], gradients: Collection[int] = ()) -> Pattern:
     """How tensors share memory: for each its own position, or the first that shares its storage and how they lie.
 
     Also which of them are one object, and which are to autograd views of one tensor: writes to one of these change the
-    gradients of the others.
+    gradients of the others. ``gradients``: the positions of gradients, which come after all others, and have an entry
+    only where they share memory.
     """
     first: dict[int, int] = {}
     same: dict[int, int] = {}
     based: dict[int, int] = {}
-    pattern: list[Any] = []
-    for position, value in enumerate(values):
+    pattern: list[Any] = [None] * len(values)
+    for position in (*(n for n in range(len(values)) if n not in gradients), *sorted(gradients)):
+        value = values[position]
         if not isinstance(value, torch.Tensor):
-            pattern.append(None)
             continue
         other, itself = first.setdefault(storage_key(value), position), same.setdefault(id(value), position)
         if other == position:
-            pattern.append(position)
+            pattern[position] = None if position in gradients else position
             based.setdefault(id(autograd_base(value)), position)
         else:
             before = values[other]
@@ -52,8 +54,29 @@ def alias_pattern(values: Sequence[Any]) -> Pattern:
             own, others = (tuple(map(hint, one.stride())) for one in (value, before))
             of = based.setdefault(id(autograd_base(value)), position)
             same_as, viewed = (n if n != position else None for n in (itself, of))
-            pattern.append(Shared(other, start - first_start, own, others, same_as, viewed))
+            pattern[position] = Shared(other, start - first_start, own, others, same_as, viewed)
     return tuple(pattern)
+
+
+class Sharing:
+    """How the inputs of a program shared memory when it was captured, and what is compared of each call."""
+
+    def __init__(self, values: Sequence[Any], gradients: Mapping[int, int], unused: Collection[int]) -> None:
+        """``gradients``: their positions, each with that of its tensor, which stands where there is none.
+
+        ``unused``: what the graph does not take. Where memory is shared, it may take that as another input.
+        """
+        given = [None if n in gradients and value is values[gradients[n]] else value for n, value in enumerate(values)]
+        pattern = alias_pattern(given, gradients)
+        shared = {n for pair in enumerate(pattern) if isinstance(pair[1], Shared) for n in (pair[0], pair[1].first)}
+        self.gradients = {number for number in gradients if number in shared or number not in unused}
+        self._unseen = gradients.keys() - self.gradients
+        self.pattern = self.now(given)
+
+    def now(self, values: Sequence[Any]) -> Pattern:
+        """How the inputs of a call share memory, but for gradients that the program does not see."""
+        seen = [None if number in self._unseen else value for number, value in enumerate(values)]
+        return alias_pattern(seen, self.gradients)
 
 
 def same_tensors(pattern: Pattern) -> dict[int, int]:

@@ -24,7 +24,7 @@ from functionalize.runtime.joint import Orders, called
 from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias, ProgramMetadata
 
 _BACKWARD_INSIDE = (
-    "a backward through a result of a captured program whose own backward() left gradients\n"
+    "a backward through a result of a captured program whose own backward left gradients\n"
     "    why  that backward is a part of the graph, and what it needed of the forward is gone\n"
     "    try  capture the forward alone, and call backward() on its results"
 )
@@ -61,7 +61,7 @@ def compute(
         computed = _computed(metadata, inputs, dict(zip(positions, results, strict=True)))
     if not torch.is_grad_enabled():
         return computed
-    reason = RuntimeError(_BACKWARD_INSIDE) if metadata.leaves_gradients else None
+    reason = RuntimeError(_BACKWARD_INSIDE) if metadata.has_backward else None
     return replace(computed, unknown=_unknown(metadata, computed.results, reason, inputs))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import share_storages, storage_address
+from functionalize._torch import share_storages, storage_key
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes, in_forward_ad
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.call_arguments import CallArguments
@@ -95,6 +95,7 @@ class FastGuards:
         for number, entry in enumerate(guards.inputs):
             if entry.gradient_of is not None:
                 self.source.lines.append(f"inputs[{number}] = inputs[{entry.gradient_of}].grad")
+        self._compare_sharing(values)
         rare = _RareChecks(guards, self._numbers, values)
         self.rare = not rare.empty
         if self.rare:
@@ -157,14 +158,19 @@ class FastGuards:
             source.refuse("others_differ(inputs)", others_differ=self._guards.shared_places.differ)
 
     def _compare_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        names = [f"inputs[{number}]" for number in self._numbers]
-        given = all_of("inputs", self._numbers, len(self._guards.inputs))
         if tensors:
+            given = all_of("inputs", self._numbers, len(self._guards.inputs))
             looks = TensorGuards(*tensors, **self._sizes(tensors))
             self.source.refuse(f"not looks({given})", looks=looks.check)
-        if len(set(map(storage_address, tensors))) < len(tensors):
-            self.source.refuse("guards.pattern(inputs) != guards.aliasing", guards=self._guards)
-        elif len(names) > 1:
+
+    def _compare_sharing(self, values: Sequence[Any]) -> None:
+        """How inputs share memory; a gradient that is missing shares none."""
+        numbers = sorted({*self._numbers, *self._guards.sharing.gradients})
+        tensors = [values[number] for number in numbers if values[number] is not None]
+        if len(set(map(storage_key, tensors))) < len(tensors):
+            self.source.refuse("sharing.now(inputs) != sharing.pattern", sharing=self._guards.sharing)
+        elif len(numbers) > 1:
+            given = all_of("inputs", numbers, len(self._guards.inputs))
             self.source.refuse(f"share((), {{}}, ({given},))", share=share_storages)
 
     def _sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:

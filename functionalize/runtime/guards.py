@@ -18,7 +18,7 @@ import torch
 
 from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, LEAF_VIEW, OFFSET, VIEW, gradient_hooks
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
-from functionalize.runtime.alias_pattern import Pattern, alias_pattern, relation
+from functionalize.runtime.alias_pattern import Pattern, Sharing, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
 from functionalize.runtime.containers import ABSENT, SetItems, place_of, read
 from functionalize.runtime.frozen_values import PLAIN, frozen, same
@@ -125,8 +125,8 @@ class Guards:
         } | {(number, name): answer_of(name, values[number]) for number, name in sorted(found.questions)}
         fixed = [number for number in found.laid_out if self.inputs[number].gradient_of not in self.dynamic]
         self._laid = Laid({number: values[number] for number in fixed}, offset=OFFSET in found.asked)
-        self.aliasing = self.pattern(values)
         self.sources = InputSources(self.inputs)
+        self.sharing = Sharing(values, dict(self.sources.gradients), metadata.unused)
         self.shared_places = SharedPlaces(metadata, values, found.state, kinds=found.asks_kinds)
 
     @property
@@ -156,10 +156,10 @@ class Guards:
         """Whether no two inputs share memory."""
         return not any(isinstance(entry, tuple) for entry in self.aliasing)
 
-    def pattern(self, values: Sequence[Any]) -> Pattern:
-        """How inputs share memory, but for gradients."""
-        pairs = zip(self.inputs, values, strict=True)
-        return alias_pattern([None if entry.gradient_of is not None else value for entry, value in pairs])
+    @property
+    def aliasing(self) -> Pattern:
+        """How inputs share memory."""
+        return self.sharing.pattern
 
     def listed(self) -> Iterator[Guard]:
         """The guards as data."""
@@ -199,7 +199,7 @@ class Guards:
         self.check_side_effects(arguments, values)
         if self.sizes is not None:
             self.sizes.check(values)
-        self._check_aliasing(self.pattern(values))
+        self._check_aliasing(self.sharing.now(values))
         if modes[GRAD_MODE] != self.modes[GRAD_MODE]:  # what can be followed comes last: all else is as it was
             _refuse(f"the {GRAD_MODE}", modes[GRAD_MODE], self.modes[GRAD_MODE], GradientMismatchError)
         self._check_gradients(values)
@@ -354,11 +354,14 @@ class Guards:
         return alias.input
 
     def _check_aliasing(self, pattern: Pattern) -> None:
-        for number, (now, before) in enumerate(zip(pattern, self.aliasing, strict=True)):
-            if now != before:
+        for number in sorted(
+            range(len(pattern)), key=self.sharing.gradients.__contains__
+        ):  # what can be followed comes last
+            if (now := pattern[number]) != (before := self.aliasing[number]):
                 first = (now if isinstance(now, tuple) else before)[0]
                 own = next((one for one in (number, first) if id(self._container(one)) in self.changes), number)
-                raise InputMismatchError(
+                kind = GradientMismatchError if number in self.sharing.gradients else InputMismatchError
+                raise kind(
                     f"{self.inputs[number].label} and {self.inputs[first].label} {relation(now)}, and "
                     f"{relation(before)} {_WHEN}",
                     hint="pass tensors that share memory in the same way, or capture with on_guard_failure='recapture'",

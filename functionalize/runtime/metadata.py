@@ -305,6 +305,7 @@ class GraphTraits:
     draws: tuple[Any, ...] = ()  # of a graph with decisions: what it draws random numbers from, for `RandomState`
     numbers: tuple[int, ...] = ()  # its outputs that are numbers in objects
     sparse: frozenset[int] = frozenset()  # its outputs that are not strided
+    differentiates: bool = False  # whether it has gradients that the program takes itself
     lays_out_ones: bool = False  # whether dimensions of one position are known to have the strides of eager
 
     @property
@@ -371,9 +372,9 @@ class ProgramMetadata:
         return written | {number for number, requires in self.requiring if not requires}
 
     @property
-    def leaves_gradients(self) -> bool:
-        """Whether inputs have new gradients after a call, and not only none."""
-        return any(number is not None for number in self.gradients.values())
+    def has_backward(self) -> bool:
+        """Whether the graph has a backward of the program's own, which leaves inputs new gradients."""
+        return self.graph.differentiates and any(number is not None for number in self.gradients.values())
 
     @property
     def leaves_sparse_gradients(self) -> bool:
