@@ -479,6 +479,7 @@ class Retrying(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.calls: Tensor
         self.register_buffer("calls", torch.zeros(()))
         self.tried: list[str] = []
 
@@ -487,24 +488,15 @@ class Retrying(torch.nn.Module):
         x = torch.nn.functional.dropout(x, 0.3)
         try:
             self.tried.append("as it is")
-            return torch.linalg.cholesky(x)
+            found: Tensor = torch.linalg.cholesky(x)
         except RuntimeError:
             self.tried.append("with more on its diagonal")
-            return torch.linalg.cholesky(x + 50 * torch.eye(2)) + torch.rand(2, 2)
-
-
-class Raising(Retrying):
-    """Catches nothing."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        self.tried.append("as it is")
-        return torch.linalg.cholesky(x)
+            found = torch.linalg.cholesky(x + 50 * torch.eye(2)) + torch.rand(2, 2)
+        return found
 
 
 @pytest.mark.parametrize("requires", [False, True])
-@pytest.mark.parametrize("kind", [Retrying, Raising])
-def test_what_an_operator_raises_by_the_data_is_raised_in_the_program(kind: type[Retrying], requires: bool) -> None:
+def test_what_an_operator_raises_by_the_data_is_raised_in_the_program(requires: bool) -> None:
     def outcome(module: Any, x: Tensor, number: int) -> Any:
         torch.manual_seed(number)
         try:
@@ -512,7 +504,7 @@ def test_what_an_operator_raises_by_the_data_is_raised_in_the_program(kind: type
         except RuntimeError as error:
             return str(error), torch.get_rng_state()
 
-    eager, module, good = kind(), kind(), torch.tensor([[3.0, 1.0], [1.0, 4.0]], requires_grad=requires)
+    eager, module, good = Retrying(), Retrying(), torch.tensor([[3.0, 1.0], [1.0, 4.0]], requires_grad=requires)
     captured = capture(module, (good,))
     for number, x in enumerate((good, good, -good, good, -good, -good, good)):
         want, got = outcome(eager, x, number), outcome(captured, x, number)

@@ -202,7 +202,7 @@ class Specialization:
         def otherwise(inputs: list[Any], results: Sequence[Any]) -> Any:
             return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, inputs, results)))
 
-        graph = self._function, self._can_repeat
+        graph = self._function, self.capture.catches
         made = Plain(self.metadata, self.capture.convention, *graph, self._assemble, otherwise)
         self.plain, self._fast = made.call(guards, inputs, results, leaves) or self.plain, None
 
@@ -212,9 +212,9 @@ class Specialization:
         return self.recorded.joint
 
     def _computed_or_failed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed | None:
-        """What the graph gives; None where an operator raises, and nothing has happened yet.
+        """What the graph gives; None where an operator raises, and the program, which has handlers, is to do the rest.
 
-        The program itself does the rest: it may catch the error, and what it does before it a graph leaves out.
+        Others raise the error: a program that is run again would hide what is wrong with a graph.
         """
         random = self._random_state(inputs) if self.capture.catches else RandomState()
         try:
@@ -223,8 +223,7 @@ class Specialization:
         except Diverged:
             raise
         except Exception as error:
-            sized = self.capture.catches and isinstance(error, DataDependentError)
-            if (in_words(error) and not sized) or not (self._can_repeat or self.capture.catches):
+            if not self.capture.catches or (in_words(error) and not isinstance(error, DataDependentError)):
                 raise
         random.restore()
         return None
@@ -240,17 +239,7 @@ class Specialization:
     @property
     def _fails_plainly(self) -> bool:
         """Whether a call that fails has no state of random numbers to put back."""
-        return self._can_repeat or not self.capture.catches
-
-    @property
-    def _can_repeat(self) -> bool:
-        """Whether a run of the graph that fails has done nothing."""
-        return not (self._writes or self._draws)
-
-    @property
-    def _writes(self) -> bool:
-        """Whether the graph writes in place, where autograd follows no call."""
-        return self._joint is None and self._in_place is not None
+        return not (self.capture.catches and self._draws)
 
     def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         compute_all = functools.partial(self._computed, inputs, arguments)
