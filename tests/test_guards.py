@@ -474,6 +474,97 @@ def test_a_call_that_cannot_be_captured_anew_is_eagers() -> None:
         program(numbers)
 
 
+def factor(x: Tensor) -> Tensor:
+    return torch.linalg.cholesky(x)  # type: ignore[no-any-return]
+
+
+class Retrying(torch.nn.Module):
+    """Catches what an operator raises by the data, when it has written state and drawn random numbers."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.tried: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        x = torch.nn.functional.dropout(x, 0.3)
+        try:
+            self.tried.append("as it is")
+            return factor(x)
+        except RuntimeError:
+            self.tried.append("with more on its diagonal")
+            return factor(x + 50 * torch.eye(2)) + torch.rand(2, 2)
+
+
+class Raising(Retrying):
+    """Catches nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.tried.append("as it is")
+        return factor(x)
+
+
+@pytest.mark.parametrize("requires", [False, True])
+@pytest.mark.parametrize("kind", [Retrying, Raising])
+def test_what_an_operator_raises_by_the_data_is_raised_in_the_program(kind: type[Retrying], requires: bool) -> None:
+    def outcome(module: Any, x: Tensor, number: int) -> Any:
+        torch.manual_seed(number)
+        try:
+            return module(x), torch.get_rng_state()
+        except RuntimeError as error:
+            return str(error), torch.get_rng_state()
+
+    eager, module, good = kind(), kind(), torch.tensor([[3.0, 1.0], [1.0, 4.0]], requires_grad=requires)
+    captured = capture(module, (good,))
+    for number, x in enumerate((good, good, -good, good, -good, -good, good)):
+        want, got = outcome(eager, x, number), outcome(captured, x, number)
+        assert (want[0] == got[0]) if isinstance(want[0], str) else torch.equal(want[0], got[0])
+        assert_same([want[1], eager.calls], [got[1], module.calls])
+        assert eager.tried == module.tried
+    assert len(captured.variants) <= 2
+
+
+def at_index(x: Tensor, n: Tensor) -> Tensor:
+    try:
+        return x[n]
+    except IndexError:
+        return x[:1]
+
+
+def at_number(x: Tensor, n: Tensor) -> Tensor:
+    try:
+        return x[n.item()]  # type: ignore[index]
+    except IndexError:
+        return x[0]
+
+
+def at_one_that_there_may_be(x: Tensor, n: Tensor) -> Tensor:
+    chosen = x[x > n]
+    try:
+        return chosen[torch.tensor([1])]
+    except IndexError:
+        return chosen * 2
+
+
+def embedded(x: Tensor, n: Tensor) -> Tensor:
+    try:
+        return torch.nn.functional.embedding(n, x[:, None])
+    except:  # noqa: E722
+        return x
+
+
+@pytest.mark.parametrize("program", [at_index, at_number, at_one_that_there_may_be, embedded])
+def test_an_index_out_of_range_is_caught(program: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x = torch.arange(3.0)
+    captured = capture(program, (x, torch.tensor(0)))
+    for number in (0, 1, 7, 2, 1):
+        assert_same(program(x, torch.tensor(number)), captured(x, torch.tensor(number)))
+
+
 def test_whether_inputs_in_one_memory_are_views_of_one_tensor_is_a_guard() -> None:
     """A write to one of them changes the gradients of the other, else it does not."""
 

@@ -291,7 +291,8 @@ class CaptureSession(RecordingSession):
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
-        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways)
+        original = self._func, inputs.follower.code.catches
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original)
 
 
 def _example(inputs: ProgramInputs, placeholder: Any) -> Any:

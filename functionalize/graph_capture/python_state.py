@@ -25,6 +25,7 @@ from functionalize.graph_capture.variables import (
     Named,
     Names,
     bound_by_partial,
+    catches,
     is_installed,
     is_own,
     layers,
@@ -68,6 +69,7 @@ class ProgramCode:
     def __init__(self) -> None:
         self.all: set[types.CodeType] = set()  # of the functions
         self.names: set[str] = set()  # that it has
+        self.catches = False  # whether code of the program's own catches errors
         self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
         # What decides which code runs: paths, objects, and attributes of these.
         self.decisive: dict[tuple[int, int], tuple[str, Any, Sequence[str]]] = {}
@@ -80,6 +82,7 @@ class ProgramCode:
         for name in _BUILTINS.intersection(found.loaded) | (_ASKED - _BUILTINS).intersection(found.all):
             self.asking[name][id(function.__globals__)] = function.__globals__
         if is_own(function.__module__ or ""):
+            self.catches = self.catches or catches(function.__code__)
             self.decisive[id(function), 0] = function.__qualname__, function, _OF_FUNCTIONS
         return found
 

@@ -22,6 +22,8 @@ _NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_m
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
 _LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
+_MATCHES = {opmap[name] for name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH") if name in opmap}
+_CAUGHT, _POP_TOP = opmap.get("PUSH_EXC_INFO"), opmap["POP_TOP"]
 _LOADS_BY_NAME = {
     opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
 }  # the second since 3.12
@@ -170,6 +172,15 @@ def _loaded(code: types.CodeType) -> Iterator[str]:
             yield code.co_names[argument >> 1 if sys.version_info >= (3, 11) else argument]
         elif opcode in _LOADS_BY_NAME:  # in the body of a class
             yield code.co_names[argument]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def catches(code: types.CodeType) -> bool:
+    """Whether code, or code of functions in it, has an `except`; of one without a class Python 3.10 does not tell."""
+    opcodes = code.co_code[::2]
+    if not _MATCHES.isdisjoint(opcodes) or any(pair == (_CAUGHT, _POP_TOP) for pair in itertools.pairwise(opcodes)):
+        return True
+    return any(catches(one) for one in code.co_consts if isinstance(one, types.CodeType))
 
 
 def instructions(code: types.CodeType) -> list[Any]:

@@ -40,6 +40,7 @@ class Plain:
     metadata: ProgramMetadata
     convention: CallingConvention
     function: Callable[..., Any]  # the graph
+    can_repeat: bool  # whether a run of it that fails has done nothing
     assemble: Callable[[Sequence[Any]], Any]  # from leaves to what the program returns
     otherwise: Callable[[list[Any], Sequence[Any]], Any]  # the same from inputs and results of another look
 
@@ -108,7 +109,9 @@ class Plain:
         leaves = ", ".join(f"results[{number}]" for number in returned)
         copies = [(write.result, m.input) for m in self.metadata.mutations for write in m.writes]
         return [
-            f"with unseen(): results = graph({taken})",
+            *(["try:"] if self.can_repeat else []),
+            f"{'    ' if self.can_repeat else ''}with unseen(): results = graph({taken})",
+            *(["except Exception: return None"] if self.can_repeat else []),
             f"if not alike({leaves}): return otherwise(inputs, results)",
             *(["with unseen():"] if copies else []),
             *(f"    if inputs[{n}] is not results[{k}]: copy(inputs[{n}], results[{k}])" for k, n in copies),

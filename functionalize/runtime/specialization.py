@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule
 from functionalize._torch import pytree
 from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
-from functionalize.errors import InputMismatchError
+from functionalize.errors import DataDependentError, InputMismatchError, in_words
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURING
@@ -32,6 +32,7 @@ from functionalize.runtime.computation import (
     compute_undifferentiably,
 )
 from functionalize.runtime.decided_call import compute_as_decided, decided_ahead
+from functionalize.runtime.decisions import Diverged
 from functionalize.runtime.execution import finish
 from functionalize.runtime.fast_guards import FastGuards, Passes, fast_guards
 from functionalize.runtime.graph_forms import executable, reinplace
@@ -41,7 +42,7 @@ from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.modes import set_modes
 from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.plain_call import Plain, PlainCall
-from functionalize.runtime.random_state import Seed
+from functionalize.runtime.random_state import RandomState, Seed, sources
 from functionalize.runtime.replaced_objects import ReplacedObjects
 from functionalize.runtime.size_guards import Sizes, no_sizes
 from functionalize.runtime.state_walk import StateWalk
@@ -90,6 +91,8 @@ class Capture:
     modes_left: Mapping[str, Any]  # modes that the program leaves otherwise than it found them
     tree: CallTree  # of the arguments
     seed: Seed | None  # what the program sets torch's generators to
+    original: Callable[..., Any]  # the program itself
+    catches: bool  # whether code of its own catches errors
 
     @property
     def set_in_torch(self) -> dict[str, Any]:
@@ -179,14 +182,15 @@ class Specialization:
             inputs[number] = gradient
         if self._ahead is not None:
             self._ahead(inputs)
-        with contextlib.nullcontext() if self.capture.seed is None else self.capture.seed.set():
-            computed = self._computed_as_decided(inputs, arguments)
+        computed = self._computed_or_failed(inputs, arguments)
+        if computed is None:
+            return self.capture.original(*arguments.args, **arguments.kwargs)
         for number, gradient in zeros.items():  # nothing is refused from here on
             inputs[self.metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
         leaves = finish(self.metadata, inputs, [self.capture.state, arguments], computed)
         if self.capture.modes_left:
             set_modes(self.capture.modes_left)
-        elif self._fast is not None and self._joint is None and self.capture.seed is None:
+        elif self._fast is not None and self._joint is None and self.capture.seed is None and self._fails_plainly:
             self._make_plain(self._fast, inputs, computed.results, leaves)
         return self._assemble(leaves)
 
@@ -198,13 +202,55 @@ class Specialization:
         def otherwise(inputs: list[Any], results: Sequence[Any]) -> Any:
             return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, inputs, results)))
 
-        made = Plain(self.metadata, self.capture.convention, self._function, self._assemble, otherwise)
+        graph = self._function, self._can_repeat
+        made = Plain(self.metadata, self.capture.convention, *graph, self._assemble, otherwise)
         self.plain, self._fast = made.call(guards, inputs, results, leaves) or self.plain, None
 
     @property
     def _joint(self) -> JointGraph | Exception | None:
         """The backward, in a call that autograd is to know of."""
         return self.recorded.joint
+
+    def _computed_or_failed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed | None:
+        """What the graph gives; None where an operator raises, and nothing has happened yet.
+
+        The program itself does the rest: it may catch the error, and what it does before it a graph leaves out.
+        """
+        random = self._random_state(inputs) if self.capture.catches else RandomState()
+        try:
+            with contextlib.nullcontext() if self.capture.seed is None else self.capture.seed.set():
+                return self._computed_as_decided(inputs, arguments)
+        except Diverged:
+            raise
+        except Exception as error:
+            sized = self.capture.catches and isinstance(error, DataDependentError)
+            if (in_words(error) and not sized) or not (self._can_repeat or self.capture.catches):
+                raise
+        random.restore()
+        return None
+
+    def _random_state(self, inputs: Sequence[Any]) -> RandomState:
+        return RandomState.now(self._draws, {self.metadata.inputs[n].name: inputs[n] for n in self.metadata.taken})
+
+    @functools.cached_property
+    def _draws(self) -> tuple[Any, ...]:
+        """What the graph draws random numbers from."""
+        return sources(self.recorded.graph, self.recorded.root)
+
+    @property
+    def _fails_plainly(self) -> bool:
+        """Whether a call that fails has no state of random numbers to put back."""
+        return self._can_repeat or not self.capture.catches
+
+    @property
+    def _can_repeat(self) -> bool:
+        """Whether a run of the graph that fails has done nothing."""
+        return not (self._writes or self._draws)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether the graph writes in place, where autograd follows no call."""
+        return self._joint is None and self._in_place is not None
 
     def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         compute_all = functools.partial(self._computed, inputs, arguments)
@@ -269,13 +315,18 @@ class Specialization:
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
         """The graph as a function. It writes in the memory of inputs that are written back anyway, where it can."""
-        graph, root, disjoint = self.recorded.graph, self.recorded.root, self.guards.inputs_are_disjoint
-        checked = (self.decisions and self._ahead is None) or self.metadata.symbols.asserted
-        free = disjoint and not checked  # a call that is refused has written nothing
-        in_place = reinplace(graph, root, self.metadata) if free else None
-        if in_place is not None:
-            return executable(in_place.graph, root, writes=True).forward
-        return executable(graph, root, decisions=self.decisions).forward
+        root = self.recorded.root
+        if self._in_place is not None:
+            return executable(self._in_place.graph, root, writes=True).forward
+        return executable(self.recorded.graph, root, decisions=self.decisions).forward
+
+    @functools.cached_property
+    def _in_place(self) -> GraphModule | None:
+        """The graph with writes; None where it has none, or where a call that does not end so has written nothing."""
+        checked = (self.decisions and self._ahead is None) or self.metadata.symbols.asserted or self.capture.catches
+        if checked or not self.guards.inputs_are_disjoint:
+            return None
+        return reinplace(self.recorded.graph, self.recorded.root, self.metadata)
 
     @functools.cached_property
     def _assemble(self) -> Callable[[Sequence[Any]], Any]:
