@@ -353,6 +353,44 @@ def test_margin_losses_of_one_row_are_numbers(size: tuple[int, ...], reduction: 
     assert torch.equal(*(torch.autograd.grad(loss.sum(), x)[0] for loss in (given, wanted)))
 
 
+_EQUATIONS = {
+    "square": ((3, 3), (3, 1)),
+    "tall": ((5, 3), (5, 2)),
+    "wide": ((3, 5), (3, 2)),
+    "batch": ((2, 5, 3), (2, 5, 2)),
+    "of one vector": ((5, 3), (5,)),
+    "of vectors": ((2, 5, 3), (2, 5)),
+    "broadcast": ((4, 1, 5, 3), (1, 2, 5, 2)),
+    "none": ((0, 3), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("driver", [None, "gels", "gelsd", "gelss", "gelsy"])
+@pytest.mark.parametrize("equations", _EQUATIONS)
+def test_least_squares_are_laid_out_as_in_eager(equations: str, driver: str | None) -> None:
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.linalg.lstsq(a, b, driver=driver))
+
+    torch.manual_seed(0)
+    given = [torch.randn(size, requires_grad=True) for size in _EQUATIONS[equations]]
+    rows, columns = _EQUATIONS[equations][0][-2:]
+    if driver in ("gelss", "gelsd") and rows > columns:
+        with pytest.raises(UnsupportedProgramError, match=r"(?s)least squares.*residuals.*another driver"):
+            capture(program, given)
+        return
+    ours, eager = capture(program, given)(*given), program(*given)
+    for one, other in zip(ours, eager, strict=True):
+        torch.testing.assert_close(one, other, check_stride=True, rtol=1e-3, atol=1e-4)
+        assert one.requires_grad == other.requires_grad
+    gradients = [torch.autograd.grad(one[0].sum(), given) for one in (ours, eager)]
+    torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-3)
+
+
+def test_least_squares_of_other_devices_are_refused() -> None:
+    with pytest.raises(UnsupportedProgramError, match=r"(?s)lstsq.* on the device 'meta'.*solve it on the CPU"):
+        capture(lambda x: torch.linalg.lstsq(x, x).solution, (torch.empty(3, 3, device="meta"),))
+
+
 @torch.library.custom_op("functionalize_capture_finds::add_one", mutates_args=("x",))
 def add_one(x: Tensor) -> None:
     x.add_(1)

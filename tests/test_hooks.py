@@ -549,3 +549,32 @@ def test_a_program_that_removes_a_hook_of_its_caller_is_followed(backward: bool)
     for x in EXAMPLES:
         torch.testing.assert_close(program(x), twin[0](x))
         assert [one._backward_hooks for one in own[1:]] == [one._backward_hooks for one in twin[1:]]
+
+
+@pytest.mark.parametrize("where", ["state", "local", "the tensor alone"])
+def test_a_hook_that_knows_its_tensor_is_no_refusal(where: str) -> None:
+    def world() -> tuple[Step, nn.Parameter]:
+        weight, state = nn.Parameter(torch.ones(3)), dict[str, Tensor]()
+
+        def step(x: Tensor) -> Tensor:
+            kept = state if where == "state" else {}
+            y = (x * weight).tanh()
+
+            def keep(gradient: Tensor) -> None:
+                kept["gradient"] = gradient * (
+                    y.detach() if where == "the tensor alone" else kept["activation"].detach()
+                )
+
+            y.register_hook(keep)
+            if where != "the tensor alone":
+                kept["activation"] = y
+            (y * x).sum().backward()
+            return kept["gradient"]
+
+        return step, weight
+
+    (step, mine), (eager, its) = world(), world()
+    program = capture(step, (EXAMPLES[0],))
+    for x in EXAMPLES:
+        torch.testing.assert_close(program(x), eager(x))
+        torch.testing.assert_close(mine.grad, its.grad)

@@ -4,6 +4,7 @@ Tensors that no state holds, and that a program wrote all the same, get their ve
 
 Invariant: after a capture nobody but the program knows of its fake tensors, or an error says who does. Caches by
 arguments (``functools.lru_cache``) that were filled are emptied: their next caller fills them with tensors of its own.
+Hooks on gradients of such tensors are dropped: one that knows its tensor, which autograd knows, is never collected.
 Limits: what code in C++ alone holds is not seen.
 """
 
@@ -20,8 +21,9 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils.hooks import RemovableHandle
 
-from functionalize._torch import FakeTensor, set_versions
+from functionalize._torch import FakeTensor, gradient_hooks, set_versions
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedProgramError
 
@@ -38,6 +40,7 @@ class Traced:
     def __init__(self, nodes: Mapping[torch.Tensor, Any], given: Iterable[Any]) -> None:
         """``nodes``: what each living tensor stands for; ``given``: tensors that were there before."""
         self._nodes, self._given = nodes, set(map(id, given))
+        self._first_hook = RemovableHandle.next_id
 
     def alive(self) -> list[tuple[torch.Tensor, Any]]:
         """Those that somebody holds, with what they stand for."""
@@ -57,6 +60,12 @@ class Traced:
         found = _holders([tensor for tensor, _ in self.alive()])
         return [chain for chain in _whole(found) if not any(map(_is_ours, chain))]
 
+    def _drop_hooks(self) -> None:
+        """Drop the hooks on gradients that the run has registered; the rest are of what tensors stand in for."""
+        for hooks in [hooks for tensor, _ in self.alive() for hooks in gradient_hooks(tensor)]:
+            for key in [key for key in hooks if key >= self._first_hook]:
+                del hooks[key]
+
     def check(self) -> None:
         """Raise if one is still held, once the capture has ended.
 
@@ -65,6 +74,7 @@ class Traced:
         """
         if not self.alive():
             return
+        self._drop_hooks()
         gc.collect()  # what holds itself
         self.empty_caches()
         others = self._kept()

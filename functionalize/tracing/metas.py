@@ -117,6 +117,39 @@ def _ctc_loss_backward(gradient: Any, log_probs: Any, *others: Any) -> torch.Ten
     return made
 
 
+def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> Any:
+    """After ``aten/src/ATen/native/BatchLinearAlgebra.cpp``; torch has no meta kernel: data may tell what it gives."""
+    if a.device.type != "cpu":
+        raise UnsupportedProgramError(
+            f"the program solves least squares (linalg.lstsq) on the device {a.device.type!r}",
+            why="torch does not tell what its kernel gives before it has run, and only that of the CPU is known here",
+            hint="use torch.linalg.pinv or torch.linalg.qr, or solve it on the CPU",
+        )
+    driver, vectors = driver or "gelsy", a.dim() - b.dim()
+    _check(a.dim() >= 2 and 0 <= vectors <= 1, "input.dim() must be greater or equal to other.dim(), by 1 at most")
+    columns = b.unsqueeze(-1) if vectors else b
+    (rows, n), count = a.size()[-2:], columns.size(-1)
+    _check(rows == columns.size(-2), "input.size(-2) should match other.size(-2)")
+    own, batch = a.size()[:-2], torch.broadcast_shapes(a.size()[:-2], columns.size()[:-2])
+    by_singular_values = driver in ("gelss", "gelsd")
+    if by_singular_values and rows > n:
+        raise UnsupportedProgramError(
+            f"the program solves least squares by the driver {driver!r}, for more equations than unknowns",
+            why="it gives residuals where the matrices have full rank, and none elsewhere, which only the data tell",
+            hint="use another driver ('gels', 'gelsy'), and compute the residuals from the solution if need be",
+        )
+    solution = columns.new_empty([*batch, count, max(rows, n)]).mT[..., :n, :]
+    residuals = [*batch, count] if driver == "gels" and rows > n else [0]
+    singular = [*own, min(rows, n)] if by_singular_values else [0]
+    rank = a.new_empty([0] if driver == "gels" else own, dtype=torch.int64)
+    given = solution.squeeze(-1) if vectors else solution
+    return given, _real(a, residuals), rank, _real(a, singular)
+
+
+def _real(tensor: Any, size: Any) -> Any:
+    return tensor.new_empty(size, dtype=tensor.dtype.to_real())
+
+
 _LAID_OUT_DENSELY = (
     *(aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default),
     *(aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default),
@@ -176,6 +209,7 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **dict.fromkeys((aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default), torch.eq),
     **dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), _ctc_loss),
     **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _ctc_loss_backward),
+    aten.linalg_lstsq.default: _lstsq,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
     aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
