@@ -23,7 +23,7 @@ VALUES: tuple[type, ...] = (
 )
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
-DEPTH = 4
+DEPTH = 4  # of containers and objects; tuples do not count
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
         return _Identity(None if isinstance(value, torch.Tensor) else value)
     if known is None:
         memo[id(value)] = _Identity(value)  # what holds itself
-        known = memo[id(value)] = _content(value, memo, depth - 1)
+        known = memo[id(value)] = _content(value, memo, inside(value, depth))
     return known
 
 
@@ -119,6 +119,11 @@ def _content(value: Any, memo: dict[int, Any], depth: int) -> Any:
         return _Identity(value) if own in (None, object.__hash__) else _Equal(value)
     keys, items = parts(value)
     return Content(type(value), keys, tuple(frozen(item, memo, depth) for item in items))
+
+
+def inside(value: Any, depth: int) -> int:
+    """How deep one may go in a value's parts, where one may go so deep from here."""
+    return depth if isinstance(value, tuple) else depth - 1
 
 
 def holds_the_same(value: Any, content: Content) -> bool:
