@@ -117,8 +117,19 @@ def _content(value: Any, memo: dict[int, Any], depth: int) -> Any:
             return _Array(kind, held, repr(value))
         own: Any = kind.__hash__  # none of what cannot be hashed
         return _Identity(value) if own in (None, object.__hash__) else _Equal(value)
+    if isinstance(value, frozenset) and _reaches_tensors(value, depth):  # which no walk finds there
+        return _Identity(value)
     keys, items = parts(value)
     return Content(type(value), keys, tuple(frozen(item, memo, depth) for item in items))
+
+
+def _reaches_tensors(value: Any, depth: int) -> bool:
+    """Whether a value is a tensor, or has one in its parts."""
+    if isinstance(value, torch.Tensor):
+        return True
+    items = value if isinstance(value, frozenset) else parts(value)[1]  # in any order
+    others = (item for item in items if type(item) not in PLAIN)
+    return depth >= 0 and any(_reaches_tensors(item, inside(value, depth)) for item in others)
 
 
 def inside(value: Any, depth: int) -> int:
