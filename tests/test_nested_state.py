@@ -256,6 +256,50 @@ def test_a_list_that_leaves_with_its_tuple_is_not_changed_any_more() -> None:
     assert len(program._specializations) == 1
 
 
+def gives_back(world: Any, x: Tensor) -> Any:
+    old = world.h
+    world.h = ([old[0][0] + x],)
+    return old
+
+
+def gives(world: Any, x: Tensor) -> Any:
+    return world.h
+
+
+def keeps_twice(world: Any, x: Tensor) -> Tensor:
+    world.other = [(x * 2, world.h)]
+    world.n = (world.h, 1)
+    return x * 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("run", [gives_back, gives, keeps_twice])
+def test_tuples_that_are_given_hold_the_lists_that_are_there(run: types.FunctionType, mode: str) -> None:
+    ours, theirs = (SimpleNamespace(h=([torch.ones(3)],), n=0, other=None) for _ in range(2))
+    program = capture(lambda x: run(ours, x), (X,), on_guard_failure=mode)
+    for number in range(6):
+        if number in (2, 4):
+            ours.h, theirs.h = (([torch.full((3,), 5.0 + number)],) for _ in range(2))
+        got, expected = program(X + number), run(theirs, X + number)
+        assert_alike(got, expected)
+        assert_alike(ours, theirs)
+        if run is gives:
+            assert got[0] is ours.h[0]
+
+
+def test_tuples_in_tuples_may_be_deep() -> None:
+    def run(world: Any, x: Tensor) -> Any:
+        world.h = (((((([world.h[0][0][0][0][0][0][0] + x],),),),),), 1)
+        return x + world.h[1]
+
+    ours, theirs = (SimpleNamespace(h=(((((([torch.ones(3)],),),),),), 1)) for _ in range(2))
+    program = capture(lambda x: run(ours, x), (X,))
+    for number in range(4):
+        assert torch.equal(program(X + number), run(theirs, X + number))
+        assert_alike(ours, theirs)
+    assert len(program._specializations) == 1
+
+
 def appends(world: Any, x: Tensor) -> Tensor:
     world.h = [*world.h, (x * 1,)]
     return x + len(world.h)

@@ -320,6 +320,23 @@ def test_a_module_in_it_is_another_one() -> None:
         assert torch.equal(world.state[0][1].running_mean, running) is not training
 
 
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: (one, 1), lambda one: (torch.ones(2), {"a": one})])
+def test_a_frozenset_of_tensors_is_another_one(wrap: Callable[[Any], Any]) -> None:
+    def reads(world: World, x: Tensor) -> Tensor:
+        state = world.state
+        while not isinstance(state, frozenset):
+            state = state[1]["a"] if isinstance(state[1], dict) else state[0]
+        return x + tensors(state)[0]
+
+    world = World()
+    world.state = wrap(frozenset([torch.zeros(3)]))
+    program = capture(lambda x: reads(world, x), (torch.ones(3),), on_guard_failure="recapture")
+    for step in range(4):
+        if step:
+            world.state = wrap(frozenset([torch.full((3,), float(step))]))
+        assert torch.equal(program(torch.ones(3)), torch.full((3,), 1.0 + step))
+
+
 def test_without_capturing_again() -> None:
     world = World()
     program = capture(lambda x: run(world, x), (torch.ones(3),))

@@ -227,6 +227,7 @@ class _References:
         self._edges: dict[int, list[int]] = {}
         self._counts: Counter[int] = Counter()  # of references from nodes and roots
         self._ours: dict[int, Any] = {}  # tensors and numbers of the program's, and what stands for them
+        self._walked: dict[int, Any] = {}  # objects of its state, in whose places a call may find others
 
     def follow(self, roots: Roots) -> None:
         """Enter all that can be reached from what is new in some containers."""
@@ -243,7 +244,9 @@ class _References:
             key = id(value)
             if self._is_ours(value):
                 self._ours[key] = value
-            elif key in self._known or isinstance(value, torch.Tensor) or _is_whole(value) or _is_old_class(value):
+            elif key in self._known:
+                self._walked[key] = value
+            elif isinstance(value, torch.Tensor) or _is_whole(value) or _is_old_class(value):
                 continue
             else:
                 self._counts[key] += 1
@@ -278,7 +281,8 @@ class _References:
         """The nodes from which something of the program's can be reached, each with what leads there.
 
         What is ``held`` had state and arguments before: what is in the places of these now leaves with the capture. Not
-        so tuples: one that holds a stand-in was made for the capture, or by the program.
+        so tuples: one that holds a stand-in was made for the capture, and one that holds an object of the program's
+        state is another one where that object is.
         """
         sources = defaultdict(list)
         for key, edges in self._edges.items():
@@ -286,11 +290,13 @@ class _References:
                 sources[other].append(key)
         given = {key for key in self._ours if key in self._known or key in stand_ins}
         found = self._leading([value for key, value in self._ours.items() if key not in given], sources, {})
-        return self._leading([self._ours[key] for key in given], sources, found, held)
+        found = self._leading([self._ours[key] for key in given], sources, found, held)
+        return self._leading(self._walked.values(), sources, found, self.nodes)
 
     def _leading(
-        self, to: list[Any], sources: Mapping[int, list[int]], found: dict[int, Any], but: Collection[int] = ()
+        self, to: Iterable[Any], sources: Mapping[int, list[int]], found: dict[int, Any], but: Collection[int] = ()
     ) -> dict[int, Any]:
+        """``but``: these only if they are tuples."""
         pending = deque(to)
         while pending:
             value = pending.popleft()

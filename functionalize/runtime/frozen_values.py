@@ -23,7 +23,7 @@ VALUES: tuple[type, ...] = (
 )
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
-DEPTH = 4
+DEPTH = 4  # of containers and objects; tuples do not count
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
         return _Identity(None if isinstance(value, torch.Tensor) else value)
     if known is None:
         memo[id(value)] = _Identity(value)  # what holds itself
-        known = memo[id(value)] = _content(value, memo, depth - 1)
+        known = memo[id(value)] = _content(value, memo, inside(value, depth))
     return known
 
 
@@ -117,8 +117,24 @@ def _content(value: Any, memo: dict[int, Any], depth: int) -> Any:
             return _Array(kind, held, repr(value))
         own: Any = kind.__hash__  # none of what cannot be hashed
         return _Identity(value) if own in (None, object.__hash__) else _Equal(value)
+    if isinstance(value, frozenset) and _reaches_tensors(value, depth):  # which no walk finds there
+        return _Identity(value)
     keys, items = parts(value)
     return Content(type(value), keys, tuple(frozen(item, memo, depth) for item in items))
+
+
+def _reaches_tensors(value: Any, depth: int) -> bool:
+    """Whether a value is a tensor, or has one in its parts."""
+    if isinstance(value, torch.Tensor):
+        return True
+    items = value if isinstance(value, frozenset) else parts(value)[1]  # in any order
+    others = (item for item in items if type(item) not in PLAIN)
+    return depth >= 0 and any(_reaches_tensors(item, inside(value, depth)) for item in others)
+
+
+def inside(value: Any, depth: int) -> int:
+    """How deep one may go in a value's parts, where one may go so deep from here."""
+    return depth if isinstance(value, tuple) else depth - 1
 
 
 def holds_the_same(value: Any, content: Content) -> bool:

@@ -23,6 +23,7 @@ from functionalize.runtime.frozen_values import (
     EnteredObject,
     frozen,
     holds_the_same,
+    inside,
     parts,
     same,
     without,
@@ -256,7 +257,7 @@ class SettingsCheck:
         elif held is not None:
             self.contents.append((held, list(held) if isinstance(held, (list, set)) else dict(held)))
         for item in parts(value)[1]:
-            self._enter(item, seen, depth - 1)
+            self._enter(item, seen, inside(value, depth))
 
     def changed(self) -> bool:
         """Whether some container may hold something else."""
