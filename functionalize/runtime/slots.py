@@ -72,12 +72,16 @@ class NumberSlot(Slot):
 
 
 def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:
-    """A nest of tuples with one leaf replaced."""
+    """A nest of tuples, or a list of numbers, with one leaf replaced."""
     if not steps:
         return value
-    kind: Any = type(whole)
-    items = list(tuple.__iter__(whole))
+    items = list(whole)
     items[steps[0]] = _with(items[steps[0]], steps[1:], value)
+    return items if type(whole) is list else _tuple_like(whole, items)
+
+
+def _tuple_like(whole: tuple[Any, ...], items: list[Any]) -> Any:
+    kind: Any = type(whole)
     made = native_class(kind).__new__(kind, items)
     if has_attributes(kind):
         object.__setattr__(made, "__dict__", attributes_of(whole))
