@@ -120,6 +120,23 @@ def tuple_with_an_attribute() -> World:
     return lambda x: x * pair[1] * pair.k, lambda: setattr(pair, "k", 3.0)
 
 
+def tuple_of_tensors_with_attributes() -> World:
+    class Scaled(tuple[float, Tensor]):
+        def __new__(cls, k: float, t: Tensor) -> Any:
+            return super().__new__(cls, (k, t))
+
+    pair: Any = Scaled(1.0, torch.ones(2))
+    pair.k, pair.t, pair.seen = 2.0, torch.ones(2), []
+    held = [(pair, torch.ones(2))]
+
+    def program(x: Tensor) -> Any:
+        pair.seen.append(pair.k)
+        pair.t = pair.t + x
+        return x * pair[1] * pair.k * len(pair.seen) + held[0][0].t + held[0][1]
+
+    return program, lambda: setattr(pair, "k", 3.0)
+
+
 def class_of_named_tuples() -> World:
     class Pair(NamedTuple):
         one: float
@@ -232,6 +249,7 @@ def module_of_settings() -> World:
 WORLDS: list[Callable[[], World]] = [
     *(namespace_of_arguments, event, waiting, configuration, weak_set, weak_values, weak_method),
     *(proxy_of_a_dict, values_of_a_dict, view_of_memory, number_with_an_attribute, tuple_with_an_attribute),
+    tuple_of_tensors_with_attributes,
     *(
         class_of_named_tuples,
         partial_with_an_attribute,

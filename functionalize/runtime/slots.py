@@ -1,6 +1,7 @@
 """Where values sit: an entry of a container, and steps into the tuples that it may hold; numbers among them.
 
-Invariant: a place is read and written as the program would. Limits: a tuple that is written is made anew.
+Invariant: a place is read and written as the program would. Limits: a tuple that is written is made anew, by no code of
+its class; its attributes are those of the other one, in one dict.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import Any
 
 import torch
 
+from functionalize.runtime.anatomy import attributes_of, native_class
 from functionalize.runtime.containers import ABSENT, Container, entry, write
+from functionalize.runtime.entered import has_attributes
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +72,17 @@ class NumberSlot(Slot):
 
 
 def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:
-    """A nest of tuples with one leaf replaced."""
+    """A nest of tuples, or a list of numbers, with one leaf replaced."""
     if not steps:
         return value
     items = list(whole)
     items[steps[0]] = _with(items[steps[0]], steps[1:], value)
-    return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
+    return items if type(whole) is list else _tuple_like(whole, items)
+
+
+def _tuple_like(whole: tuple[Any, ...], items: list[Any]) -> Any:
+    kind: Any = type(whole)
+    made = native_class(kind).__new__(kind, items)
+    if has_attributes(kind):
+        object.__setattr__(made, "__dict__", attributes_of(whole))
+    return made
