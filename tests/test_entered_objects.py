@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from functionalize import UnsupportedProgramError, capture
 
@@ -71,6 +72,26 @@ def weak_set() -> World:
     one = Counted(1.0)
     known = weakref.WeakSet([one])
     return lambda x: x * sum(each.k for each in known) + one.k, lambda: setattr(one, "k", 3.0)
+
+
+def weakly_keyed_by_tensors() -> World:
+    one, other = torch.ones(2), torch.ones(2)
+    known: Any = WeakTensorKeyDictionary()
+    known[one], known[other] = {"t": torch.ones(2), "steps": 0}, 5.0
+
+    def program(x: Tensor) -> Any:
+        known[one]["steps"] += 1
+        known[one]["t"] = known[one]["t"] + x
+        return sum(key * known[key] for key in [other]) + one * known[one]["t"] * known[one]["steps"] + len(known)
+
+    return program, lambda: known.update({other: 3.0})
+
+
+def weakly_keyed_by_objects() -> World:
+    one = Counted(1.0)
+    known = weakref.WeakKeyDictionary({one: 2.0})
+    kept = [one]
+    return lambda x: x * sum(key.k * value for key, value in known.items()), lambda: setattr(kept[0], "k", 3.0)
 
 
 def weak_values() -> World:
@@ -248,6 +269,7 @@ def module_of_settings() -> World:
 
 WORLDS: list[Callable[[], World]] = [
     *(namespace_of_arguments, event, waiting, configuration, weak_set, weak_values, weak_method),
+    *(weakly_keyed_by_tensors, weakly_keyed_by_objects),
     *(proxy_of_a_dict, values_of_a_dict, view_of_memory, number_with_an_attribute, tuple_with_an_attribute),
     tuple_of_tensors_with_attributes,
     *(
@@ -301,6 +323,27 @@ def test_what_partial_binds_by_name_is_left_by_calls_alone() -> None:
     assert scaled.keywords == {"n": 1}
     assert [captured(torch.ones(2)).tolist() for _ in range(2)] == [[2.0, 2.0], [3.0, 3.0]]
     assert scaled.keywords == {"n": 3}
+
+
+def test_entries_that_go_with_tensors_are_not_changed() -> None:
+    """A call could not know when those go that it leaves."""
+    one = torch.ones(2)
+    known: Any = WeakTensorKeyDictionary({one: 1})
+
+    def sets(x: Tensor) -> Any:
+        known[one] += 1
+        return x * known[one]
+
+    def adds(x: Tensor) -> Any:
+        known[result := x * 2] = 1
+        return result
+
+    for program in (sets, adds, lambda x: x * known.pop(one)):
+        with pytest.raises(
+            UnsupportedProgramError, match=r"changes `known.data`, a dict whose keys are weak references"
+        ):
+            capture(program, (torch.ones(2),))
+        assert [*known.items()] == [(one, 1)]
 
 
 def test_threads_of_a_program_are_refused() -> None:

@@ -23,6 +23,7 @@ import torch
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.assignments import assigned
 from functionalize.runtime.containers import SetItems, Variable, entry, place_of, unchanged, write
+from functionalize.runtime.entered import key_behind
 from functionalize.runtime.settings import Setting, Settings, is_numbers, is_whole
 from functionalize.runtime.slots import NUMBERS, NumberSlot, Slot, is_number
 from functionalize.runtime.state_walk import StateWalk
@@ -128,7 +129,7 @@ def _asks_classes(code: types.CodeType) -> bool:
 def _found_in(settings: Iterable[Setting]) -> Iterator[_Number]:
     """The numbers, and lists of numbers, among settings and in the tuples there."""
     for one in settings:
-        if is_whole(one.key) or isinstance(one.key, torch.Tensor):
+        if is_whole(one.key) or isinstance(key_behind(one.key), torch.Tensor):
             continue
         if is_numbers(one.value):
             yield _Number(one, (), one.path, one.value)

@@ -77,6 +77,11 @@ def has_attributes(kind: type) -> bool:
     return bool(kind.__dictoffset__) and issubclass(kind, _VALUES_WITH_ATTRIBUTES) and not issubclass(kind, enum.Enum)
 
 
+def key_behind(key: Any) -> Any:
+    """What a key of a dict stands for: what it shows where it is a weak reference, and itself otherwise."""
+    return key() if isinstance(key, weakref.ReferenceType) else key
+
+
 def behind(value: Any) -> Any:
     """What an object shows that sits elsewhere: a weak reference, a view of a dict; None of others."""
     if isinstance(value, weakref.ReferenceType):

@@ -1,18 +1,21 @@
 """Objects that no captured program can hold or get, refused by name where a program is captured or called.
 
 Invariant: what is refused here would run, and be wrong, or fail with an error that does not say why.
-Limits: tensors and modules.
+Limits: tensors, modules, and keys of dicts that a program changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from functionalize._torch import PLAIN_TYPES
 from functionalize.errors import UnsupportedProgramError
+from functionalize.runtime.entered import key_behind
 
 _UNWRAP = "capture the module inside (`.module`), and wrap what calls the program"
 _SHARDED = "its parameters are gathered and scattered by hooks, which run collectives that write", _UNWRAP
@@ -45,6 +48,20 @@ def refuse_module(module: torch.nn.Module, path: str) -> None:
         if reasons is not None and kind.__module__.partition(".")[0] == "torch":
             what = f"the module `{path}`" if path else "the module that is captured"
             raise UnsupportedProgramError(f"{what} is a {kind.__name__}", why=reasons[0], hint=reasons[1])
+
+
+def refuse_weak_keys(keys: Iterable[Any], path: str) -> None:
+    """Raise if keys under which a program changed something are weak references to tensors.
+
+    Raises:
+        UnsupportedProgramError: one is.
+    """
+    if any(isinstance(key_behind(key), torch.Tensor) for key in keys if isinstance(key, weakref.ReferenceType)):
+        raise UnsupportedProgramError(
+            f"the program changes `{path}`, a dict whose keys are weak references to tensors",
+            why="entries go when their tensors do, which a call cannot know of what it leaves there",
+            hint="put an object there before, and change its attributes; or use a dict with the tensors for keys",
+        )
 
 
 def refuse_tensor(tensor: torch.Tensor, what: str) -> None:

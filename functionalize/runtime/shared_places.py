@@ -15,6 +15,7 @@ from typing import Any
 
 from functionalize.errors import StateMismatchError
 from functionalize.runtime.containers import ABSENT, SetItems, place_of
+from functionalize.runtime.entered import key_behind
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.slots import Slot
 from functionalize.runtime.state_walk import StateWalk
@@ -113,7 +114,8 @@ class SharedPlaces:
         """Of each tensor which is the first that is the same; of each container with such keys which are among them."""
         first = dict[int, int]()
         own = [first.setdefault(id(tensor), number) for number, tensor in enumerate(tensors)]
-        return own, [{first[id(key)] for key in keys if id(key) in first} for keys in self._keyed]
+        keyed = [map(key_behind, keys) for keys in self._keyed]
+        return own, [{first[id(key)] for key in keys if id(key) in first} for keys in keyed]
 
 
 def _all_are(tensor: Any, slots: Iterable[Slot]) -> bool:

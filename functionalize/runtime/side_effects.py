@@ -26,6 +26,7 @@ from functionalize.runtime.containers import (
 )
 from functionalize.runtime.frozen_values import content_of, frozen, same
 from functionalize.runtime.objects import Maker, ObjectRef
+from functionalize.runtime.refused_objects import refuse_weak_keys
 from functionalize.runtime.state_walk import Changed, StateWalk, containers_of, joined
 
 
@@ -211,6 +212,7 @@ class SideEffectRecorder:
             touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
             if not touched and not last:
                 return None
+            refuse_weak_keys((*touched, *last), path)
         elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_apart(container):
             new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
         state = self._states[index]

@@ -36,7 +36,7 @@ from functionalize.runtime.containers import (
     unchanged,
     write,
 )
-from functionalize.runtime.entered import CONTAINERS, behind, has_attributes, is_entered
+from functionalize.runtime.entered import CONTAINERS, behind, has_attributes, is_entered, key_behind
 from functionalize.runtime.refused_objects import refuse_module
 from functionalize.runtime.slots import Slot
 
@@ -67,7 +67,7 @@ class StateWalk:
     containers: dict[int, tuple[Container, str]] = field(default_factory=dict)
     ordered: dict[int, tuple[Container, str]] = field(default_factory=dict)  # dicts in whose order a program may go
     weak: list[Slot] = field(default_factory=list)  # weak references to tensors
-    keyed_by_tensor: list[Container] = field(default_factory=list)  # containers that have tensors for keys, and sets
+    keyed_by_tensor: list[Container] = field(default_factory=list)  # containers with tensors for keys, and sets
     modules: dict[int, str] = field(default_factory=dict)  # paths
     shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
@@ -179,9 +179,11 @@ class StateWalk:
 
     def _look_at_keys(self, container: Container, keys: Iterable[Any], path: str) -> None:
         """Objects that are keys, and what a dict or a set has tensors for keys."""
+        mapping = isinstance(container, dict)
+        keys = list(map(key_behind, keys)) if mapping else keys
         if any(isinstance(key, torch.Tensor) for key in keys):
             self.keyed_by_tensor.append(container)
-        if isinstance(container, dict):
+        if mapping:
             for key in keys:
                 if is_entered(type(key)) and not isinstance(key, (tuple, *_HOLDERS)):
                     self.open(key, f"{path}: a key")
@@ -193,17 +195,18 @@ class StateWalk:
         entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *self.weak]]
         keyed_by_tensor = [(container, copy_of(container)) for container in self.keyed_by_tensor]
         places = (*self.leaves, *self.entered) if keyed_by_tensor else ()
-        rekeyed = [(slot, slot.key) for slot in places if id(slot.key) in stand_ins]
+        keys = {id(key): _key_of_stand_in(key, stand_ins) for _, content in keyed_by_tensor for key in content}
+        rekeyed = [(slot, slot.key) for slot in places if id(slot.key) in keys]
         try:
             for slot in slots:
                 value = slot.get()
                 slot.set(stand_ins.get(id(value), value))  # one that arguments share with state was replaced there
             for container, content in keyed_by_tensor:
-                keys = [stand_ins.get(id(key), key) for key in content]
+                new = [keys[id(key)] for key in content]
                 mapping = isinstance(content, dict)
-                assign(container, dict(zip(keys, copy_of(container).values(), strict=True)) if mapping else keys)
+                assign(container, dict(zip(new, copy_of(container).values(), strict=True)) if mapping else new)
             for slot, key in rekeyed:
-                slot.key = stand_ins[id(key)]
+                slot.key = keys[id(key)]
             for slot in self.weak:
                 slot.set(weakref.ref(stand_ins.get(id(slot.get()()), slot.get()())))
             self.begin()
@@ -249,6 +252,14 @@ class StateWalk:
             for number, ((container, path), content) in enumerate(pairs)
             if (container or content) and not unchanged(container, content)
         ]
+
+
+def _key_of_stand_in(key: Any, stand_ins: Mapping[int, Any]) -> Any:
+    """The key that another tensor has in the place of this one: it, or such a weak reference to it."""
+    found = stand_ins.get(id(key_behind(key)))
+    if found is None:
+        return key
+    return type(key)(found) if isinstance(key, weakref.ReferenceType) else found
 
 
 def _is_ordered(value: Any, container: Container, keys: Sized) -> bool:
