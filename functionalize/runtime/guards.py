@@ -341,9 +341,9 @@ class Guards:
                 now = read(container, name if number is None else values[number])
                 label = name if number is None else self.inputs[number].target
                 if not any(before.is_found(one, states) for one in (now, *items)):
-                    was = before.found_by(states)
+                    told, was = before.told(now, states, _words)
                     raise StateMismatchError(
-                        f"`{joined(effect.path, label)}` is {_words(now)}, and was {_words(was)} {_WHEN}",
+                        f"`{joined(effect.path, label)}` is {told}, and was {was} {_WHEN}",
                         hint=_CHANGES_IT,
                         container=place_of(container, label)[0],
                     )

@@ -73,6 +73,14 @@ class Before:
         held = {id(states[one.state].seen[one.number]): one for one in self.held}
         return self.content is not None and same(frozen(now, held), self.content)
 
+    def told(self, now: Any, states: Sequence[Walked], words: Callable[[Any], str]) -> tuple[str, str]:
+        """What a call finds, and what it is to find; objects by their class, since tensors take long to write."""
+        expected = self.found_by(states)
+        by_identity = self.content is None and isinstance(self.value, ObjectRef)
+        if now is ABSENT or not (by_identity or self.held):
+            return words(now), words(expected)
+        return f"a {type(now).__name__}", f"another {type(expected).__name__ if by_identity else 'tuple'}"
+
 
 @dataclass(frozen=True)
 class SideEffect:
