@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Encoders of text, images, both, sound; convolutions; attention in windows; several scales.
 _NAMES = """
-bert clip convnext deberta-v2 funnel resnet roformer segformer smolvlm videomae vit wav2vec2 yolos
+bert clip convnext deberta-v2 resnet roformer segformer smolvlm videomae vit wav2vec2 yolos
 """
 CI = frozenset(("transformers", name) for name in _NAMES.split())
 
