@@ -763,3 +763,9 @@ def test_modules_that_a_program_moves() -> None:
     torch.testing.assert_close(captured(x), program(x))
     gradients = [torch.autograd.grad(run(x)[0].sum(), module.weight)[0] for run in (captured, program)]
     assert torch.equal(*gradients) and module.weight is weight
+
+
+@pytest.mark.parametrize("kept", [[], {}, OrderedDict(), deque(), [[]], {"a": ()}])
+def test_an_empty_container_of_state_is_given_itself(kept: Any) -> None:
+    program = capture(lambda x: (kept, x + 1), (torch.ones(2),))
+    assert program(torch.ones(2))[0] is kept

@@ -113,7 +113,8 @@ class ObjectGraph:
         kind = type(value)
         if not (kind in _TREES or _is_record(kind)):
             return _is_tensor_or_number(value) or not (id(value) in self._known or self._is_anew(value))
-        if value and self._is_one_object(value, met):
+        interned = kind is tuple and not value  # there is one empty tuple
+        if not interned and self._is_one_object(value, met):
             return False
         if kind is defaultdict and self._is_anew(value.default_factory):
             return False
