@@ -59,12 +59,12 @@ def _formatted(tensor: torch.Tensor, text: str) -> str:
 def _tensor_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """``torch.tensor`` and its like, of lists of numbers and of tensors that hold one."""
 
-    def of_numbers(data: Any, *, dtype: Any = None, requires_grad: bool = False, **options: Any) -> torch.Tensor:
-        numbers, size = _flat(data)
-        given = {"requires_grad": True} if requires_grad else {}
+    def of_numbers(*args: Any, **options: Any) -> torch.Tensor:
+        numbers, size = _flat(args[0]) if len(args) == 1 else ([], [])
         if not _are_told_by_data(numbers, size):
-            return make(data, dtype=dtype, **given, **options)
-        dtype = dtype or functools.reduce(torch.promote_types, map(_dtype_of, numbers))
+            return make(*args, **options)
+        dtype = options.pop("dtype", None) or functools.reduce(torch.promote_types, map(_dtype_of, numbers))
+        requires_grad = bool(options.pop("requires_grad", False))
         options.pop("copy", None)
         parts = [_one_of(number, dtype, options) for number in numbers]
         return (torch.stack(parts).reshape(size) if size else parts[0]).requires_grad_(requires_grad)
