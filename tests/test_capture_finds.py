@@ -629,7 +629,6 @@ MADE_OF_TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "asarray": lambda x: torch.asarray([x.sum(), x.sum()], copy=True),
     "new_tensor": lambda x: x.new_tensor([x.sum().double(), 1]),
     "by keyword": lambda x: torch.asarray(obj=x * 2),
-    "a dtype by position": lambda x: torch.as_tensor(x, torch.float64),
 }
 
 
