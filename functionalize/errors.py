@@ -108,8 +108,8 @@ class DataDependentError(RuntimeError):
             f"the program decides by the value of a tensor\n    at   {decisive_line(error)}",
             why=" ".join(str(error).split("\n", maxsplit=1)[0].split()),
             hint="example inputs with data and on_data='decide'; torch.cond or torch.where instead of `if`; tensors "
-            "instead of numbers from `.item()`; torch._check for what you know of a size; for an optimizer "
-            "capturable=True",
+            "instead of numbers from `.item()`; torch._check for what you know of a size; for a library that decides "
+            "so in eager only, is_exporting=True; for an optimizer capturable=True",
         )
 
 

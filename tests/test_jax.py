@@ -188,6 +188,39 @@ def test_arguments_that_were_one_tensor_are_read_each_by_itself() -> None:
     assert module(*map(to_torch, arrays)).tolist() == [321, 321]
 
 
+@pytest.mark.parametrize("share", [Tensor.detach, lambda weight: weight.detach().t(), lambda weight: weight.data[:1]])
+def test_arguments_that_share_memory_with_state_are_read_each_by_itself(share: Any, tmp_path: Path) -> None:
+    """As parameters that are passed by `functional_call`; a call gives others, and their gradients are asked for."""
+    layer, x, other = torch.nn.Linear(2, 2), torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+    shared = share(layer.weight)
+    other = other[: shared.size(0)]
+
+    def both(weight: Tensor, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, weight).sum() + 10 * layer(x).sum()
+
+    expected, slope = both(other, x).item(), torch.func.grad(both)(other, x).tolist()
+    program = capture(both, (shared, x))
+    step = program.to_jax()
+    assert step(step.initial_state, from_torch(other), from_torch(x))[1].item() == pytest.approx(expected)
+    gradient = jax.grad(lambda *args: step(step.initial_state, *args)[1])(from_torch(other), from_torch(x))
+    assert gradient.tolist() == slope
+    assert program.to_exported_program().module()(other, x).item() == pytest.approx(expected)
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    from functionalize.backends import onnx
+
+    assert onnx.load(program.to_onnx(tmp_path / "both.onnx"))(other, x).item() == pytest.approx(expected)
+
+
+def test_dicts_come_with_sorted_keys_from_jax() -> None:
+    arguments = {"weight": torch.ones(2), "bias": torch.zeros(2)}
+    step = capture(lambda p, x: (p["weight"] * x + p["bias"]).sum(), (arguments, torch.ones(2))).to_jax()
+    parameters, x = {name: from_torch(value) for name, value in arguments.items()}, jnp.array([2.0, 3.0])
+    slopes = jax.grad(lambda p: step(step.initial_state, p, x)[1])(parameters)
+    assert slopes["weight"].tolist() == [2, 3] and slopes["bias"].tolist() == [1, 1]
+    assert jax.jit(lambda p: step(step.initial_state, p, x)[1])(parameters) == 5
+
+
 def test_decisions_stand_where_arguments_are_read_each_by_itself() -> None:
     x = torch.full((2,), -5.0)
     step = capture(lambda x, y: x - y if x.sum() < -3 else x + y, (x, x)).to_jax()
@@ -306,6 +339,15 @@ def test_jaxify_inside_of_jaxs_transforms() -> None:
     returned, arguments = jax.jit(jaxify(bump))(jnp.ones((3, 3)))
     assert returned == 16 and arguments["x"][1].tolist() == [2, 4, 2]
     assert jax.grad(lambda x: jaxify(bump)(x).returned)(jnp.ones((3, 3))).tolist() == (np.ones(3) + np.eye(3)).tolist()
+
+
+def test_jaxify_of_what_decides_by_data_in_eager_only() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x if not torch.compiler.is_exporting() and x.sum() > 0 else x * 2
+
+    with pytest.raises(DataDependentError, match="is_exporting=True"):
+        jaxify(scaled)(jnp.ones(2))
+    assert jaxify(scaled, is_exporting=True)(jnp.ones(2)).tolist() == [2, 2]
 
 
 def test_jaxify_of_a_module_that_writes_its_state() -> None:

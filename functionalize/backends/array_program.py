@@ -22,7 +22,7 @@ from functionalize._torch import pytree
 from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
 from functionalize.backends.leaves import Leaf as _Leaf
-from functionalize.backends.leaves import plain
+from functionalize.backends.leaves import in_key_order, plain
 from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
 from functionalize.backends.shared_memory import check_one_value, passed_state, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
@@ -233,6 +233,11 @@ class ArrayProgram:
         self._check_sizes(inputs)
         check_one_value(self.metadata, self._same, inputs)
         return Prepared(inputs, arguments, known, positions)
+
+    def in_key_order(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments of a call by a library that sorts dicts, with their keys in the order of the capture."""
+        nest, given = self._capture.convention.nest, (list(args), dict(kwargs))
+        return given if nest is None else in_key_order(given, tuple(nest.filled(lambda: None)))  # type: ignore[return-value]
 
     def _check_sizes(self, inputs: Mapping[int, Any]) -> None:
         for number, node in zip(self.metadata.taken, self.interpreter.placeholders, strict=True):

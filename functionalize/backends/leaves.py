@@ -1,4 +1,4 @@
-"""What a program returns, as nests of tuples, lists and dicts, which the pytrees of other libraries know.
+"""What a program takes and returns, as nests of tuples, lists and dicts, which the pytrees of other libraries know.
 
 Invariant: named fields stay under their names. Limits: of objects that are neither mappings nor dataclasses only what
 leads to arrays is kept, and what refers to itself is cut off there.
@@ -28,6 +28,23 @@ def plain(tree: Any, array: Callable[[torch.Tensor], Any]) -> Any:
         [1, {'two': 2}, None, 3]
     """
     return _Plain(array).of(tree, ())
+
+
+def in_key_order(tree: Any, like: Any) -> Any:
+    """A nest whose dicts have their keys in the order of another: libraries sort them, to whom they have no order.
+
+    Example:
+        >>> in_key_order([{"a": 1, "b": 2}], [{"b": None, "a": None}])
+        [{'b': 2, 'a': 1}]
+    """
+    if type(tree) is not type(like):
+        return tree
+    if type(tree) is dict:
+        same = tree.keys() == like.keys()
+        return {key: in_key_order(tree[key], like[key]) for key in like} if same else tree
+    if type(tree) in (list, tuple) and len(tree) == len(like):
+        return type(tree)(in_key_order(one, other) for one, other in zip(tree, like, strict=True))
+    return tree
 
 
 class _Plain:

@@ -70,10 +70,14 @@ class ExampleCall:
         return self._made[number]
 
     def _alone(self, number: int, like: int) -> torch.Tensor:
-        """A tensor that shares no memory."""
+        """A tensor that shares no memory; ``like``: an input of its kind, which the graph takes."""
         look = self._looks[like]
-        where = [list(map(concrete, look.size())), list(map(concrete, look.stride())), 0]
-        return self._like(number, tensor_at(self._storage(look, _elements(where)), where, look.dtype))  # type: ignore[arg-type]
+        dtype, size, stride = look.dtype, look.size(), look.stride()
+        if number not in self._looks and number in self.program.metadata.layouts_before:
+            layout = self.program.metadata.layouts_before[number]
+            dtype, size, stride = layout.dtype, layout.size, layout.stride  # type: ignore[assignment]
+        where = [list(map(concrete, size)), list(map(concrete, stride)), 0]
+        return self._like(number, tensor_at(self._storage(dtype, look.device, _elements(where)), where, dtype))  # type: ignore[arg-type]
 
     def _like(self, number: int, made: torch.Tensor) -> torch.Tensor:
         label = self.program.metadata.inputs[number].label
@@ -91,16 +95,17 @@ class ExampleCall:
             storage = state.get().untyped_storage()
         else:
             ends = [layouts[n].span[1] for n in members]
-            storage = self._storage(self._looks[number], max(ends) // self._looks[number].dtype.itemsize)
+            look = self._looks[number]
+            storage = self._storage(look.dtype, look.device, max(ends) // look.dtype.itemsize)
         same: dict[Any, torch.Tensor] = {}
         for n in members:
             layout = layouts[n]
             made = tensor_at(storage, (layout.size, layout.stride, layout.offset), layout.dtype)
             self._made[n] = same.setdefault(layout.key, self._like(n, made))
 
-    def _storage(self, look: torch.Tensor, elements: int) -> torch.UntypedStorage:
-        made = torch.zeros(elements, dtype=look.dtype, device=look.device)
-        if look.dtype.is_floating_point and look.dtype.itemsize > 1:
+    def _storage(self, dtype: torch.dtype, device: torch.device, elements: int) -> torch.UntypedStorage:
+        made = torch.zeros(elements, dtype=dtype, device=device)
+        if dtype.is_floating_point and dtype.itemsize > 1:
             made.copy_(torch.randn(elements, generator=self._generator))
         return made.untyped_storage()
 
@@ -121,9 +126,10 @@ def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
 
 
 def with_arguments_apart(program: CapturedProgram, known: Specialization) -> CapturedProgram:
-    """A program that reads each argument by itself, also those that were one tensor at the capture: by their values.
+    """A program that reads each argument by itself, also those that shared memory at the capture: by their values.
 
-    Where it writes to such a tensor, the write to one argument is one to the others: these stay one.
+    Where it writes to such memory, the write to one is one to the others: these stay as they are. An argument that is
+    a tensor of the state counts for both.
 
     ``known``: what it was captured as.
     """
@@ -136,9 +142,24 @@ def with_arguments_apart(program: CapturedProgram, known: Specialization) -> Cap
 
 
 def _unwritten(known: Specialization) -> dict[int, int]:
-    """Arguments that are one tensor with an earlier one, which that is, where nothing writes to its memory."""
+    """Arguments that share memory which nothing writes, each with an input of its kind that the graph takes."""
     metadata, pattern = known.metadata, known.guards.aliasing
     memory = [one.first if isinstance(one, Shared) else one for one in pattern]
-    held = {memory[one.input] for one in metadata.mutations}  # by what has to be one tensor
-    held |= {memory[n] for n, entry in enumerate(metadata.inputs) if entry.argument is None}
-    return {n: first for n, first in same_tensors(pattern).items() if memory[n] not in held}
+    written = {memory[one.input] for one in metadata.mutations}
+    same, taken = same_tensors(pattern), set(metadata.taken)
+    state = {n for n, entry in enumerate(metadata.inputs) if entry.argument is None}
+    passed = {n for pair in same.items() if not state.isdisjoint(pair) for n in pair}
+    groups: dict[Any, list[int]] = {}
+    for number, first in enumerate(memory):
+        groups.setdefault(first, []).append(number)
+    found = {}
+    for first, group in groups.items():
+        if first is None or first in written or len(group) == 1 or taken.isdisjoint(group):
+            continue
+        kind = next(n for n in group if n in taken)
+        for number in set(group) - state - passed:
+            layout = metadata.layouts_before.get(number)
+            if number not in taken and layout is not None and not layout.static:
+                continue  # its sizes are symbols, which only a tensor of the graph has values for
+            found[number] = next(n for n in (number, same.get(number), kind) if n in taken)
+    return found

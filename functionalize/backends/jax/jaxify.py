@@ -23,12 +23,13 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.capture import capture
 
 
-def jaxify(function: Callable[..., Any], *, lowerings: Lowerings = lowering) -> JaxFunction:
+def jaxify(function: Callable[..., Any], *, lowerings: Lowerings = lowering, is_exporting: bool = False) -> JaxFunction:
     """A torch function or module as a function of JAX arrays, also inside ``jax.jit``, ``grad`` and ``vmap``.
 
     Args:
         function: a module, or a function of tensors, pytrees of tensors, and other values.
         lowerings: a table of your own.
+        is_exporting: as in :func:`capture`: libraries then go their way without decisions by data.
 
     Returns:
         The function. It returns what the original does, of arrays. Where the original writes to its arguments it
@@ -48,7 +49,7 @@ def jaxify(function: Callable[..., Any], *, lowerings: Lowerings = lowering) -> 
         >>> jax.grad(jaxify(lambda x: (x * x).sum()))(jnp.ones(2)).tolist()
         [2.0, 2.0]
     """
-    return JaxFunction(function, lowerings)
+    return JaxFunction(function, lowerings, is_exporting)
 
 
 class JaxFunction:
@@ -59,8 +60,8 @@ class JaxFunction:
     the new one.
     """
 
-    def __init__(self, function: Callable[..., Any], lowerings: Lowerings) -> None:
-        self._function, self._lowerings = function, lowerings
+    def __init__(self, function: Callable[..., Any], lowerings: Lowerings, is_exporting: bool) -> None:
+        self._function, self._lowerings, self._is_exporting = function, lowerings, is_exporting
         self._programs: dict[Any, JaxProgram] = {}
         self._lock = threading.Lock()
         functools.update_wrapper(self, function, updated=())
@@ -99,7 +100,7 @@ class JaxFunction:
         with self._lock:
             if key not in self._programs:
                 given, named = pytree.tree_unflatten([_stand_in(leaf) for leaf in leaves], spec)
-                program = capture(self._function, given, named, on_data="raise")
+                program = capture(self._function, given, named, on_data="raise", is_exporting=self._is_exporting)
                 self._programs[key] = to_jax(program, lowerings=self._lowerings)
             return self._programs[key]
 

@@ -172,7 +172,7 @@ class JaxProgram:
         program = self._program
         self._check_state(state)
         with self._wide_enough((state, args, kwargs)):
-            prepared = program.prepare(args, kwargs)
+            prepared = program.prepare(*program.in_key_order(args, kwargs))
             return program.finished(state, prepared, run(dict(state), self._converted(prepared)))
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
