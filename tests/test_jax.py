@@ -195,7 +195,7 @@ def test_arguments_that_share_memory_with_state_are_read_each_by_itself(share: A
     shared = share(layer.weight)
     other = other[: shared.size(0)]
 
-    def both(weight: Tensor, x: Tensor) -> Tensor:
+    def both(weight: Tensor, x: Tensor) -> Any:
         return torch.nn.functional.linear(x, weight).sum() + 10 * layer(x).sum()
 
     expected, slope = both(other, x).item(), torch.func.grad(both)(other, x).tolist()

@@ -187,7 +187,7 @@ class ArrayProgram:
     def _state_keys(self) -> dict[int, str]:
         """What the state calls the inputs of the graph that are no arguments."""
         names: dict[int, str] = {}
-        for number in self._taken:
+        for number in self.metadata.taken:
             entry = self.metadata.inputs[number]
             if entry.argument is None and number not in self.decided.frozen and number not in self._passed:
                 name = entry.target or entry.name
@@ -237,7 +237,7 @@ class ArrayProgram:
     def in_key_order(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments of a call by a library that sorts dicts, with their keys in the order of the capture."""
         nest, given = self._capture.convention.nest, (list(args), dict(kwargs))
-        return given if nest is None else in_key_order(given, tuple(nest.filled(lambda: None)))  # type: ignore[return-value]
+        return given if nest is None else in_key_order(given, tuple(nest.filled(lambda: None)))
 
     def _check_sizes(self, inputs: Mapping[int, Any]) -> None:
         for number, node in zip(self.metadata.taken, self.interpreter.placeholders, strict=True):
@@ -294,10 +294,6 @@ class ArrayProgram:
         found |= set(self.metadata.graph.numbers)
         return frozenset(found - {None})
 
-    @property
-    def _taken(self) -> list[int]:
-        return self.metadata.taken
-
     def run(
         self, state: Mapping[str, Any], inputs: Mapping[int, Any]
     ) -> tuple[dict[str, Any], dict[int, Any], list[Any]]:
@@ -309,7 +305,7 @@ class ArrayProgram:
         """
         values = {**inputs, **{number: state[name] for number, name in self.keys.items()}}
         values |= {one: inputs[n] for one, n in self._passed.items() if one not in inputs}
-        results, key = self.interpreter.run([values.get(n) for n in self._taken], state.get(RANDOM_KEY))
+        results, key = self.interpreter.run([values.get(n) for n in self.metadata.taken], state.get(RANDOM_KEY))
         new = {self.keys[n]: results[at] for n, at in self._new_values.items() if n in self.keys}
         for number, name in self._gradients.items():
             left = self.metadata.gradients[number]

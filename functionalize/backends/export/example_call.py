@@ -75,7 +75,7 @@ class ExampleCall:
         dtype, size, stride = look.dtype, look.size(), look.stride()
         if number not in self._looks and number in self.program.metadata.layouts_before:
             layout = self.program.metadata.layouts_before[number]
-            dtype, size, stride = layout.dtype, layout.size, layout.stride  # type: ignore[assignment]
+            dtype, size, stride = layout.dtype, layout.size, layout.stride
         where = [list(map(concrete, size)), list(map(concrete, stride)), 0]
         return self._like(number, tensor_at(self._storage(dtype, look.device, _elements(where)), where, dtype))  # type: ignore[arg-type]
 
