@@ -160,8 +160,42 @@ def in_part_shared() -> tuple[Any, Inputs]:
     return run, inputs
 
 
+class BegunAsOne(nn.Module):
+    """States that begin as one tensor, and are several ones from the first call on: of an LSTM, of a delay line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        zeros = torch.zeros(3)
+        self.state, self.line, self.cells = (zeros, zeros), [zeros] * 3, [(zeros, zeros), (zeros, zeros)]
+
+    def forward(self, x: Tensor) -> Any:
+        hidden, cell = self.state
+        self.state = hidden + x, cell * 0.5 + 1
+        self.line.append(x * 1)
+        self.line.pop(0)
+        self.cells = [(one + x, other + 2 * x) for one, other in self.cells]
+        return self.state[0] * cell, torch.stack(self.line).sum(0), self.cells[1][1] - self.cells[0][0]
+
+
+def returned_state() -> tuple[Any, Inputs]:
+    state: dict[str, Any] = {"kept": torch.ones(3), "n": 0, "nested": [torch.zeros(3)], "sum": torch.ones(3)}
+    pair = [torch.zeros(3), torch.ones(3)]
+
+    def program(x: Tensor) -> Any:
+        state["n"] += 1
+        state["sum"] = state["sum"] + x
+        state["nested"][0] = state["nested"][0] - x
+        state["kept"].add_(x)
+        pair[0], pair[1] = pair[1], pair[0]
+        return state, pair
+
+    return program, lambda: (torch.randn(3),)
+
+
 PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
     "replaced": lambda: (Replaced(), lambda: (torch.randn(3),)),
+    "begun-as-one": lambda: (BegunAsOne(), lambda: (torch.randn(3),)),
+    "returned-state": returned_state,
     "at-a-position": at_a_position,
     "in-part-shared": in_part_shared,
     "number-of-one-element": lambda: (lambda x: torch.tensor(x[:1].item()) * 2, lambda: (torch.randn(3),)),
@@ -409,6 +443,20 @@ def test_products_are_scaled_by_numbers_that_the_data_tell(op: Any) -> None:
 
     module = capture(program, (torch.tensor(2.0), *args)).to_core_aten().module()
     torch.testing.assert_close(module(torch.tensor(3.0), *args), program(torch.tensor(3.0), *args))
+
+
+def test_state_that_begins_as_one_tensor_and_is_written_is_refused() -> None:
+    zeros = torch.zeros(2)
+    state = {"one": zeros, "other": zeros}
+
+    def program(x: Tensor) -> Any:
+        state["one"].add_(1)
+        state["one"] = state["one"] + x
+        return state["one"] + state["other"]
+
+    with pytest.raises(UnsupportedExportError, match=r"(?s)`state.one` is one tensor with another place.*clone"):
+        capture(program, (torch.ones(2),)).to_exported_program()
+    assert state["one"] is state["other"] is zeros and not zeros.any()
 
 
 def test_what_torch_cannot_take_apart_is_refused_with_its_line() -> None:

@@ -9,7 +9,8 @@ where a tensor of the same size and dtype was before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,15 @@ import torch
 
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
-from functionalize.runtime.containers import ABSENT, MAPPINGS, copy_of
+from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, copy_of, place_of, unchanged
 from functionalize.runtime.frozen_values import frozen, same
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.side_effects import SideEffect, Walked
 from functionalize.runtime.slots import NumberSlot, Slot
 from functionalize.runtime.state_walk import StateWalk, joined
+
+_Place = tuple[int, Any, tuple[int, ...]]  # the identity of a container, a key, steps into tuples
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,21 @@ class StandIns:
         return self.maker.make(part)
 
 
+@contextlib.contextmanager
+def applied(effects: Sequence[SideEffect], states: Sequence[Walked], maker: Maker) -> Iterator[None]:
+    """While objects are as a call leaves them, of what a maker makes."""
+    containers = [container for state in states for container, _ in state.containers.values()]
+    before = [(container, copy_of(container)) for container in containers]
+    try:
+        for effect in effects:
+            effect.apply(states, maker)
+        yield
+    finally:
+        for container, content in before:
+            if not unchanged(container, content):
+                assign(container, content)
+
+
 class EffectReader:
     """Reads the side effects of one program."""
 
@@ -78,10 +96,32 @@ class EffectReader:
         inputs = self._stand_ins.inputs
         self._numbers = {id(value): number for number, value in reversed(list(enumerate(inputs)))}
         self._slots = [(n, e.slot) for n, e in enumerate(self._metadata.inputs) if isinstance(e.slot, NumberSlot)]
+        self._state = call.program.capture.state
+        self._left: dict[_Place, torch.Tensor] = {}  # what a call leaves at a place
         self.rebindings: list[Rebinding] = []
         self.causes: list[str] = []
         for effect in self._metadata.side_effects:
             self._read(effect)
+        self.parted = self._parted() if self.rebindings else []
+        self.mixed = [_parted_in_place(slot) for slot in self.parted if not self._may_part(slot)]  # causes as well
+        self.causes += self.mixed
+
+    def _parted(self) -> list[Slot]:
+        """Places that hold one tensor with others, and after a call another one than these."""
+        groups: dict[int, list[Slot]] = {}
+        for slot in self._state.tensors:
+            groups.setdefault(id(slot.get()), []).append(slot)
+        found = []
+        for group in groups.values():
+            after = [self._left.get(_place(slot.container, slot.key, slot.steps), slot.get()) for slot in group]
+            if len(set(map(id, after))) > 1:
+                found += [slot for slot, value in zip(group, after, strict=True) if value is not slot.get()]
+        return found
+
+    def _may_part(self, slot: Slot) -> bool:
+        """Whether nobody sees that a place holds the very tensor that another one does."""
+        tensor, written = slot.get(), {one.input for one in self._metadata.mutations}
+        return not tensor.requires_grad and self._numbers.get(id(tensor)) not in written
 
     def _read(self, effect: SideEffect) -> None:
         states = self._stand_ins.states
@@ -105,18 +145,18 @@ class EffectReader:
             self._compare(container, key, before, after, joined(effect.path, key))
 
     def _compare(self, container: Any, key: Any, before: Any, after: Any, path: str) -> None:
-        walks = StateWalk(), StateWalk()
-        for walk, value in zip(walks, (before, after), strict=True):
-            walk.walk([value], 0, path)
-        old, new = walks
+        old, new, holder = StateWalk(), StateWalk(), [before]
+        old.walk(holder, 0, path)
+        new.walk([after], 0, path)
         if before is ABSENT or len(old.tensors) != len(new.tensors) or len(old.constants) != len(new.constants):
             self._refuse(path, "an object that is built otherwise before a call and after it")
             return
         for one, other in zip(old.tensors, new.tensors, strict=True):
+            where = (container, key) if one.container is holder else (one.container, one.key)
+            self._left[_place(*where, one.steps)] = other.get()
             self._pair_tensors(one.get(), other.get(), other.path)
         for one, other in zip(old.constants, new.constants, strict=True):
-            place = (container, key) if type(one.container) is list and one.container == [before] else None
-            self._pair_constants(one, other.get(), place)
+            self._pair_constants(one, other.get(), (container, key) if one.container is holder else None)
 
     def _pair_tensors(self, before: torch.Tensor, after: torch.Tensor, path: str) -> None:
         number = self._numbers.get(id(before))
@@ -159,6 +199,20 @@ class EffectReader:
                 hint="keep it in a tensor of a fixed size (register_buffer), or return it",
             )
         )
+
+
+def _place(container: Any, key: Any, steps: tuple[int, ...]) -> _Place:
+    container, key = place_of(container, key)
+    return id(container), key, steps
+
+
+def _parted_in_place(slot: Slot) -> str:
+    return UnsupportedExportError.cause(
+        f"`{slot.path}` is one tensor with another place of the state, and another one after a call",
+        why="the program writes to that tensor, or gradients flow to it: a write is to both places before, and to one "
+        "after",
+        hint="begin with a tensor for each place (clone)",
+    )
 
 
 def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import pytree
-from functionalize.backends.export.effects import GraphValue, StandIns
+from functionalize.backends.export.effects import GraphValue
 from functionalize.backends.export.example_call import ExampleCall
-from functionalize.backends.export.graph import ExportGraph, tensors_of
+from functionalize.backends.export.graph import ExportGraph
+from functionalize.backends.export.returned import returned
 from functionalize.errors import UnsupportedExportError
 
 
@@ -79,16 +79,12 @@ def _inputs_of(graph: ExportGraph) -> list[Any]:
 
 def _returned(call: ExampleCall, results: Sequence[Any]) -> list[Any]:
     """The leaves that a program returns; None for what is an input, which is compared by itself."""
-    stand_ins, metadata = StandIns(call), call.program.metadata
-    made = [stand_ins.made(part) for part in metadata.results]
     found = []
-    leaves, spec = pytree.tree_flatten(pytree.tree_unflatten(made, metadata.spec))
-    for leaf in pytree.tree_leaves(pytree.tree_unflatten(list(map(tensors_of, leaves)), spec)):
-        value = stand_ins.of_marker.get(id(leaf), leaf)
+    for value in returned(call).leaves:
         alias = value.alias if isinstance(value, GraphValue) else None
         position = value.result if isinstance(value, GraphValue) else None
         if alias is not None:
-            position = metadata.outputs[alias].result
+            position = call.program.metadata.outputs[alias].result
         found.append(None if position is None else results[position])
     return found
 

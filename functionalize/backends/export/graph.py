@@ -17,11 +17,12 @@ from torch.fx import Node
 from functionalize._torch import SYMBOLS, pytree
 from functionalize._torch.exporting import ExportFakes, viewing
 from functionalize.backends.decompose import without_lists, without_scales
-from functionalize.backends.export.effects import GraphValue, StandIns
+from functionalize.backends.export.effects import GraphValue
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.numbers import NUMBER, Numbers
 from functionalize.backends.export.refused_nodes import refused_nodes
+from functionalize.backends.export.returned import InputTensor
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.export.views import views_of
@@ -30,7 +31,6 @@ from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
-from functionalize.runtime.state_walk import StateWalk
 from functionalize.tracing.metas import METAS
 
 aten = torch.ops.aten
@@ -70,7 +70,7 @@ class ExportGraph:
         self._after: dict[str, Node] = {}  # what is in tensors that are written, by the names that the inputs had
         self.written: dict[str, Node] = {}  # the final values of inputs, by the inputs' names
         self.outputs: list[Any] = []  # nodes and constants
-        self.spec: pytree.TreeSpec = found.program.metadata.spec
+        self.spec: pytree.TreeSpec = found.returned.spec
         self._check()
         if not self.causes:
             self._write()
@@ -309,23 +309,16 @@ class ExportGraph:
         return rebound | {buffer.name for buffer in buffers if buffer is not None}
 
     def _return(self) -> None:
-        stand_ins = StandIns(self.found.call)
-        inputs = {id(value): n for n, value in reversed(list(enumerate(stand_ins.inputs)))}
-        made = [stand_ins.made(part) for part in self._metadata.results]
-        leaves, spec = pytree.tree_flatten(without_structs(pytree.tree_unflatten(made, self._metadata.spec)))
-        plain = pytree.tree_unflatten(list(map(tensors_of, leaves)), spec)
-        leaves, self.spec = pytree.tree_flatten(plain)
-        for leaf in leaves:
-            value = stand_ins.of_marker.get(id(leaf), leaf)
-            if isinstance(leaf, torch.Tensor) and not isinstance(value, GraphValue):
-                self.outputs.append(self._final(inputs[id(leaf)]))
-            elif isinstance(value, GraphValue):
-                self.outputs.append(self._output(value))
-            elif isinstance(value, CONSTANTS):
-                self.outputs.append(value)
+        for leaf in self.found.returned.leaves:
+            if isinstance(leaf, InputTensor):
+                self.outputs.append(self._final(leaf.number))
+            elif isinstance(leaf, GraphValue):
+                self.outputs.append(self._output(leaf))
+            elif isinstance(leaf, CONSTANTS):
+                self.outputs.append(leaf)
             else:
                 self._refuse(
-                    f"the program returns an object of class {type(value).__name__}",
+                    f"the program returns an object of class {type(leaf).__name__}",
                     "the results of an exported program are tensors, numbers, and containers that pytrees know",
                     "return its tensors, or register its class by torch.export.register_dataclass or "
                     "torch.utils.pytree",
@@ -369,27 +362,6 @@ class ExportGraph:
             node = self.emitter.graph.call_function(op, (node, *args), kwargs)
             node.meta = dict(meta)
         return node
-
-
-def without_structs(results: Any) -> Any:
-    """Results with tuples in place of torch's own named ones (`torch.return_types`), which no file can name."""
-
-    def is_struct(value: Any) -> bool:
-        return type(value).__module__ == "torch.return_types"
-
-    def plain(value: Any) -> Any:
-        return tuple(value) if is_struct(value) else value
-
-    return pytree.tree_map(plain, results, is_leaf=is_struct)
-
-
-def tensors_of(leaf: Any) -> Any:
-    """An object that pytrees do not know as a dict of its tensors; any other leaf itself."""
-    if isinstance(leaf, (torch.Tensor, GraphValue, *CONSTANTS)):
-        return leaf
-    walk = StateWalk()
-    walk.walk([leaf], 0, "")
-    return {slot.path.strip("."): slot.get() for slot in walk.tensors} or leaf
 
 
 def symbolic_sizes(look: Any) -> list[tuple[int, Any]]:

@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from functionalize._torch.autograd import leave_gradient
-from functionalize.backends.export.effects import EffectReader, changed_entries
+from functionalize.backends.export.effects import EffectReader, applied, changed_entries
 from functionalize.backends.export.example_call import ExampleCall, concrete, with_arguments_apart, with_steps_followed
+from functionalize.backends.export.returned import Returned, returned
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING
-from functionalize.runtime.containers import assign, copy_of, unchanged
+from functionalize.runtime.containers import entry, write
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.objects import Maker
-from functionalize.runtime.slots import NumberSlot
+from functionalize.runtime.slots import NumberSlot, Slot
 from functionalize.runtime.specialization import Specialization
 
 
@@ -36,6 +37,7 @@ class Exportable:
     call: ExampleCall
     inputs: list[Any]  # what its graph begins with
     effects: EffectReader
+    returned: Returned
     made: Mapping[int, int] = field(default_factory=dict)  # inputs that the first call makes: as which of its outputs
     first: ExampleCall | None = None  # the program of the first call, if that is another one
 
@@ -50,23 +52,46 @@ def exportable(program: CapturedProgram) -> Exportable:
     program = with_steps_followed(program)
     program = with_arguments_apart(program, program.current)
     call = ExampleCall(program.current)
+    effects = EffectReader(call)
+    if effects.mixed:
+        return Exportable(call, call.inputs, effects, returned(call))
+    if not effects.parted:
+        return _exportable(program, call)
+    with CAPTURING, _parted(effects.parted):
+        return _exportable(program, ExampleCall(program.captured_like(call.args, call.kwargs)))
+
+
+def _exportable(program: CapturedProgram, call: ExampleCall) -> Exportable:
     moved = any(changed_entries(call)) or _got_gradients(call)  # by a call
     begins = call.program.guards.changes_gradients
     if not (call.program.metadata.side_effects or begins or moved):
-        return Exportable(call, call.inputs, EffectReader(call))
+        return Exportable(call, call.inputs, EffectReader(call), returned(call))
     if not (moved or begins):
         effects = EffectReader(call)
         if not effects.causes:
-            return Exportable(call, call.inputs, effects)
+            return Exportable(call, call.inputs, effects, returned(call))
     simulated = contextlib.nullcontext(dict[int, int]()) if moved else _after_first(call)
     with CAPTURING, simulated as made:
         later = ExampleCall(program.captured_like(call.args, call.kwargs))
         later_inputs = later.inputs
-        found = EffectReader(later)
-    fresh = {number: made[id(value)] for number, value in enumerate(later_inputs) if id(value) in made}
+        found, results = EffectReader(later), returned(later)
     if not moved:
-        later_inputs = _numbers_as_before(later, later_inputs)
-    return Exportable(later, later_inputs, found, fresh, None if moved else call)
+        later_inputs = _as_before(later, later_inputs)
+    fresh = {number: made[id(value)] for number, value in enumerate(later_inputs) if id(value) in made}
+    return Exportable(later, later_inputs, found, results, fresh, None if moved else call)
+
+
+@contextlib.contextmanager
+def _parted(places: Sequence[Slot]) -> Iterator[None]:
+    """While places hold copies of their tensors, which other places hold as well."""
+    entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in places]
+    try:
+        for slot in places:
+            slot.set(slot.get().clone())
+        yield
+    finally:
+        for container, key, value in entries:
+            write(container, key, value)
 
 
 def _got_gradients(call: ExampleCall) -> bool:
@@ -75,11 +100,17 @@ def _got_gradients(call: ExampleCall) -> bool:
     return any((call.inputs[number].grad is not None) is not given for number, given in had.items())
 
 
-def _numbers_as_before(call: ExampleCall, inputs: list[Any]) -> list[Any]:
-    """Numbers of state as they are now that what the first call does to them is undone."""
-    slots = [entry.slot for entry in call.program.metadata.inputs]
-    pairs = zip(slots, inputs, strict=True)
-    return [slot.get() if isinstance(slot, NumberSlot) else value for slot, value in pairs]
+def _as_before(call: ExampleCall, inputs: list[Any]) -> list[Any]:
+    """Tensors and numbers of state as they are now that what the first call does to them is undone, where there are."""
+    found = list(inputs)
+    for number, (known, value) in enumerate(zip(call.program.metadata.inputs, inputs, strict=True)):
+        if isinstance(known.slot, NumberSlot):
+            found[number] = known.slot.get()
+        elif known.slot is not None and known.gradient_of is None:
+            before = known.slot.found()
+            if isinstance(before, torch.Tensor) and before.size() == value.size() and before.dtype == value.dtype:
+                found[number] = before
+    return found
 
 
 @contextlib.contextmanager
@@ -104,22 +135,16 @@ def _after_first(call: ExampleCall) -> Iterator[dict[int, int]]:
         made[id(zeros)] = number
         return zeros
 
-    containers = [container for state in states for container, _ in state.containers.values()]
-    before = [(container, copy_of(container)) for container in containers]
     gradients = [(values[number], values[number].grad) for number in metadata.gradients]
     maker = Maker(states, tensor, results, metadata.graph.numbers)
     try:
-        for effect in metadata.side_effects:
-            effect.apply(states, maker)
-        for number, output in metadata.gradients.items():
-            leave_gradient(values[number], None if output is None else tensor(output))
-        yield made
+        with applied(metadata.side_effects, states, maker):
+            for number, output in metadata.gradients.items():
+                leave_gradient(values[number], None if output is None else tensor(output))
+            yield made
     finally:
         for value, gradient in gradients:
             leave_gradient(value, gradient)
-        for container, content in before:
-            if not unchanged(container, content):
-                assign(container, content)
 
 
 def _results(call: ExampleCall) -> list[Any]:
