@@ -22,7 +22,7 @@ from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.numbers import NUMBER, Numbers
 from functionalize.backends.export.refused_nodes import refused_nodes
-from functionalize.backends.export.returned import InputTensor
+from functionalize.backends.export.returned import InputTensor, Returned
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.export.views import views_of
@@ -70,12 +70,12 @@ class ExportGraph:
         self._after: dict[str, Node] = {}  # what is in tensors that are written, by the names that the inputs had
         self.written: dict[str, Node] = {}  # the final values of inputs, by the inputs' names
         self.outputs: list[Any] = []  # nodes and constants
-        self.spec: pytree.TreeSpec = found.returned.spec
+        self.spec: pytree.TreeSpec = found.program.metadata.spec
         self._check()
-        if not self.causes:
+        if found.returned is not None and not self.causes:
             self._write()
             self._decide()
-            self._return()
+            self._return(found.returned)
 
     @property
     def _metadata(self) -> ProgramMetadata:
@@ -308,8 +308,9 @@ class ExportGraph:
         buffers = map(self.inputs.gradient, self._metadata.gradients)
         return rebound | {buffer.name for buffer in buffers if buffer is not None}
 
-    def _return(self) -> None:
-        for leaf in self.found.returned.leaves:
+    def _return(self, returned: Returned) -> None:
+        self.spec = returned.spec
+        for leaf in returned.leaves:
             if isinstance(leaf, InputTensor):
                 self.outputs.append(self._final(leaf.number))
             elif isinstance(leaf, GraphValue):

@@ -37,7 +37,7 @@ class Exportable:
     call: ExampleCall
     inputs: list[Any]  # what its graph begins with
     effects: EffectReader
-    returned: Returned
+    returned: Returned | None  # where no effect is in the way
     made: Mapping[int, int] = field(default_factory=dict)  # inputs that the first call makes: as which of its outputs
     first: ExampleCall | None = None  # the program of the first call, if that is another one
 
@@ -54,7 +54,7 @@ def exportable(program: CapturedProgram) -> Exportable:
     call = ExampleCall(program.current)
     effects = EffectReader(call)
     if effects.mixed:
-        return Exportable(call, call.inputs, effects, returned(call))
+        return Exportable(call, call.inputs, effects, None)
     if not effects.parted:
         return _exportable(program, call)
     with CAPTURING, _parted(effects.parted):
@@ -74,7 +74,8 @@ def _exportable(program: CapturedProgram, call: ExampleCall) -> Exportable:
     with CAPTURING, simulated as made:
         later = ExampleCall(program.captured_like(call.args, call.kwargs))
         later_inputs = later.inputs
-        found, results = EffectReader(later), returned(later)
+        found = EffectReader(later)
+        results = None if found.causes else returned(later)
     if not moved:
         later_inputs = _as_before(later, later_inputs)
     fresh = {number: made[id(value)] for number, value in enumerate(later_inputs) if id(value) in made}
