@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -622,3 +623,32 @@ def test_a_program_that_another_one_calls_is_a_part_of_it() -> None:
         torch.manual_seed(round_)
         torch.testing.assert_close(program(x), want)
         torch.testing.assert_close(list(model.parameters()), list(twin.parameters()))
+
+
+@pytest.mark.parametrize("after", [1, 2, 9, 30])
+def test_an_interrupt_while_things_are_put_back(after: int) -> None:
+    """Objects are as they were, also where the user's Ctrl-C comes in at the end of a capture."""
+    layer, state = nn.Linear(3, 3), types.SimpleNamespace(count=0, last=torch.zeros(3))
+    weight, last, inside = layer.weight, state.last, -1
+
+    def program(x: Tensor) -> Tensor:
+        state.count += 1
+        state.last = layer(x)[0]
+        return state.last * state.count
+
+    def interrupt(frame: Any, event: str, argument: object) -> None:
+        nonlocal inside
+        began = event == "call" and frame.f_code.co_name == "put_back" and inside < 0
+        inside += event == "call" and (began or inside >= 0)
+        if inside == after:
+            inside += 1
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            capture(program, (torch.ones(2, 3),))
+    finally:
+        sys.setprofile(None)
+    assert layer.weight is weight and state.last is last and state.count == 0
+    assert type(program(torch.ones(2, 3))) is Tensor

@@ -342,6 +342,8 @@ class _Runner(Interpreter):
         self._regions = regions
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.higher_order.invoke_subgraph:  # a part of the program, as if it stood there
+            return _Runner(args[0], self._regions).run(*args[2:])
         if target is not torch.ops.higher_order.tag_activation_checkpoint:
             return super().call_function(target, args, kwargs)
         with self._regions.inside():

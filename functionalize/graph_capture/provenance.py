@@ -100,15 +100,10 @@ class Provenance:
                 self._running.pop()
                 self._scopes.leave()
 
-        handles = [
-            hooks.register_module_forward_pre_hook(enter),
-            hooks.register_module_forward_hook(leave, always_call=True),
-        ]
-        try:
+        with contextlib.ExitStack() as handles:
+            handles.callback(hooks.register_module_forward_pre_hook(enter).remove)
+            handles.callback(hooks.register_module_forward_hook(leave, always_call=True).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _with(self, module: torch.nn.Module) -> dict[str, tuple[str, str]]:
         """The modules that run, with one more inside."""

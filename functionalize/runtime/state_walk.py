@@ -41,6 +41,7 @@ from functionalize.runtime.containers import (
 from functionalize.runtime.entered import CONTAINERS, behind, has_attributes, is_entered, key_behind
 from functionalize.runtime.refused_objects import refuse_module
 from functionalize.runtime.slots import Slot
+from functionalize.runtime.undoing import to_the_end
 
 # By type, what isinstance would say: most values are one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -214,14 +215,18 @@ class StateWalk:
             self.begin()
             yield
         finally:
-            for slot, key in rekeyed:
-                slot.key = key
-            for _, container, _, content in self.changed:
-                assign(container, content)
-            for container, content in keyed_by_tensor:
-                assign(container, content)
-            for container, key, value in entries:
-                write(container, key, value)
+
+            def put_back() -> None:
+                for slot, key in rekeyed:
+                    slot.key = key
+                for _, container, _, content in self.changed:
+                    assign(container, content)
+                for container, content in keyed_by_tensor:
+                    assign(container, content)
+                for container, key, value in entries:
+                    write(container, key, value)
+
+            to_the_end(put_back)
             self._before = [], [], []
 
     def content(self, container: Container) -> Any:
