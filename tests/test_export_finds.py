@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 from collections.abc import Callable
@@ -445,18 +446,44 @@ def test_products_are_scaled_by_numbers_that_the_data_tell(op: Any) -> None:
     torch.testing.assert_close(module(torch.tensor(3.0), *args), program(torch.tensor(3.0), *args))
 
 
-def test_state_that_begins_as_one_tensor_and_is_written_is_refused() -> None:
-    zeros = torch.zeros(2)
-    state = {"one": zeros, "other": zeros}
+def parting(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    state["one"].add_(1)
+    state["one"] = state["one"] + x
+    return state["one"] + state["other"]
 
-    def program(x: Tensor) -> Any:
-        state["one"].add_(1)
-        state["one"] = state["one"] + x
-        return state["one"] + state["other"]
 
-    with pytest.raises(UnsupportedExportError, match=r"(?s)`state.one` is one tensor with another place.*clone"):
-        capture(program, (torch.ones(2),)).to_exported_program()
-    assert state["one"] is state["other"] is zeros and not zeros.any()
+def joining(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    state["one"].add_(x)
+    state["other"] = state["one"]
+    return state["one"] + state["other"]
+
+
+def viewing(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    state["one"].add_(x)
+    result = state["one"] + state["other"]
+    state["other"] = state["one"].view(2)
+    return result
+
+
+@pytest.mark.parametrize(("program", "one"), [(parting, True), (joining, False), (viewing, False)])
+def test_places_that_a_call_parts_or_joins_and_writes_are_refused(program: Any, one: bool) -> None:
+    zeros, other = torch.zeros(2), torch.zeros(2)
+    state = {"one": zeros, "other": zeros if one else other}
+    with pytest.raises(UnsupportedExportError, match=r"(?s)`state.one` shares memory with other places.*clone"):
+        capture(lambda x: program(x, state), (torch.ones(2),)).to_exported_program()
+    assert state["one"] is zeros and state["other"] is (zeros if one else other) and not zeros.any()
+
+
+@pytest.mark.parametrize("program", [joining, viewing])
+def test_places_that_are_joined_already_are_exported(program: Any) -> None:
+    found = []
+    for export in (False, True):
+        state = {"one": torch.zeros(2), "other": torch.zeros(2)}
+        run: Any = functools.partial(program, state=state)
+        run(torch.ones(2))
+        run = capture(run, (torch.ones(2),)).to_exported_program().module() if export else run
+        found.append([run(torch.full((2,), float(n))).tolist() for n in range(3)])
+    assert found[0] == found[1]
 
 
 def test_what_torch_cannot_take_apart_is_refused_with_its_line() -> None:

@@ -17,24 +17,15 @@ from typing import Any
 import torch
 
 from functionalize.backends.export.example_call import ExampleCall
+from functionalize.backends.export.shared_places import GraphValue, Place, SharedPlaces, place_in
 from functionalize.errors import UnsupportedExportError
-from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, copy_of, place_of, unchanged
+from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, copy_of, unchanged
 from functionalize.runtime.frozen_values import frozen, same
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.side_effects import SideEffect, Walked
 from functionalize.runtime.slots import NumberSlot, Slot
 from functionalize.runtime.state_walk import StateWalk, joined
-
-_Place = tuple[int, Any, tuple[int, ...]]  # the identity of a container, a key, steps into tuples
-
-
-@dataclass(frozen=True)
-class GraphValue:
-    """Stands for what a call makes: a tensor that the caller gets, or a number that the graph gives; by its number."""
-
-    alias: int | None = None
-    result: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,32 +87,15 @@ class EffectReader:
         inputs = self._stand_ins.inputs
         self._numbers = {id(value): number for number, value in reversed(list(enumerate(inputs)))}
         self._slots = [(n, e.slot) for n, e in enumerate(self._metadata.inputs) if isinstance(e.slot, NumberSlot)]
-        self._state = call.program.capture.state
-        self._left: dict[_Place, torch.Tensor] = {}  # what a call leaves at a place
+        self._left: dict[Place, torch.Tensor] = {}  # what a call leaves at a place
         self.rebindings: list[Rebinding] = []
         self.causes: list[str] = []
         for effect in self._metadata.side_effects:
             self._read(effect)
-        self.parted = self._parted() if self.rebindings else []
-        self.mixed = [_parted_in_place(slot) for slot in self.parted if not self._may_part(slot)]  # causes as well
+        places = SharedPlaces(call, self._left, self._stand_ins.of_marker) if self.rebindings else None
+        self.parted = [] if places is None else places.parted
+        self.mixed = [] if places is None else places.causes  # causes as well
         self.causes += self.mixed
-
-    def _parted(self) -> list[Slot]:
-        """Places that hold one tensor with others, and after a call another one than these."""
-        groups: dict[int, list[Slot]] = {}
-        for slot in self._state.tensors:
-            groups.setdefault(id(slot.get()), []).append(slot)
-        found = []
-        for group in groups.values():
-            after = [self._left.get(_place(slot.container, slot.key, slot.steps), slot.get()) for slot in group]
-            if len(set(map(id, after))) > 1:
-                found += [slot for slot, value in zip(group, after, strict=True) if value is not slot.get()]
-        return found
-
-    def _may_part(self, slot: Slot) -> bool:
-        """Whether nobody sees that a place holds the very tensor that another one does."""
-        tensor, written = slot.get(), {one.input for one in self._metadata.mutations}
-        return not tensor.requires_grad and self._numbers.get(id(tensor)) not in written
 
     def _read(self, effect: SideEffect) -> None:
         states = self._stand_ins.states
@@ -153,7 +127,7 @@ class EffectReader:
             return
         for one, other in zip(old.tensors, new.tensors, strict=True):
             where = (container, key) if one.container is holder else (one.container, one.key)
-            self._left[_place(*where, one.steps)] = other.get()
+            self._left[place_in(*where, one.steps)] = other.get()
             self._pair_tensors(one.get(), other.get(), other.path)
         for one, other in zip(old.constants, new.constants, strict=True):
             self._pair_constants(one, other.get(), (container, key) if one.container is holder else None)
@@ -199,20 +173,6 @@ class EffectReader:
                 hint="keep it in a tensor of a fixed size (register_buffer), or return it",
             )
         )
-
-
-def _place(container: Any, key: Any, steps: tuple[int, ...]) -> _Place:
-    container, key = place_of(container, key)
-    return id(container), key, steps
-
-
-def _parted_in_place(slot: Slot) -> str:
-    return UnsupportedExportError.cause(
-        f"`{slot.path}` is one tensor with another place of the state, and another one after a call",
-        why="the program writes to that tensor, or gradients flow to it: a write is to both places before, and to one "
-        "after",
-        hint="begin with a tensor for each place (clone)",
-    )
 
 
 def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:
