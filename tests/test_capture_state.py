@@ -631,7 +631,7 @@ def test_an_interrupt_while_things_are_put_back(after: int) -> None:
     layer, state = nn.Linear(3, 3), types.SimpleNamespace(count=0, last=torch.zeros(3))
     weight, last, inside = layer.weight, state.last, -1
 
-    def program(x: Tensor) -> Tensor:
+    def program(x: Tensor) -> Any:
         state.count += 1
         state.last = layer(x)[0]
         return state.last * state.count

@@ -135,18 +135,18 @@ def test_inference_tensors(f: Callable[..., tuple[torch.Tensor, ...]], called_be
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
 def test_a_region_that_is_compiled_once_is_a_part_of_the_program(remove: str) -> None:
     """Twice called: its writes are seen, and the backward has the numbers that the forward drew."""
-    scale, options = torch.nn.Linear(4, 4), {"remove": remove}
+    scale = torch.nn.Linear(4, 4)
 
     @torch.compiler.nested_compile_region
-    def region(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def region(x: torch.Tensor, seen: torch.Tensor) -> Any:
         seen.add_(1)
         return torch.nn.functional.dropout(scale(x).relu(), 0.5) * x
 
-    def twice(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def twice(x: torch.Tensor, seen: torch.Tensor) -> Any:
         return region(region(x, seen), seen)
 
     found = []
-    for function in (twice, torch.compile(twice, backend="functionalize", options=options)):
+    for function in (twice, torch.compile(twice, backend="functionalize", options={"remove": remove})):
         torch.manual_seed(0)
         x, seen = torch.randn(3, 4, requires_grad=True), torch.zeros(2)
         y = function(x, seen)

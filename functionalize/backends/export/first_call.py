@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.export.effects import GraphValue
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.export.graph import ExportGraph
 from functionalize.backends.export.returned import returned
+from functionalize.backends.export.shared_places import GraphValue
 from functionalize.errors import UnsupportedExportError
 
 

@@ -17,12 +17,12 @@ from torch.fx import Node
 from functionalize._torch import SYMBOLS, pytree
 from functionalize._torch.exporting import ExportFakes, viewing
 from functionalize.backends.decompose import without_lists, without_scales
-from functionalize.backends.export.effects import GraphValue
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.numbers import NUMBER, Numbers
 from functionalize.backends.export.refused_nodes import refused_nodes
 from functionalize.backends.export.returned import InputTensor, Returned
+from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.export.views import views_of

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.export.effects import GraphValue, StandIns, applied
+from functionalize.backends.export.effects import StandIns, applied
 from functionalize.backends.export.example_call import ExampleCall
+from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.state import CONSTANTS
 from functionalize.runtime.state_walk import StateWalk
 
