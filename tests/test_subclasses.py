@@ -19,7 +19,7 @@ from torch.testing._internal.logging_tensor import LoggingTensor, capture_logs
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
-from functionalize import functionalize
+from functionalize import UnsupportedProgramError, capture, functionalize
 from functionalize.verify import assert_functional
 from tests.graphs import MODES, REMOVES
 
@@ -169,3 +169,21 @@ def test_dtensor(func: Function, mesh: Any, remove: str) -> None:
     for one, other in zip(pytree.tree_leaves((got, ours)), pytree.tree_leaves((wanted, eager)), strict=True):
         assert type(one) is type(other) and one.placements == other.placements
         torch.testing.assert_close(one.full_tensor(), other.full_tensor())
+
+
+class OwnParameter(torch.nn.Parameter):
+    """A class of its own, of which no operator asks."""
+
+
+@pytest.mark.parametrize("operation", [lambda x, p: x * p, lambda x, p: p * x, torch.mul])
+def test_parameters_of_a_class_of_their_own_are_refused_in_captures(operation: Callable[..., Tensor]) -> None:
+    """Also by operators of Python's, for which torch turns a TypeError into NotImplemented."""
+    parameter = OwnParameter(torch.ones(2))
+    with pytest.raises(UnsupportedProgramError, match="is a OwnParameter, a subclass"):
+        capture(lambda x: operation(x, parameter), (torch.ones(2),))
+
+
+def test_jagged_tensors_are_refused_where_torch_compiles() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    with pytest.raises(Exception, match="is a NestedTensor, a subclass"):
+        torch.compile(lambda x: x * 2, backend="functionalize")(nested)

@@ -17,7 +17,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from functionalize._torch import FakeTensorMode, has_tangent, in_forward_ad
+from functionalize._torch import PLAIN_TYPES, FakeTensorMode, has_tangent, in_forward_ad
 from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.dynamo import (
     alias_of,
@@ -36,7 +36,7 @@ from functionalize._torch.sizes import has_symbol
 from functionalize._torch.tensors import autograd_base
 from functionalize.backends.view_inputs import ViewInputs
 from functionalize.call_stack import Scopes
-from functionalize.errors import check_remove
+from functionalize.errors import UnsupportedProgramError, check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.differentiability import OverlappingInputsError
 from functionalize.graph_capture.inputs import TracedInput
@@ -242,7 +242,7 @@ class _Backend:
         ]
         for entry, value in zip(inputs, fakes, strict=True):
             if isinstance(value, torch.Tensor):
-                entry.fake, entry.base = entry.value, autograd_base(value)
+                entry.fake, entry.base = entry.value, autograd_base(_plain(value, entry.name))
         for position, root in views.roots:
             inputs[position].root = inputs[root]
         session.add_inputs(inputs)
@@ -273,6 +273,12 @@ class _Backend:
             values.append(value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value)
         with run_apart(mode):
             return self.compiler(graph, values)
+
+
+def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
+    if type(value) not in PLAIN_TYPES:
+        raise UnsupportedProgramError.of_subclass(type(value), f"`{name}`")
+    return value
 
 
 def _sizes_of(metadata: ProgramMetadata, fakes: Sequence[Any]) -> Callable[[Sequence[Any]], Sizes]:

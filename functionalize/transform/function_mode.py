@@ -39,6 +39,7 @@ from functionalize._torch import (
     unbacked,
     unwrap_functorch,
 )
+from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.deep_copies import deep_copy
@@ -111,11 +112,15 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if kwargs and "generator" in kwargs:
             self._context.notes.note_generator(kwargs["generator"])
         try:
-            return self._called(func, args, kwargs)
+            out = self._called(func, args, kwargs)
         except TypeError:
+            self._context.refuse_subclasses(map(type, tensor_leaves(args, kwargs or {})))
             if not any(isinstance(one, torch.SymBool) for one in (*args, *(kwargs or {}).values())):
                 raise
-        return self._called(func, _known(args), _known(kwargs or {}))
+            out = self._called(func, _known(args), _known(kwargs or {}))
+        if out is NotImplemented:  # of a binary operator, what was a TypeError
+            self._context.refuse_subclasses(map(type, tensor_leaves(args, kwargs or {})))
+        return out
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in OPENED:
