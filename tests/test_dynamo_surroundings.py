@@ -153,3 +153,16 @@ def test_a_region_that_is_compiled_once_is_a_part_of_the_program(remove: str) ->
         y.sum().backward()
         found.append((y, x.grad, seen, torch.rand(1)))
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_backwards_of_compiled_autograd_are_refused() -> None:
+    layer = torch.nn.Linear(2, 1)
+
+    def step(x: torch.Tensor) -> None:
+        layer(x).sum().backward()
+
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        pytest.raises(Exception, match="compiled autograd asks for a backward to be compiled"),
+    ):
+        torch.compile(step, backend="functionalize")(torch.ones(1, 2))

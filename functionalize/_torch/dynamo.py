@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher  # kernels in Python, which know symbols
+from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.registry import lookup_backend  # a compiler by its name
 from torch._guards import TracingContext, detect_fake_mode, tracing  # where Dynamo keeps its symbols
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -21,6 +22,11 @@ from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import new_fake_mode
 from functionalize._torch.sizes import hint_of
 from functionalize._torch.tensors import storage_key
+
+
+def in_compiled_autograd() -> bool:
+    """Whether what is compiled is a backward that torch's compiled autograd found: a graph of autograd's own nodes."""
+    return bool(compiled_autograd.in_compiled_autograd_region)
 
 
 def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:

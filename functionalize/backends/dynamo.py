@@ -23,6 +23,7 @@ from functionalize._torch.dynamo import (
     alias_of,
     enable_python_dispatcher,
     has_new_guards,
+    in_compiled_autograd,
     known_number,
     leaves_inference_mode,
     lookup_backend,
@@ -114,6 +115,13 @@ def dynamo_backend(
     check_remove(remove)
 
     def functionalized(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        if in_compiled_autograd():
+            raise UnsupportedProgramError(
+                "compiled autograd asks for a backward to be compiled",
+                why="its graphs are of autograd's own nodes, which add to `.grad` and call hooks",
+                hint="torch._dynamo.config.compiled_autograd = False: backwards of compiled programs are compiled with "
+                "them; or capture() what calls backward()",
+            )
         named = lookup_backend(compiler) if isinstance(compiler, str) else compiler
         return _Backend(graph, named, remove, partition_fn).compile(inputs)
 
