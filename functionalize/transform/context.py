@@ -43,6 +43,7 @@ from functionalize.ops import tables
 from functionalize.ops.calls import draws
 from functionalize.transform import dry_run
 from functionalize.transform.autograd_notes import AutogradNotes
+from functionalize.transform.borrowed_memory import BorrowedMemory
 from functionalize.transform.unseen_aliases import UnseenAliases
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 
@@ -86,6 +87,7 @@ class FunctionalizationContext:
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.notes = AutogradNotes()
+        self.borrowed: BorrowedMemory | None = None  # None: nobody asks
         self._protected: dict[int, list[_Sharing]] = {}
         self._sources: Any = WeakIdKeyDictionary()  # of views of what has no strides, which live as long
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
