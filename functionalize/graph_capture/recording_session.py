@@ -25,6 +25,7 @@ from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.graph_capture.object_graph import ObjectGraph
+from functionalize.graph_capture.storages import refuse_resized
 from functionalize.graph_capture.tracing_errors import explained, replayed
 from functionalize.runtime.modes import changed_modes, modes_now, set_modes
 from functionalize.runtime.side_effects import LeftInObjects
@@ -133,6 +134,7 @@ class RecordingSession:
             context.origin = None
             found = finalizer.finalize(entries, returned, effects(finalizer.objects, returned), joint)
             refuse_shared(context, finalizer.handles, returned)
+            refuse_resized(context.graph, entries, finalizer.handles)
             return found
 
         try:

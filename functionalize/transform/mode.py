@@ -43,6 +43,7 @@ from functionalize.transform.handlers.inplace_views import (
     check_place,
     keeps_size,
     new_size,
+    refuse_bytes,
     refuse_uncounted,
     with_kept_strides,
 )
@@ -244,7 +245,7 @@ class FunctionalizeMode(TorchDispatchMode):
             if isinstance(arg, torch.Tensor):
                 context.unshare(arg)
             elif isinstance(arg, torch.UntypedStorage):
-                context.find_storage(arg)
+                refuse_bytes(handle, context.find_storage(arg))
         view = context.graph.ensure(handle)
         if size is not None:
             context.prepare_resize(handle)
