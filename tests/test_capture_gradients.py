@@ -1049,3 +1049,24 @@ def test_a_gradient_that_the_program_assigns_is_added_to() -> None:
         captured(torch.ones(3)).backward()
         assert weight.grad is not None
         torch.testing.assert_close(weight.grad, torch.full((3,), 2.0))
+
+
+def test_a_history_in_state_that_a_program_reads_detached_is_not_gone_back_through() -> None:
+    """The state of the call before gets no gradient, whose backward has let go of what it saved."""
+
+    def gradients(capturing: bool) -> list[Tensor]:
+        held, found = torch.zeros(3), list[Tensor]()
+        x = torch.ones(3, requires_grad=True)
+
+        def step(x: Tensor) -> Tensor:
+            y = held.detach().sin() + x.exp()
+            held.copy_(x.exp())
+            return y
+
+        program = capture(step, (x,), on_guard_failure="recapture") if capturing else step
+        for _ in range(3):
+            found += torch.autograd.grad(program(x).sum(), x)
+        return found
+
+    assert len(gradients(capturing=True)) == 3
+    torch.testing.assert_close(gradients(capturing=True), gradients(capturing=False))

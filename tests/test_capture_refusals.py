@@ -248,3 +248,49 @@ def test_tensors_that_the_program_saves_are_refused(save: Callable[[Any, Any], N
 
     with pytest.raises(UnsupportedProgramError, match=r"the program saves a tensor \(torch.save, pickle\)"):
         capture(program, (torch.ones(2),))
+
+
+def resized_and_gone(x: Tensor) -> Tensor:
+    y = x * 2
+    total = y.sum()
+    y.untyped_storage().resize_(0)
+    size = x.untyped_storage().nbytes()
+    x.untyped_storage().resize_(0)
+    x.untyped_storage().resize_(size)
+    x.fill_(1)
+    return total
+
+
+def frees_its_result(x: Tensor) -> Tensor:
+    y = x * 2
+    y.untyped_storage().resize_(0)
+    return y
+
+
+def writes_a_byte(x: Tensor) -> None:
+    x.untyped_storage()[0] = 1
+
+
+PAST_TENSORS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "frees an input": (lambda x: [x.untyped_storage().resize_(0)].clear(), "resizes the storage"),
+    "makes room": (lambda x: [x.untyped_storage().resize_(64)].clear(), "resizes the storage"),
+    "frees a result": (frees_its_result, "resizes the storage"),
+    "fills": (lambda x: [x.untyped_storage().fill_(0)].clear(), "bytes of the storage"),
+    "writes a byte": (writes_a_byte, "bytes of the storage"),
+    "reads a byte": (lambda x: x.untyped_storage()[0], "bytes of a storage"),
+    "gives a storage": (lambda x: x.untyped_storage(), "UntypedStorage"),
+    "gives a list with one": (lambda x: [x.untyped_storage()], "UntypedStorage"),
+}
+
+
+@pytest.mark.parametrize(("program", "what"), PAST_TENSORS.values(), ids=PAST_TENSORS)
+def test_what_is_done_to_storages_past_tensors_is_refused(program: Callable[[Tensor], Any], what: str) -> None:
+    x = torch.ones(3)
+    with pytest.raises(UnsupportedProgramError, match=what):
+        capture(program, (x,))
+    assert x.untyped_storage().nbytes() == 12 and torch.equal(x, torch.ones(3))
+
+
+def test_storages_that_are_as_they_were_in_the_end_may_be_resized() -> None:
+    x = torch.zeros(3)
+    assert torch.equal(capture(resized_and_gone, (x,))(x), torch.tensor(0.0)) and torch.equal(x, torch.ones(3))

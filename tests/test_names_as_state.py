@@ -6,6 +6,7 @@ import cmath
 import collections
 import contextvars
 import functools
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterator
@@ -253,3 +254,62 @@ def test_attributes_that_inner_functions_give_to_functions_are_effects() -> None
     vars(marked).clear()
     assert found["size"] == 3
     assert found["twice"].tolist() == [2, 2, 2]
+
+
+class Counts:
+    """Counts its calls, by which it multiplies."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.count(x)
+
+    def count(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+class CountsAsModule(Counts, torch.nn.Module):
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.count(x)
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "no_grad": torch.no_grad(),
+    "inference_mode": torch.inference_mode(),
+    "autocast": torch.autocast("cpu", enabled=False),
+    "disable": torch.compiler.disable,
+    "compile": functools.partial(torch.compile, backend="eager"),
+    "lru_cache": functools.lru_cache,
+    "partial": functools.partial,
+    "two": lambda func: torch.no_grad()(functools.partial(torch.inference_mode()(func))),
+}
+BOUND: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "a method": (Counts, lambda one: one.count),
+    "an object": (Counts, lambda one: one),
+    "a module": (CountsAsModule, lambda one: one),
+    "a closure": (Counts, lambda one: lambda x: one.count(x)),
+}
+
+
+# Dynamo makes a module of its own of a module, and warns where hooks of all modules are set, as a capture does.
+_OF_DYNAMO = {("compile", "a module"), ("disable", "a module")}
+
+
+@pytest.mark.parametrize(("wrap", "what"), sorted(set(itertools.product(WRAPPERS, BOUND)) - _OF_DYNAMO))
+@pytest.mark.parametrize("named", [False, True])
+def test_what_wrappers_of_libraries_call_is_followed(wrap: str, what: str, named: bool) -> None:
+    """Whether the wrapper is what is captured, or a variable of that."""
+    make, bound = BOUND[what]
+    one = make()
+    wrapper = WRAPPERS[wrap](bound(one))
+    captured = capture((lambda x: wrapper(x)) if named else wrapper, (X,), on_guard_failure="recapture")
+    assert one.calls == 0
+    for call in range(1, 4):
+        torch.testing.assert_close(captured(X.clone()), X * call)
+        assert one.calls == call

@@ -193,6 +193,60 @@ def test_arrays_are_guards_and_are_not_written(kind: str) -> None:
     assert held[0] == 3
 
 
+MADE_OF_ARRAYS: dict[str, Callable[[Any], Tensor]] = {
+    "from_numpy": torch.from_numpy,
+    "as_tensor": torch.as_tensor,
+    "asarray": torch.asarray,
+    "frombuffer": lambda array: torch.frombuffer(array, dtype=torch.float32),
+    "a part": lambda array: torch.from_numpy(array[1:]),
+}
+
+
+@pytest.mark.parametrize("made", MADE_OF_ARRAYS.values(), ids=MADE_OF_ARRAYS)
+@pytest.mark.parametrize("size", [3, 2**19])
+@pytest.mark.parametrize("passed", [False, True])
+def test_tensors_that_share_memory_with_arrays_are_read_and_not_written(made: Any, size: int, passed: bool) -> None:
+    held = np.ones(size, dtype="float32")
+    arguments = (held,) if passed else ()
+
+    def program(use: Callable[[Tensor], Any]) -> Callable[..., Any]:
+        return capture(lambda *given: use(made(given[0] if given else held)), arguments)
+
+    torch.testing.assert_close(program(lambda tensor: tensor * 2)(*arguments), made(held) * 2)
+    kept: list[Tensor] = []
+    for use in (lambda tensor: tensor.mul_(2).sum(), lambda tensor: tensor[1:], lambda tensor: kept.append(tensor)):
+        with pytest.raises(UnsupportedProgramError, match="memory of an array of NumPy"):
+            program(use)
+    assert (held == 1).all() and not kept
+
+
+def test_arrays_that_a_program_makes_are_its_own() -> None:
+    def writes(x: Tensor) -> Tensor:
+        return torch.from_numpy(np.ones(3, dtype="float32")).mul_(x)
+
+    def reuses(x: Tensor) -> Tensor:
+        buffer, total = np.zeros(3, dtype="float32"), x * 0
+        for number in range(3):
+            buffer[:] = number
+            total = total + torch.from_numpy(buffer)
+        return total
+
+    def shows(x: Tensor) -> Any:
+        array = np.zeros(3, dtype="float32")
+        torch.from_numpy(array).add_(x)
+        return array
+
+    def adds_to_a_buffer(x: Tensor) -> Tensor:
+        return torch.frombuffer(bytearray(12), dtype=torch.float32).add_(x)
+
+    program = capture(writes, (X,))
+    for _ in range(2):
+        torch.testing.assert_close(program(X), writes(X))
+    for refused in (reuses, shows, adds_to_a_buffer):
+        with pytest.raises(UnsupportedProgramError, match="in the memory of an array"):
+            capture(refused, (X,))
+
+
 GENERATORS: dict[str, Callable[[], Any]] = {
     "random.Random": lambda: random.Random(0),
     "Generator of NumPy": lambda: np.random.default_rng(0),

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import functools
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -170,23 +168,6 @@ def users_of(storage: torch.UntypedStorage) -> int:
 def is_sole_user(tensor: torch.Tensor) -> bool:
     """Whether nobody else has the memory of a tensor."""
     return int(torch._C._storage_Use_Count(storage_key(tensor))) == 1 and not tensor.is_inference()
-
-
-def belongs_to_others(storage: torch.UntypedStorage) -> bool:
-    """Whether others than torch may write to a memory: NumPy, or another process by a file."""
-    return not storage.resizable()
-
-
-def check_sum(storage: torch.UntypedStorage) -> int | None:
-    """A sum of the bytes of a memory; None of a device's."""
-    if storage.device.type != "cpu" or not storage.nbytes():
-        return None
-    return zlib.crc32(memory_of(storage))
-
-
-def memory_of(storage: torch.UntypedStorage) -> memoryview:
-    """The bytes of a memory of the CPU, to be read and written while the storage is."""
-    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def become(lazy: Any, fake: FakeTensor) -> None:

@@ -6,9 +6,11 @@ Invariant: no mode, no autograd and no version counter hears of what is asked an
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import itertools
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -81,6 +83,23 @@ def storage_key(tensor: torch.Tensor) -> int:
         return storage_address(tensor)
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
+
+
+def belongs_to_others(storage: torch.UntypedStorage) -> bool:
+    """Whether others than torch may write to a memory: NumPy, or another process by a file."""
+    return not storage.resizable()
+
+
+def check_sum(storage: torch.UntypedStorage) -> int | None:
+    """A sum of the bytes of a memory; None of a device's."""
+    if storage.device.type != "cpu" or not storage.nbytes():
+        return None
+    return zlib.crc32(memory_of(storage))
+
+
+def memory_of(storage: torch.UntypedStorage) -> memoryview:
+    """The bytes of a memory of the CPU, to be read and written while the storage is."""
+    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def counted_with(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from functionalize._torch.deferred import belongs_to_others, check_sum
+from functionalize._torch.tensors import belongs_to_others, check_sum
 from functionalize.call_stack import Location, user_location
 from functionalize.errors import DeferredError, name_of, variable_of
 

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from functionalize._torch.deferred import memory_of
+from functionalize._torch.tensors import memory_of
 from functionalize.deferred.mersenne import HEADER
 
 Meaning = TypeVar("Meaning")

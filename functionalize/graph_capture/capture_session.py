@@ -56,6 +56,7 @@ from functionalize.runtime.specialization import Capture, Recorded
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
+from functionalize.transform.borrowed_memory import BorrowedMemory
 
 # Whether data decide; instead of them, what is to be answered; the numbers that data of their own decide by.
 ByData = tuple[bool, Answers | None, ChangingNumbers | None]
@@ -235,7 +236,7 @@ class CaptureSession(RecordingSession):
         noted = (entry for entry in self._inputs.inputs if entry.optional or entry.gradient_of is not None)
         context.notes.unused.update(id(entry.fake) for entry in noted)
         self._asked, context.notes.constants = context.notes.asked, self._constants
-        context.notes.generators = self._generators.given
+        context.notes.generators, context.borrowed = self._generators.given, BorrowedMemory(self._held)
 
     def _program(self, looked_up: list[Any]) -> Any:
         """``looked_up``: gets the numbers that the program looks up in dicts."""

@@ -101,7 +101,7 @@ class ObjectGraph:
         """What stands for a leaf of a pytree among what the graph gives: for an object that is made anew nothing."""
         if isinstance(leaf, torch.Tensor):
             return TensorRef(self.number(leaf))
-        _refuse_text(leaf, "the result")
+        self._refuse_part(leaf, "the result")
         return of_python(leaf) if isinstance(leaf, SYMBOLS) or not self._is_anew(leaf) else None
 
     def is_tree(self, value: Any) -> bool:
@@ -155,9 +155,7 @@ class ObjectGraph:
         value = of_python(value)
         if id(value) in self._recipes:
             return self._recipes[id(value)]
-        if isinstance(value, Node):  # of autograd's, which knows the tensors of the capture
-            raise self._refusal(value, path)
-        _refuse_text(value, path)
+        self._refuse_part(value, path)
         if not self._is_anew(value):
             return value
         kind = value if isinstance(value, type) else type(value)
@@ -172,6 +170,12 @@ class ObjectGraph:
         made = self._recipes[id(value)] = Recipe(anatomy.new, anatomy.fill)
         self._pending += [(made.rest, anatomy.rest, path), (made.first, anatomy.first, path)]
         return made
+
+    def _refuse_part(self, value: Any, path: str) -> None:
+        """Raise where a value is of the capture's tensors: of autograd's graph, a storage, a text."""
+        if isinstance(value, Node) or (isinstance(value, torch.UntypedStorage) and value.device.type == "meta"):
+            raise self._refusal(value, path)
+        _refuse_text(value, path)
 
     def _is_anew(self, value: Any) -> bool:
         """Whether a call has to make it; what was not looked at is a part that was made for a recipe."""

@@ -25,7 +25,6 @@ from functionalize.graph_capture.variables import (
     Named,
     Names,
     bound_by_name,
-    bound_by_partial,
     catches,
     is_installed,
     is_own,
@@ -234,7 +233,7 @@ class Follower:
             if id(func) in self._followed:
                 return
             self._followed[id(func)] = func
-        functions = list(layers(bound_by_partial(func)))
+        functions = list(layers(func))
         names = list(map(self.code.note, functions))
         self._logs.meet_functions(functions)
         marks = any(one.gives_attributes for one in names)

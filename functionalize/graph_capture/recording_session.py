@@ -18,12 +18,14 @@ from functionalize._torch.fakes import FakeFactory, FakeTensorMode, below_dispat
 from functionalize._torch.tracing import new_placeholder, recording, track
 from functionalize.call_stack import Origin
 from functionalize.errors import DataDependentError
+from functionalize.graph_capture.arrays import refuse_shared
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.joint_graph import JointTracer
 from functionalize.graph_capture.object_graph import ObjectGraph
+from functionalize.graph_capture.storages import refuse_resized
 from functionalize.graph_capture.tracing_errors import explained, replayed
 from functionalize.runtime.modes import changed_modes, modes_now, set_modes
 from functionalize.runtime.side_effects import LeftInObjects
@@ -99,6 +101,15 @@ class RecordingSession:
             self.decider = None  # it knows the session
             self.regions.release()
 
+    def _ran(self, run: Callable[[], Any]) -> list[Any]:
+        """What the program gives, in a list; modes of torch that it leaves otherwise are put back."""
+        before = modes_now()
+        try:
+            return [run()]  # to which nothing else refers from now on
+        finally:
+            self.modes_left = changed_modes(before)
+            set_modes({name: before[name] for name in self.modes_left})
+
     def record(
         self,
         run: Callable[[], Any],
@@ -119,22 +130,17 @@ class RecordingSession:
         joint.begin(inputs)
         follow(mode.context)
 
-        def program() -> Any:
-            before = modes_now()
-            try:
-                return [run()]  # to which nothing else refers from now on
-            finally:
-                self.modes_left = changed_modes(before)
-                set_modes({name: before[name] for name in self.modes_left})
-
         def end(context: Any, entries: Any, returned: Any) -> Recorded:
             context.origin = None
-            return finalizer.finalize(entries, returned, effects(finalizer.objects, returned), joint)
+            found = finalizer.finalize(entries, returned, effects(finalizer.objects, returned), joint)
+            refuse_shared(context, finalizer.handles, returned)
+            refuse_resized(context.graph, entries, finalizer.handles)
+            return found
 
         try:
             given = [entry for entry in inputs if entry.fake is not None and entry.given]
             fakes = [entry.fake for entry in sorted(given, key=lambda entry: entry.optional)]
-            recorded: Recorded = run_call(mode, program, (), {}, end, reached=fakes)
+            recorded: Recorded = run_call(mode, partial(self._ran, run), (), {}, end, reached=fakes)
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
         except (RuntimeError, TypeError, IndexError, ValueError) as error:

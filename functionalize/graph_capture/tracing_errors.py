@@ -44,6 +44,12 @@ _KNOWN = (
         f"compute with torch, or {_OPERATOR}",
     ),
     _Known(
+        "Not available for 'meta' device type",
+        "the program reads the bytes of a storage",
+        "there are no bytes while a program is captured",
+        f"use tensors (`x.view(torch.uint8)`), or {_OPERATOR}",
+    ),
+    _Known(
         "'_InKernel' object",
         "the program saves a tensor (torch.save, pickle)",
         "what is written are the values, and there are none while a program is captured",

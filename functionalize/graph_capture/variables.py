@@ -27,7 +27,7 @@ _CAUGHT, _POP_TOP = opmap.get("PUSH_EXC_INFO"), opmap["POP_TOP"]
 _LOADS_BY_NAME = {
     opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
 }  # the second since 3.12
-FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, type(functools.lru_cache(lambda: None)))
 METHODS_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)  # functions, too, which are bound to a module
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
@@ -58,49 +58,47 @@ def is_own(name: str | None) -> bool:
 
 def variables(func: Any) -> Iterator[Named]:
     """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
-    for one in _partials(func):
-        yield "args", BoundBy(one), "args"
-        yield from ((name, one.keywords, name) for name in one.keywords)
-    func = bound_by_partial(func)
-    if inspect.ismethod(func):
-        yield "self", {"self": func.__self__}, "self"
-        func = func.__func__
-    elif not (inspect.isfunction(func) or is_module(func)):
-        yield "self", {"self": func}, "self"
-        func = inspect.getattr_static(type(func), "__call__", None)
-    for function in layers(func):
-        if not (function.__module__ and function.__module__.split(".")[0] == "torch"):
-            yield from _defaults(function)
-            yield from _named(function)
+    for one in _behind(func):
+        if isinstance(one, functools.partial):
+            yield "args", BoundBy(one), "args"
+            yield from ((name, one.keywords, name) for name in one.keywords)
+        elif inspect.ismethod(one):
+            yield "self", {"self": one.__self__}, "self"
+        elif not (inspect.isfunction(one) or (one is func and is_module(one))):
+            yield "self", {"self": one}, "self"
+            yield from _of_layers(inspect.getattr_static(type(one), "__call__", None))
+    yield from _of_layers(func)
 
 
-def _partials(func: Any) -> Iterator[functools.partial[Any]]:
-    """A ``functools.partial``, and what it calls that is one, too."""
-    while isinstance(func, functools.partial):
+def _behind(func: Any) -> Iterator[Any]:
+    """A callable, and in turn what it calls: what ``partial`` or a method binds, what decorators wrapped."""
+    seen = set[int]()
+    while callable(func) and id(func) not in seen:
+        seen.add(id(func))
         yield func
-        func = func.func
-
-
-def bound_by_partial(func: Any) -> Any:
-    """What a ``functools.partial`` calls in the end; of others themselves."""
-    while isinstance(func, functools.partial):
-        func = func.func
-    return func
+        if isinstance(func, functools.partial):
+            func = func.func
+        else:
+            func = getattr(func, "__func__", None) or getattr(func, "__wrapped__", None)
 
 
 def bound_by_name(func: Any) -> list[dict[str, Any]]:
     """The dicts of arguments that ``functools.partial`` binds by name, which a program may change."""
-    return [one.keywords for one in _partials(func)]
+    return [one.keywords for one in _behind(func) if isinstance(one, functools.partial)]
 
 
 def layers(func: Any) -> Iterator[Any]:
     """The function behind decorators, and what decorators of the user's wrapped it in."""
-    seen, wrapped = set[int](), func if callable(func) else None
-    while wrapped is not None and id(wrapped) not in seen:
-        seen.add(id(wrapped))
-        one, wrapped = getattr(wrapped, "__func__", wrapped), getattr(wrapped, "__wrapped__", None)
-        if inspect.isfunction(one) and (wrapped is None or is_of_program(one.__code__)):
+    for one in _behind(func):
+        if inspect.isfunction(one) and (not hasattr(one, "__wrapped__") or is_of_program(one.__code__)):
             yield one
+
+
+def _of_layers(func: Any) -> Iterator[Named]:
+    for function in layers(func):
+        if not (function.__module__ and function.__module__.split(".")[0] == "torch"):
+            yield from _defaults(function)
+            yield from _named(function)
 
 
 def _named(func: Any) -> Iterator[Named]:

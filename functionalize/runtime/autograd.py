@@ -197,7 +197,8 @@ class CapturedFunction(torch.autograd.Function):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         call: ForwardCall = ctx.call
-        if call.backward is None:
+        unreached = call.unreached(tangents)  # get none, where eager has none: optimizers tell it from zeros
+        if call.backward is None or len(unreached) == len(call.differentiated):  # what was saved may be gone
             return (None,) * (1 + len(call.gradients))
         saved = iter(_saved_by(ctx))
         given = [next(saved) if value is _TENSOR else value for value in ctx.plain]
@@ -209,7 +210,7 @@ class CapturedFunction(torch.autograd.Function):
             gradients = ctx.derivation.differentiable([found[n] for n in call.differentiated], laid_out)
             for number, gradient in zip(call.differentiated, gradients, strict=True):
                 found[number] = gradient
-        for number in call.unreached(tangents):  # none, where eager has none: optimizers tell it from zeros
+        for number in unreached:
             found[number] = None
         if not keeps_graph():
             ctx.derivation = None

@@ -6,6 +6,7 @@ Invariant: what is read can be written back. Limits: the rows below; arrays that
 from __future__ import annotations
 
 import array
+import ctypes
 import math
 import pickle
 import random
@@ -16,6 +17,32 @@ from typing import Any, NamedTuple
 _MAX_BYTES = 2**20  # of arrays that calls compare
 
 
+class Extent(NamedTuple):
+    """Where in memory something lies: its first address, and that behind its last one."""
+
+    first: int
+    end: int
+
+    def meets(self, other: Extent) -> bool:
+        """Whether both have an address."""
+        return self.first < other.end and other.first < self.end
+
+
+def _extent_of_buffer(value: Any) -> Extent | None:
+    with memoryview(value) as view:
+        if view.readonly or not view.nbytes or not view.c_contiguous:
+            return None
+        first = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        return Extent(first, first + view.nbytes)
+
+
+def _extent_of_numpy(value: Any) -> Extent | None:
+    first: int = value.__array_interface__["data"][0]
+    steps = [(size - 1) * stride for size, stride in zip(value.shape, value.strides, strict=True)]
+    low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
+    return Extent(first + low, first + high + value.itemsize) if value.size else None
+
+
 class Access(NamedTuple):
     """How what an object holds is read, as a value that can be compared, and written back."""
 
@@ -23,6 +50,7 @@ class Access(NamedTuple):
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], object]
     size: Callable[[Any], float] = lambda value: 0  # in bytes
+    extent: Callable[[Any], Extent | None] = lambda value: None  # of what tensors may share
 
 
 def _write_items(value: Any, held: Any) -> None:
@@ -40,16 +68,23 @@ def _write_state(generator: Any, held: bytes) -> None:
 
 # By the module and the name of a class: not all are loaded.
 ARRAYS: Mapping[tuple[str, str], Access] = {
-    ("builtins", "bytearray"): Access("a bytearray", bytes, _write_items, len),
-    ("builtins", "memoryview"): Access("a memoryview", memoryview.tobytes, _write_items, lambda view: view.nbytes),
+    ("builtins", "bytearray"): Access("a bytearray", bytes, _write_items, len, _extent_of_buffer),
+    ("builtins", "memoryview"): Access(
+        "a memoryview", memoryview.tobytes, _write_items, lambda view: view.nbytes, _extent_of_buffer
+    ),
     ("array", "array"): Access(
-        "an array.array", lambda a: array.array(a.typecode, a), _write_items, lambda a: len(a) * a.itemsize
+        "an array.array",
+        lambda a: array.array(a.typecode, a),
+        _write_items,
+        lambda a: len(a) * a.itemsize,
+        _extent_of_buffer,
     ),
     ("numpy", "ndarray"): Access(
         "an array of NumPy",
         lambda a: (a.shape, a.dtype.str, a.tobytes()),
         _write_numpy,
         lambda a: math.inf if a.dtype.hasobject else a.nbytes,
+        _extent_of_numpy,
     ),
 }
 GENERATORS: Mapping[tuple[str, str], Access] = {
@@ -63,11 +98,11 @@ GENERATORS: Mapping[tuple[str, str], Access] = {
 }
 
 
-def access_to(value: Any, table: Mapping[tuple[str, str], Access]) -> Access | None:
-    """The row of a value's class, if it has one and the value is not too large."""
+def access_to(value: Any, table: Mapping[tuple[str, str], Access], *, large: bool = False) -> Access | None:
+    """The row of a value's class, if it has one and the value is not too large; ``large``: whatever its size is."""
     kind = type(value)
     access = table.get((kind.__module__, kind.__qualname__))
-    return None if access is None or access.size(value) > _MAX_BYTES else access
+    return None if access is None or (not large and access.size(value) > _MAX_BYTES) else access
 
 
 def held_by(value: Any, table: Mapping[tuple[str, str], Access]) -> Any:

@@ -43,6 +43,7 @@ from functionalize.ops import tables
 from functionalize.ops.calls import draws
 from functionalize.transform import dry_run
 from functionalize.transform.autograd_notes import AutogradNotes
+from functionalize.transform.borrowed_memory import BorrowedMemory
 from functionalize.transform.unseen_aliases import UnseenAliases
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 
@@ -86,6 +87,7 @@ class FunctionalizationContext:
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.notes = AutogradNotes()
+        self.borrowed: BorrowedMemory | None = None  # None: nobody asks
         self._protected: dict[int, list[_Sharing]] = {}
         self._sources: Any = WeakIdKeyDictionary()  # of views of what has no strides, which live as long
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
@@ -262,14 +264,17 @@ class FunctionalizationContext:
         with below_mode(mode) if aside else contextlib.nullcontext():
             return backward(*args, **kwargs)
 
-    def find_storage(self, storage: torch.UntypedStorage) -> None:
-        """Make a base for a storage that the program is about to set a tensor to, which may have it grow."""
+    def find_storage(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
+        """Make a base for a storage that the program is about to set a tensor to, which may have it grow.
+
+        Returns what has the storage, if that is known.
+        """
         base = self.graph.bases.get(storage_id(storage))
         if base is not None:
             holding = base.original() if base.original is not None else None  # what the program made grows as it is
             if holding is not None and storage_key(holding) == base.key:
                 self.prepare_resize(holding)
-            return
+            return base.root.value
         holding = self.executor.tensor_with_storage(storage)
         if holding is not None:
             self.prepare_resize(holding)
@@ -279,6 +284,7 @@ class FunctionalizationContext:
                 why="no tensor is left that says what the storage holds",
                 hint="set_ to a tensor, or keep one of that storage alive",
             )
+        return holding
 
     def protect(self, handle: torch.Tensor, reason: str, other: torch.Tensor | None = None) -> None:
         """From now on refuse writes to a handle: another tensor has its memory, and would not see them.

@@ -43,6 +43,7 @@ from functionalize.transform.handlers.inplace_views import (
     check_place,
     keeps_size,
     new_size,
+    refuse_bytes,
     refuse_uncounted,
     with_kept_strides,
 )
@@ -131,9 +132,13 @@ class FunctionalizeMode(TorchDispatchMode):
         return keys[0] == keys[1] and layouts[0].key == layouts[1].key
 
     def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        if func is aten.lift_fresh.default and not self.context.executor.observed:
+        lifts = func is aten.lift_fresh.default
+        if lifts and not self.context.executor.observed:
             return args[0]  # `from_numpy` comes by here: the tensor shares the array's memory
-        return self._functional(tables.overload(tables.row(func).functional or ""), args, kwargs)
+        out = self._functional(tables.overload(tables.row(func).functional or ""), args, kwargs)
+        if lifts and self.context.borrowed is not None:
+            self.context.borrowed.note_lifted(args[0], out)
+        return out
 
     def _composite(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         with self, as_before_modes(func):
@@ -240,7 +245,7 @@ class FunctionalizeMode(TorchDispatchMode):
             if isinstance(arg, torch.Tensor):
                 context.unshare(arg)
             elif isinstance(arg, torch.UntypedStorage):
-                context.find_storage(arg)
+                refuse_bytes(handle, context.find_storage(arg))
         view = context.graph.ensure(handle)
         if size is not None:
             context.prepare_resize(handle)

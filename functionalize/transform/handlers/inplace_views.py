@@ -52,6 +52,22 @@ def with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any
     return aten.set_.source_Storage_storage_offset, (*sized, list(handle.stride()))
 
 
+def refuse_bytes(handle: torch.Tensor, known: torch.Tensor | None) -> None:
+    """Raise where torch makes a tensor for the bytes of a storage, as `fill_` of one does, which a fake one has not.
+
+    ``known``: what the storage belongs to, to which the handle is about to be set.
+
+    Raises:
+        UnsupportedMutationError: it does.
+    """
+    if known is not None and handle.device != known.device:
+        raise UnsupportedMutationError(
+            f"the bytes of the storage of a tensor of size {tuple(known.size())} are read or written, past tensors",
+            why="there are no bytes while a program is traced or captured",
+            hint="use tensors: `x.fill_(0)`, `x.copy_(y)`, `x.view(torch.uint8)`",
+        )
+
+
 def _check_room(storage: torch.UntypedStorage, kept: Layout, wanted: Sequence[Any]) -> None:
     if (kept.size, kept.stride) == tuple(map(tuple, wanted)):
         _refuse_beyond(storage, kept)

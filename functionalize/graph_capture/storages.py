@@ -1,0 +1,47 @@
+"""What a program does to storages past tensors and operators: no mode sees it, and no call could do the same.
+
+Invariant: what is resized by operators (`resize_`, an `out=`) is none of this. Limits: that a storage has another size
+when the program ends than when it began, where sizes are no symbols; what else is asked of storages raises by itself,
+as fake ones have no bytes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from functionalize._torch import is_symbolic, storage_key
+from functionalize.aliasing.alias_graph import AliasGraph
+from functionalize.errors import UnsupportedProgramError
+from functionalize.transform.epilogue import Input
+
+
+def refuse_resized(graph: AliasGraph, entries: Sequence[Input], given: Sequence[torch.Tensor]) -> None:
+    """Raise where a program, which has run, has resized the storage of an input, or freed that of what it gives.
+
+    ``entries``: its inputs as they were; ``given``: the tensors that the caller gets.
+
+    Raises:
+        UnsupportedProgramError: it has.
+    """
+    for entry in entries:
+        base, tensor = graph.bases.get(entry.storage), entry.handle
+        by_operator = base is not None and base.capacity is not None
+        if not (by_operator or is_symbolic(tensor)) and storage_key(tensor) == entry.storage > 0:
+            _refuse_if(partial(operator.ne, entry.capacity), tensor)
+    for tensor in given:
+        if storage_key(tensor) > 0 and not is_symbolic(tensor) and tensor.numel():
+            _refuse_if(operator.not_, tensor)
+
+
+def _refuse_if(resized: Callable[[int], bool], tensor: torch.Tensor) -> None:
+    size = tensor.untyped_storage().nbytes()
+    if type(size) is int and resized(size):
+        raise UnsupportedProgramError(
+            f"the program resizes the storage of a tensor of size {tuple(tensor.size())}",
+            why="it does so past all operators, and a call could not do the same",
+            hint="resize it before or after the program is called, or let it go by `x.data = torch.empty(0)`",
+        )
