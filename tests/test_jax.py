@@ -607,3 +607,72 @@ def test_programs_of_all_exporters(name: str) -> None:
         expected, found = pytree.tree_leaves(program(*given)), run(*mine)
         torch.testing.assert_close(found, [leaf for leaf in expected if leaf is not None], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(mine, given)
+
+
+_LARGE = (
+    300.0,
+    -300,
+    7e4,
+    -7e4,
+    3e9,
+    -3e9,
+    5e9 + 5,
+    1e19,
+    -1e19,
+    2.0**31,
+    -(2.0**31),
+    2.0**63,
+    -(2.0**63),
+    255.7,
+    -0.5,
+)
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_floats_become_whole_numbers_as_in_eager(dtype: torch.dtype) -> None:
+    """Narrow ones wrap around; what 32 or 64 bits do not hold, and what is no number, is the least of these."""
+    inf, short = float("inf"), (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.bool)
+    x = torch.tensor([*_LARGE, inf, -inf, float("nan")], dtype=torch.float64).to(dtype)
+    for wanted in (short, (torch.int64, torch.uint64)):
+
+        def run(x: Tensor, wanted: Any = wanted) -> tuple[Tensor, ...]:
+            return tuple(x.to(one) for one in wanted)
+
+        for program in ((whole := capture(run, (x,)).to_jax()), whole.jit()):
+            _, found = program({}, from_torch(x))
+            for mine, expected in zip(found, run(x), strict=True):
+                assert to_torch(mine).tolist() == expected.tolist(), expected.dtype
+
+
+def test_written_whole_numbers_wrap_around() -> None:
+    def run(x: Tensor) -> Any:
+        return torch.zeros(2, dtype=torch.int8).copy_(x), x.sum(dtype=torch.int32), x.short()
+
+    x = torch.tensor([300.0, -7e4])
+    _, found = capture(run, (x,)).to_jax()({}, from_torch(x))
+    torch.testing.assert_close(tuple(map(to_torch, found)), run(x))
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str, dtype: torch.dtype) -> None:
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4, 3]), torch.tensor([0, 2, 2, 6])
+
+    for padding, last in ((None, False), (4, False), (None, True)):
+        bag = torch.nn.EmbeddingBag(7, 3, mode=mode, dtype=dtype, padding_idx=padding, include_last_offset=last)
+
+        def run(indices: Tensor, offsets: Tensor, bag: Any = bag, last: bool = last) -> Any:
+            weight, number = bag.weight.detach(), ("sum", "mean", "max").index(mode)
+            kept = torch.embedding_bag(weight, indices, offsets, mode=number, include_last_offset=last)
+            return (
+                bag(indices, offsets).detach(),
+                kept[0],
+                kept[1],
+                *(() if last else kept[2:]),
+            )  # of whose sizes torch is unsure
+
+        program = capture(run, (indices, offsets)).to_jax()
+        _, found = program.jit()(program.initial_state, from_torch(indices), from_torch(offsets))
+        torch.testing.assert_close(tuple(map(to_torch, found)), run(indices, offsets))

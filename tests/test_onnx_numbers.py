@@ -319,3 +319,65 @@ def test_norms_of_what_is_no_number(tmp_path: Path) -> None:
 def test_what_the_exporter_fails_at_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedExportError, match=r"aten\.histc(.|\n)*test_onnx_numbers\.py"):
         loaded(lambda x: torch.histc(x, 4), tmp_path, torch.rand(3))
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_bounds_on_one_side_keep_infinities(dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.tensor([-_INF, -7, -1, 0.5, 9, _INF, _NAN], dtype=dtype)
+    zero = torch.tensor(0.0, dtype=dtype)
+
+    def run(x: Tensor) -> Any:
+        by_tensors = torch.clamp_min(x, zero), torch.clamp_max(x, zero), torch.clamp_max(x, x.flip(0))
+        return x.clamp(max=0.0), x.clamp(min=0), torch.clamp_min(x, 1), torch.clamp_max(x, 1.0), *by_tensors, F.relu6(x)
+
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x), equal_nan=True)
+
+
+@pytest.mark.slow(seconds=3)
+def test_maxima_of_infinities_below(tmp_path: Path) -> None:
+    x = torch.full((2, 6, 6), -_INF)
+    x[0, 0, 0], x[0, 5, 5] = 1, torch.finfo(torch.float32).min
+
+    def run(x: Tensor) -> Any:
+        flat = F.max_pool1d(x, 3, 2, 1), F.max_pool2d(x, 3), *F.max_pool2d(x, 4, 4, 1, 1, True, return_indices=True)
+        deep = F.max_pool3d(x.unsqueeze(0), (1, 3, 3), 2, (0, 1, 1)), F.adaptive_max_pool3d(x.unsqueeze(0), (1, 3, 3))
+        return *flat, F.max_pool2d(x, 3, 2, 1), F.adaptive_max_pool2d(x, 3), F.max_pool2d(x, 2, 1, 1, 2), *deep
+
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x))
+
+
+@pytest.mark.slow(seconds=2)
+def test_extremes_of_infinities_that_go_to_one_place(tmp_path: Path) -> None:
+    x, index = torch.tensor([-_INF, -_INF, 1]), torch.tensor([0, 0, 1])
+
+    def run(x: Tensor) -> Any:
+        most = torch.zeros(3).scatter_reduce(0, index, x, "amax", include_self=False)
+        least = torch.zeros(3).scatter_reduce(0, index, -x, "amin", include_self=False)
+        return most, least, torch.zeros([]).scatter_reduce(0, index[0], x[0], "amax", include_self=False)
+
+    torch.testing.assert_close(loaded(run, tmp_path, x)(x), run(x))
+
+
+@pytest.mark.slow(seconds=4)
+def test_products_that_are_added_to_nothing(tmp_path: Path) -> None:
+    """On every way out."""
+    nothing, x = torch.full((2, 2), _NAN), torch.tensor([[1.0, 2], [3, 4]])
+
+    def run(nothing: Tensor, x: Tensor, number: Tensor) -> Any:
+        whole, both = nothing.unsqueeze(0), torch.stack([x, x])
+        matrices = torch.addmm(nothing, x, x, beta=0), torch.addmm(nothing, x, x, beta=0, alpha=number.item())
+        batches = (
+            torch.baddbmm(whole, x[None], x[None], beta=0.0, alpha=2),
+            torch.addbmm(nothing, both, both, beta=0),
+        )
+        return *matrices, *batches, torch.addmv(nothing[0], x, x[0], beta=0), torch.addr(nothing, x[0], x[1], beta=0)
+
+    args = nothing, x, torch.tensor(2.0)
+    program, expected = capture(run, args), run(*args)
+    torch.testing.assert_close(program.to_core_aten().module()(*args), expected)
+    torch.testing.assert_close(onnx.load(program.to_onnx(tmp_path / "products.onnx"))(*args), expected)
+    jax = pytest.importorskip("functionalize.backends.jax")
+    _, found = program.to_jax().jit()({}, *map(jax.from_torch, args))
+    for mine, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, wanted)

@@ -164,6 +164,12 @@ def decompositions() -> dict[Any, Any]:
     return create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(_registry())))
 
 
+def exporters(op: Any) -> Callable[..., Any]:
+    """How the exporter translates an operator: a function of values of ONNX that gives such."""
+    found: Callable[..., Any] = _registry().get_decomps(op)[0].onnx_function
+    return found
+
+
 def untranslated(program: ExportedProgram, known: Collection[Any]) -> Iterator[tuple[Node, str]]:
     """The nodes of a program that the exporter cannot translate, each with the reason; ``known``: who has others."""
     for node in program.graph.nodes:

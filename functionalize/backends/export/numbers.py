@@ -160,6 +160,8 @@ def _plus_product(product: Any) -> Rule:
 
     def rule(emitter: Emitter, base: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Node:
         found = _scaled(emitter, alpha, emitter.call(product, one, other))
+        if not isinstance(beta, Node) and beta == 0:
+            return found  # type: ignore[no-any-return]
         scaled = _scaled(emitter, beta, base)
         if isinstance(beta, Node):
             scaled = emitter.call(aten.where.self, emitter.call(aten.eq.Scalar, beta, 0), beta, scaled)

@@ -165,7 +165,11 @@ def promoted(*values: Any) -> tuple[Any, ...]:
 
 
 def cast(value: Any, dtype: Any) -> Any:
-    """An array of a dtype, of an array or a number. Floats become integers as in torch: cut off."""
+    """An array of a dtype, of an array or a number.
+
+    A complex one loses its imaginary part, a boolean one says whether there is anything, and floats become integers
+    as in torch: cut off.
+    """
     value = known(value)
     if isinstance(value, (bool, int, float, complex)):
         if category(dtype) == 1 and isinstance(value, int):
@@ -173,7 +177,31 @@ def cast(value: Any, dtype: Any) -> Any:
         return jnp.asarray(value, dtype=dtype)
     if value.dtype == dtype and not getattr(value, "weak_type", False):
         return value
+    if category(dtype) == 0:
+        return value != 0
+    value = jnp.real(value) if category(dtype) < 3 else value
+    if category(value.dtype) == 2 and category(dtype) == 1:
+        return _cut_off(value, np.dtype(dtype))
     return jax.lax.convert_element_type(value, dtype)
+
+
+def _cut_off(x: Any, dtype: np.dtype[Any]) -> Any:
+    """Floats as integers, as eager's kernels on a CPU have them.
+
+    They are cut off to 32 or 64 bits, of which narrower integers keep the last ones. What does not fit there, and what
+    is no number, is the least of these integers. (Of `uint32` eager has several, by how it comes to the number.)
+    """
+    x = x.astype(np.float32) if x.dtype.itemsize == 2 else x
+    wide = dtype.itemsize == 8 or (dtype == np.uint8 and x.dtype == np.float64)
+    through: Any = np.dtype(np.int64 if wide else np.int32)
+    beyond = 2.0 ** (8 * through.itemsize - 1)
+    fits = (x >= -beyond) & (x < beyond)
+    found = jnp.where(fits, jax.lax.convert_element_type(x, through), np.array(np.iinfo(through).min, through))
+    found = jax.lax.convert_element_type(found, dtype)
+    if dtype not in (np.uint32, np.uint64):
+        return found
+    large = jnp.where(x < 2 * beyond, jax.lax.convert_element_type(x, dtype), np.array(0, dtype))
+    return jnp.where(x >= beyond, large, found)
 
 
 def as_float(value: Any) -> Any:

@@ -322,19 +322,8 @@ def masked_fill(x: Array, mask: Array, value: Any) -> Array:
 
 
 @lowering(aten._to_copy, takes_call=True)
-def to_copy(call: Call, x: Array, **_: Any) -> Array:
-    return converted(x, call.dtype)
-
-
-def converted(x: Array, dtype: Any) -> Array:
-    """An array of another dtype: a complex one loses its imaginary part, a boolean asks whether there is anything."""
-    if category(dtype) == 0:
-        return x != 0
-    if category(x.dtype) == 3 and category(dtype) < 3:
-        x = jnp.real(x)
-    if category(x.dtype) == 2 and dtype == jnp.uint8:
-        return x.astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32).astype(dtype)  # type: ignore[attr-defined]
-    return x.astype(dtype)
+def to_copy(call: Call, x: Any, **_: Any) -> Array:
+    return cast(x, call.dtype)
 
 
 @lowering(aten.clone, aten.alias, aten.lift_fresh, aten.positive, aten.contiguous)
@@ -349,7 +338,7 @@ def detach(x: Array) -> Array:
 
 @lowering(aten.copy)
 def copy(x: Array, src: Array, non_blocking: bool = False) -> Array:
-    return jnp.broadcast_to(converted(src, x.dtype), x.shape)
+    return jnp.broadcast_to(cast(src, x.dtype), x.shape)
 
 
 @lowering(aten.fill.Scalar, aten.fill.Tensor)

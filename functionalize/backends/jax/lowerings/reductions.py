@@ -15,7 +15,7 @@ import torch
 
 from functionalize.backends.interpreter import Call
 from functionalize.backends.jax.lowerings.derivatives import absolute, of_order, root
-from functionalize.backends.jax.lowerings.elementwise import converted, logaddexp, rounded
+from functionalize.backends.jax.lowerings.elementwise import logaddexp, rounded
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import cast, category
 
@@ -41,7 +41,7 @@ def sum_all(call: Call, x: Array, dtype: Any = None) -> Array:
 
 @lowering(aten.sum.dim_IntList, takes_call=True)
 def sum_dims(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
-    wide = converted(x, _wide(call.dtype))
+    wide = cast(x, _wide(call.dtype))
     return jnp.sum(wide, axes(x, dim), keepdims=keepdim, dtype=wide.dtype).astype(call.dtype)
 
 
@@ -52,17 +52,17 @@ def mean_all(call: Call, x: Array, dtype: Any = None) -> Array:
 
 @lowering(aten.mean.dim, takes_call=True)
 def mean(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
-    return jnp.mean(converted(x, _wide(call.dtype)), axes(x, dim), keepdims=keepdim).astype(call.dtype)
+    return jnp.mean(cast(x, _wide(call.dtype)), axes(x, dim), keepdims=keepdim).astype(call.dtype)
 
 
 @lowering(aten.prod.default, takes_call=True)
 def prod_all(call: Call, x: Array, dtype: Any = None) -> Array:
-    return jnp.prod(converted(x, call.dtype), dtype=call.dtype)
+    return jnp.prod(cast(x, call.dtype), dtype=call.dtype)
 
 
 @lowering(aten.prod.dim_int, takes_call=True)
 def prod(call: Call, x: Array, dim: int, keepdim: bool = False, dtype: Any = None) -> Array:
-    return jnp.prod(converted(x, call.dtype), axes(x, dim), keepdims=keepdim, dtype=call.dtype)
+    return jnp.prod(cast(x, call.dtype), axes(x, dim), keepdims=keepdim, dtype=call.dtype)
 
 
 @lowering(aten.any.default, aten.any.dim, aten.any.dims, aten._is_any_true.default, takes_call=True)
@@ -195,13 +195,13 @@ def var_dim(x: Array, dim: Any, unbiased: bool = True, keepdim: bool = False) ->
 
 @lowering(aten.cumsum, takes_call=True)
 def cumsum(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
-    wide = converted(x, _wide(call.dtype))
+    wide = cast(x, _wide(call.dtype))
     return (jnp.cumsum(wide, dim, dtype=wide.dtype) if x.ndim else wide).astype(call.dtype)
 
 
 @lowering(aten.cumprod, takes_call=True)
 def cumprod(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
-    wide = converted(x, _wide(call.dtype))
+    wide = cast(x, _wide(call.dtype))
     return (jnp.cumprod(wide, dim, dtype=wide.dtype) if x.ndim else wide).astype(call.dtype)
 
 
@@ -249,13 +249,13 @@ def cummin(x: Array, dim: int) -> tuple[Array, Array]:
 
 @lowering(aten._softmax, takes_call=True)
 def softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
-    wide = converted(x, _wide(call.dtype))
+    wide = cast(x, _wide(call.dtype))
     return (jax.nn.softmax(wide, dim) if x.ndim else jnp.ones_like(wide)).astype(call.dtype)
 
 
 @lowering(aten._log_softmax, takes_call=True)
 def log_softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
-    wide = converted(x, _wide(call.dtype))
+    wide = cast(x, _wide(call.dtype))
     return (jax.nn.log_softmax(wide, dim) if x.ndim else jnp.zeros_like(wide)).astype(call.dtype)
 
 

@@ -26,4 +26,4 @@ from functionalize.backends.onnx.rewrites.registry import either as either
 
 _OF_VALUES = (convolutions, elementwise, integers, layouts, matrices, numbers, randomness, reductions, scans, types)
 FAMILIES = (attention, *_OF_VALUES)
-TRANSLATIONS = matrices.TRANSLATIONS | python_numbers.TRANSLATIONS
+TRANSLATIONS = convolutions.TRANSLATIONS | matrices.TRANSLATIONS | python_numbers.TRANSLATIONS

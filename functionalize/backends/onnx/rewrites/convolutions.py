@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from functionalize._torch.onnx import exporters
 from functionalize.backends.onnx.rewrites.registry import rewrite
 
 aten = torch.ops.aten
@@ -78,3 +81,32 @@ def _weight_gradient(gradient: Any, inputs: Any, weight: Any, options: Any) -> A
             made = made.narrow(dim, 0, weight.size(dim))
         found.append(made.transpose(0, 1))
     return torch.cat(found)
+
+
+def _max_pool(op: Any) -> Callable[..., Any]:
+    """With infinities below where a window has nothing else: of these the engine makes the least finite number.
+
+    So it does with 32 bits alone.
+    """
+
+    def pooled(x: Any, *geometry: Any) -> Any:
+        import onnxscript
+        from onnxscript.ir import DataType
+
+        onnx: Any = onnxscript.opset18
+        pool = exporters(op)
+        found, indices = pool(x, *geometry)
+        if x.dtype != DataType.FLOAT:
+            return found, indices
+        counts = onnx.Cast(onnx.Not(onnx.IsInf(x, detect_positive=0)), to=DataType.FLOAT)
+        counts.shape = x.shape  # which the exporter asks for
+        some, _ = pool(counts, *geometry)
+        infinite = onnx.Constant(value_float=-math.inf)
+        return onnx.Where(onnx.Cast(some, to=DataType.BOOL), found, infinite), indices
+
+    return pooled
+
+
+_POOLS = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {op: _max_pool(op) for op in _POOLS}
+"""Operators, by functions of values of ONNX that give such."""

@@ -95,6 +95,29 @@ def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentu
     return found, x.new_zeros(0), x.new_zeros(0)
 
 
+@rewrite(aten.clamp.default)
+def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    """Of floats: to the engine, a bound that is not there is the largest finite number, and no infinity."""
+    if not x.dtype.is_floating_point or (min is not None and max is not None):
+        return NotImplemented
+    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    return aten.clamp.default(x, torch.sym_float(low), torch.sym_float(high))
+
+
+@rewrite(aten.clamp_min.default)
+def clamp_min(x: Any, min: Any) -> Any:
+    return clamp(x, min)
+
+
+@rewrite(aten.clamp_max.default)
+def clamp_max(x: Any, max: Any) -> Any:
+    return clamp(x, None, max)
+
+
+rewrite(aten.clamp_min.Tensor)(aten.maximum.default)
+rewrite(aten.clamp_max.Tensor)(aten.minimum.default)
+
+
 @rewrite(aten.bucketize.Tensor)
 def bucketize(values: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
     """How many boundaries are not above: what is not a number is above all."""

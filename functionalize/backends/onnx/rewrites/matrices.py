@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.onnx.rewrites.registry import rewrite
+from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
 
 aten = torch.ops.aten
 
@@ -35,6 +35,29 @@ def solve_triangular(matrix: Any, right: Any, *, upper: bool, left: bool = True,
         found = found if unitriangular else found / matrix.narrow(-2, row, 1).narrow(-1, row, 1)
         rows = [found, *rows] if upper else [*rows, found]
     return torch.cat(rows, -2) if rows else right
+
+
+def _added(product: Callable[..., Any]) -> Rewrite:
+    """To a base that counts nothing, of which nothing does: infinities neither."""
+
+    def added(base: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        if not isinstance(beta, (bool, int, float)) or beta != 0:
+            return NotImplemented
+        found = product(one, other)
+        return found if alpha == 1 else found * alpha
+
+    return added
+
+
+_PRODUCTS: dict[Any, Callable[..., Any]] = {
+    aten.addmm.default: aten.mm.default,
+    aten.addmv.default: aten.mv.default,
+    aten.baddbmm.default: aten.bmm.default,
+    aten.addbmm.default: lambda one, other: aten.bmm.default(one, other).sum(0),
+    aten.addr.default: lambda one, other: one.unsqueeze(-1) * other,
+}
+for _op, _product in _PRODUCTS.items():
+    rewrite(_op)(_added(_product))
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

@@ -182,6 +182,20 @@ def scatter_mean(
     return aten.div.Tensor_mode(total, count, rounding_mode=rounding)
 
 
+_BEYOND = {"amax": -math.inf, "amin": math.inf}
+
+
+@rewrite(aten.scatter_reduce.two)
+def scatter_extreme(
+    values: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:  # fmt: skip
+    """Of floats without what is there: the exporter puts the extreme finite numbers there, and no infinities."""
+    if include_self or reduce not in _BEYOND or not values.dtype.is_floating_point:
+        return NotImplemented
+    cleared = aten.scatter.value(values, dim, index, _BEYOND[reduce])
+    return aten.scatter_reduce.two(cleared, dim, index, source, reduce)
+
+
 @rewrite(aten.sort.stable)
 def sort(values: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
     """ONNX's operator gives equal elements in their order."""
