@@ -47,7 +47,7 @@ from functionalize.transform.handlers.inplace_views import (
     refuse_uncounted,
     with_kept_strides,
 )
-from functionalize.transform.handlers.strides import BIASES, TRUSTING, all_laid_out, with_aligned_bias
+from functionalize.transform.handlers.strides import BIASES, TRUSTING, trusted, with_aligned_bias
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
 
@@ -116,7 +116,7 @@ class FunctionalizeMode(TorchDispatchMode):
         if not strides_differ:
             return self._run(func, call_args, call_kwargs)
         if func in TRUSTING:
-            call_args, call_kwargs = all_laid_out(context, args, kwargs)
+            call_args, call_kwargs = trusted(context, func, args, kwargs)
         elif func in BIASES:
             call_args = with_aligned_bias(context, func, call_args)
         ordered = random_ops.compute(context, func, args, kwargs, writes=False)

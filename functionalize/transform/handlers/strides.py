@@ -23,12 +23,14 @@ from functionalize.transform.writing_call import Kwargs
 
 aten = torch.ops.aten
 
+# The factors of a determinant are those of the transpose where the matrix is contiguous, and the backward asks the
+# matrix, not them.
+FACTORING = frozenset({aten._linalg_det.default, aten._linalg_slogdet.default})
 # Found by running each op of torch's databases, backwards among them, on arguments of other strides: its results were
-# others, or it raised. The factors of a determinant are those of the transpose where the matrix is contiguous, and the
-# backward asks the matrix, not them.
-TRUSTING = frozenset(
-    {aten.native_group_norm.default, aten.native_group_norm_backward.default, aten.native_layer_norm_backward.default}
-    | {aten._linalg_det.default, aten._linalg_slogdet.default}
+# others, or it raised.
+TRUSTING = (
+    FACTORING
+    | {aten.native_group_norm.default, aten.native_group_norm_backward.default, aten.native_layer_norm_backward.default}
     | {aten.adaptive_max_pool3d_backward.default, aten.fractional_max_pool2d_backward.default}
     | {aten.fractional_max_pool3d_backward.default, aten.nll_loss2d_backward.default}
     | {aten._pdist_forward.default, aten._pdist_backward.default}
@@ -70,6 +72,24 @@ def is_aligned(bias: torch.Tensor) -> bool:
     """Whether the rows of a bias begin where the kernels take them."""
     *outer, last = bias.stride()
     return last == 1 and all(hint(stride) % ALIGNED == 0 for stride in outer)
+
+
+def trusted(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:
+    """The arguments of one of these, with values of strides that it may trust for the handles."""
+    if func in FACTORING:
+        return (contiguous_alike(context, args[0]), *args[1:]), kwargs
+    return all_laid_out(context, args, kwargs)
+
+
+def contiguous_alike(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
+    """A handle's value that is contiguous if the handle is; else a copy that is not, its matrices column by column."""
+    value = context.value(handle)
+    if is_contiguous(handle):
+        return contiguous(context, value)
+    if not is_contiguous(value):
+        return value
+    *batch, row, column = range(handle.dim())
+    return context.executor.call(aten.copy.default, empty_in_order(context, handle, [*batch, column, row]), value)
 
 
 def all_laid_out(context: FunctionalizationContext, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:

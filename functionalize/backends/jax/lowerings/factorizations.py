@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from functionalize.backends.interpreter import Call
 from functionalize.backends.jax.lowerings.registry import lowering
 
 aten = torch.ops.aten
@@ -103,15 +104,21 @@ def solve(
     return (found[..., 0] if vector else found), factors, pivots, _info(factors)
 
 
-@lowering(aten._linalg_det.default)
-def det(x: Array) -> tuple[Array, Array, Array]:
-    return jnp.linalg.det(x), *_lu(x)
+def _factors_of_determinant(call: Call, x: Array) -> tuple[Array, Array]:
+    """Those of torch's kernel: of the transpose where the matrix is contiguous and real, which its backward asks."""
+    matrix = call.meta(0)
+    return _lu(jnp.swapaxes(x, -1, -2) if matrix.is_contiguous() and not matrix.is_complex() else x)
 
 
-@lowering(aten._linalg_slogdet.default)
-def slogdet(x: Array) -> tuple[Array, Array, Array, Array]:
+@lowering(aten._linalg_det.default, takes_call=True)
+def det(call: Call, x: Array) -> tuple[Array, Array, Array]:
+    return jnp.linalg.det(x), *_factors_of_determinant(call, x)
+
+
+@lowering(aten._linalg_slogdet.default, takes_call=True)
+def slogdet(call: Call, x: Array) -> tuple[Array, Array, Array, Array]:
     sign, size = jnp.linalg.slogdet(x)
-    return sign, size, *_lu(x)
+    return sign, size, *_factors_of_determinant(call, x)
 
 
 def cholesky(x: Array, upper: bool = False) -> Array:
