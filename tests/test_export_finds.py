@@ -81,6 +81,21 @@ class Derived(nn.Module):
         return x * self.current + self.weight
 
 
+class Aliased(nn.Module):
+    """Attributes that are no buffers are written: by themselves, and by tensors whose memory they show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums, self.weight, self.plain = nn.Buffer(torch.zeros(3)), nn.Parameter(torch.ones(3)), torch.zeros(3)
+        self.tail, self.average = self.sums[1:], self.weight.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sums += x
+        self.plain.sub_(x)
+        self.average.mul_(0.5).add_(x)
+        return self.tail * 2 + (self.weight + self.plain).sum()
+
+
 class Short(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -201,6 +216,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
     "in-part-shared": in_part_shared,
     "number-of-one-element": lambda: (lambda x: torch.tensor(x[:1].item()) * 2, lambda: (torch.randn(3),)),
     "sixteen-bits": lambda: (Short(), lambda: (torch.randn(4, 3).half(),)),
+    "aliased": lambda: (Aliased(), lambda: (torch.randn(3),)),
     "derived": lambda: (Derived(), lambda: (torch.randn(3),)),
     "exchanged": lambda: (Exchanged(), lambda: (torch.randn(3),)),
     "old-gradient": old_gradient,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from functionalize import UnsupportedExportError, capture, from_exported_program
+from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
 from tests.export_programs import PROGRAMS, made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -105,6 +106,22 @@ def test_core_operators_alone(name: str) -> None:
     ops = {node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload)}
     assertions = {torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg}
     assert {op for op in ops - assertions if torch.Tag.core not in op.tags} == set()
+
+
+def test_lengths_of_sequences_that_differ_stay_so_in_the_core_set() -> None:
+    layer = torch.nn.LSTM(3, 4)
+    exported = capture(layer, (torch.randn(5, 2, 3),), dynamic_shapes=({0: Dim("n")},)).to_core_aten()
+    x = torch.randn(7, 2, 3)
+    torch.testing.assert_close(exported.module()(x), layer(x))
+
+
+def test_sizes_that_may_differ_and_no_longer_do_are_refused() -> None:
+    dims = ({0: Dim("n")},)
+    exported = capture(torch.sin, (torch.ones(4),), dynamic_shapes=dims).to_exported_program()
+    row_by_row = {torch.ops.aten.sin.default: lambda x: torch.stack([row.cos() for row in x.unbind()])}
+    refused = "dimension 0 of `arg_0` may differ, and taken apart the program is right for 4 alone"
+    with pytest.raises(UnsupportedExportError, match=refused), sizes_stay_free(exported, "ONNX"):
+        taken_apart(exported, row_by_row, "ONNX")
 
 
 class Tally(torch.nn.Module):

@@ -286,6 +286,24 @@ def test_donation_reuses_the_memory_of_what_is_overwritten() -> None:
     assert not kept["rows"].is_deleted()
 
 
+def test_what_is_returned_is_not_what_the_next_call_overwrites() -> None:
+    held = {"sum": torch.zeros(3), "kept": torch.ones(3)}
+
+    def add(x: Tensor, y: Tensor) -> Any:
+        held["sum"].add_(x)
+        x.mul_(2)
+        return held, [x, y]
+
+    program = capture(add, (torch.ones(3), torch.ones(3))).to_jax()
+    step, x = program.jit(), jnp.ones(3)
+    state, first = program(program.initial_state, x, jnp.ones(3))
+    state, second = step(state, first.arguments["x"], jnp.ones(3))
+    step(state, second.arguments["x"], jnp.ones(3))
+    for outputs, total, given in ((first, 1, 2), (second, 3, 4)):
+        (found, pair), _ = outputs
+        assert [found["sum"][0], found["kept"][0], pair[0][0], pair[1][0]] == [total, 1, given, 1]
+
+
 def test_arrays_of_the_state_are_not_torchs_memory() -> None:
     cache = Cache()
     program = capture(cache, (torch.ones(1, 4),)).to_jax()

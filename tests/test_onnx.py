@@ -184,6 +184,15 @@ def test_recurrent_layers_for_other_batches(tmp_path: Path) -> None:
         torch.testing.assert_close(run(x), layer(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow(seconds=6)
+@pytest.mark.parametrize("options", [{"batch_first": True}, {"bidirectional": True, "num_layers": 2, "bias": False}])
+def test_recurrent_layers_for_other_lengths(options: dict[str, Any], tmp_path: Path) -> None:
+    layer, dims = torch.nn.LSTM(3, 4, **options), (Dim("one", max=32), Dim("other", max=32), None)
+    run = onnx.load(capture(layer, (torch.randn(5, 2, 3),), dynamic_shapes=(dims,)).to_onnx(tmp_path / "lstm.onnx"))
+    for x in (torch.randn(7, 4, 3), torch.randn(2, 9, 3)):
+        torch.testing.assert_close(run(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow(seconds=3)
 def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     program, inputs = made("batch-norm")

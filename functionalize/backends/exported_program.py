@@ -33,7 +33,7 @@ from functionalize.backends.export.first_call import check_first_call
 from functionalize.backends.export.graph import ExportGraph, symbolic_sizes
 from functionalize.backends.export.refused_nodes import refused_layouts
 from functionalize.backends.export.steady import exportable
-from functionalize.backends.export.taking_apart import taken_apart
+from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
 from functionalize.backends.export.views import with_views
 from functionalize.errors import UnsupportedExportError
 from functionalize.graph_capture.capture import capture
@@ -89,7 +89,8 @@ def to_core_aten(program: CapturedProgram, *, explicit_state: bool = False) -> E
         warnings.simplefilter("ignore", FutureWarning)  # of torch's, about its own specs
         # Not by memory: torch takes no program apart whose state shares any.
         exported = to_exported_program(program, explicit_state=explicit_state, by_value=True, scales=False)
-        return in_core(taken_apart(unshared(without_differing(with_views(exported))), None, "core ATen"))
+        with sizes_stay_free(exported, "core ATen"):
+            return in_core(taken_apart(unshared(without_differing(with_views(exported))), None, "core ATen"))
 
 
 def from_exported_program(exported: ExportedProgram) -> CapturedProgram:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-_LSTM = 2  # among the kinds of layers
+LSTM = 2  # among the kinds of layers
 
 
 def recurrent_layer(*args: Any) -> Any:
-    """One direction of one layer of an LSTM, step by step."""
+    """One direction of one layer of an LSTM, step by step: for sequences of one length."""
     inputs, *weights, first, first_cell, reverse, _, mode, _, _, has_biases, _, _, _ = args
-    if mode != _LSTM:
+    if mode != LSTM or type(inputs.size(0)) is not int:
         return NotImplemented
     hidden, cell = (one.reshape(one.size()[-2:]) for one in (first, first_cell))  # some have a dimension of layers
     of_input, of_hidden = weights[:2]

@@ -1,17 +1,21 @@
 """Exported programs taken apart by torch, operator by operator; what it cannot take apart is refused.
 
-Invariant: an error names the operator, and the user's line. Limits: those of torch's decompositions.
+Invariant: an error names the operator, and the user's line; sizes that may differ still do so afterwards. Limits: those
+of torch's decompositions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from functionalize._torch.sizes import settled
 from functionalize.errors import UnsupportedExportError
 
 
@@ -36,6 +40,34 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
             at=None if node is None else user_line(node),
         )
         raise UnsupportedExportError(to, [cause]) from error
+
+
+@contextlib.contextmanager
+def sizes_stay_free(program: ExportedProgram, to: str) -> Iterator[None]:
+    """While a program is taken apart whose sizes may differ: the trace says afterwards which of them no longer do.
+
+    Raises:
+        UnsupportedExportError: what an operator was taken apart into is right for one size.
+    """
+    looks = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
+    sizes = {name: enumerate(look.size()) for name, look in looks.items() if isinstance(look, torch.Tensor)}
+    free = [(name, dim, size) for name, of_one in sizes.items() for dim, size in of_one if _is_free(size)]
+    yield
+    causes = [
+        UnsupportedExportError.cause(
+            f"dimension {dim} of `{name}` may differ, and taken apart the program is right for {settled(size)} alone",
+            why="an operator is spelt out by as many steps as that size has",
+            hint="capture it for one size (without dynamic_shapes for that dimension, or with Dim.STATIC)",
+        )
+        for name, dim, size in free
+        if not _is_free(size)
+    ]
+    if causes:
+        raise UnsupportedExportError(to, causes)
+
+
+def _is_free(size: Any) -> bool:
+    return type(settled(size)) is not int
 
 
 def user_line(node: Node) -> str | None:

@@ -1,6 +1,7 @@
 """A captured program as a pure function of JAX arrays: jitted, differentiated, mapped as any other.
 
-Invariant: the function has no effect; what is donated are the arrays that the program overwrites, and no others.
+Invariant: the function has no effect; what is donated are the arrays that the program overwrites, and no others; what
+it returns is none of these.
 Limits: 64 bits inside of ``jax.jit``, ``grad`` and ``vmap`` are there if JAX has them on.
 """
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.array_program import Prepared
+from functionalize.backends.array_program import Prepared, Written
 from functionalize.backends.export.example_call import with_arguments_apart, with_steps_followed
 from functionalize.backends.exported_program import from_exported_program, to_exported_program
 from functionalize.backends.interpreter import Backend, UnknownNumberError
@@ -173,7 +174,8 @@ class JaxProgram:
         self._check_state(state)
         with self._wide_enough((state, args, kwargs)):
             prepared = program.prepare(*program.in_key_order(args, kwargs))
-            return program.finished(state, prepared, run(dict(state), self._converted(prepared)))
+            after, outputs = program.finished(state, prepared, run(dict(state), self._converted(prepared)))
+            return after, _apart(outputs, [after[name] for name in program.written])
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         if state.keys() != self._shapes.keys():
@@ -258,6 +260,18 @@ def _number(array: Any) -> Any:
     if isinstance(array, jax.core.Tracer):
         raise UnknownNumberError("JAX traces the call: what the data are is known when the result is")
     return array.item()
+
+
+def _apart(outputs: Any, state: Sequence[Any]) -> Any:
+    """Outputs of a call, in which what is returned is none of the arrays that a later call may overwrite."""
+    returned, arguments = outputs if isinstance(outputs, Written) else (outputs, None)
+    taken = {id(leaf) for leaf in (*state, *pytree.tree_leaves(arguments)) if isinstance(leaf, jax.Array)}
+
+    def apart(leaf: Any) -> Any:
+        return jnp.copy(leaf) if id(leaf) in taken and not isinstance(leaf, jax.core.Tracer) else leaf
+
+    own = pytree.tree_map(apart, returned)
+    return own if arguments is None else Written(own, arguments)
 
 
 def _parted(values: Mapping[Any, Any], chosen: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:

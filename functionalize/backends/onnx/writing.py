@@ -26,7 +26,7 @@ from torch.fx import Node
 from functionalize._torch import pytree
 from functionalize._torch.onnx import by_torch, by_torch_if_wide, decompositions, quiet, translate, untranslated
 from functionalize.backends.export.core_aten import without_differing
-from functionalize.backends.export.taking_apart import taken_apart, user_line
+from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart, user_line
 from functionalize.backends.export.views import with_views
 from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import ELEMENTS, KEY
@@ -62,10 +62,11 @@ def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -
         warnings.simplefilter("ignore")  # of the exporter's, about itself
         rows = either(SPELT_OUT, DECOMPOSITIONS, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
         # With the exporter's own, which give operators that have rows, and primitives.
-        simple = taken_apart(prepared.program, either(rows, decompositions(), VIEWS), _TO)
-        _refuse_untranslated(simple, [*_unknown_types(prepared.program)])
-        _refuse_other_sizes(prepared.program, simple)
-        made = _translated(simple, prepared)
+        with sizes_stay_free(prepared.program, _TO):
+            simple = taken_apart(prepared.program, either(rows, decompositions(), VIEWS), _TO)
+            _refuse_untranslated(simple, [*_unknown_types(prepared.program)])
+            _refuse_other_sizes(prepared.program, simple)
+            made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
     prepared.describe_sizes()

@@ -13,6 +13,7 @@ from functionalize.backends.onnx.rewrites import (
     numbers,
     python_numbers,
     randomness,
+    recurrent,
     reductions,
     scans,
     types,
@@ -26,4 +27,6 @@ from functionalize.backends.onnx.rewrites.registry import either as either
 
 _OF_VALUES = (convolutions, elementwise, integers, layouts, matrices, numbers, randomness, reductions, scans, types)
 FAMILIES = (attention, *_OF_VALUES)
-TRANSLATIONS = convolutions.TRANSLATIONS | matrices.TRANSLATIONS | python_numbers.TRANSLATIONS
+TRANSLATIONS = (
+    convolutions.TRANSLATIONS | matrices.TRANSLATIONS | python_numbers.TRANSLATIONS | recurrent.TRANSLATIONS
+)

@@ -19,6 +19,8 @@ aten = torch.ops.aten
 @rewrite(aten.linalg_solve_triangular.default)
 def solve_triangular(matrix: Any, right: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
     """Row by row, each from those before."""
+    if type(matrix.size(-1)) is not int:
+        return NotImplemented
     if not left:
         options = {"upper": not upper, "unitriangular": unitriangular}
         found = solve_triangular(matrix.transpose(-2, -1), right.transpose(-2, -1), **options)
