@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.export import Dim
 
 from functionalize import DataDependentError, InputMismatchError, UnsupportedExportError, capture
@@ -286,3 +287,41 @@ def test_draws_that_look_alike_are_two(tmp_path: Path) -> None:
     found = [*runner(x), *runner(x)]
     assert all(set(one.unique().tolist()) == {0, 1} for one in found)
     assert not any(torch.equal(one, other) for n, one in enumerate(found) for other in found[:n])
+
+
+@pytest.mark.slow(seconds=2)
+def test_arguments_without_elements_are_refused_first(tmp_path: Path) -> None:
+    total = torch.zeros(2, 2)
+
+    def run(x: Tensor) -> Tensor:
+        return total.add_(x)
+
+    x = torch.eye(2)
+    runner = onnx.load(capture(run, (x,)).to_onnx(tmp_path / "total.onnx"))
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+    for given in (x.to("meta"), x.to_sparse(), x.to_mkldnn(), fake):
+        with pytest.raises(InputMismatchError):
+            runner(given)
+    torch.testing.assert_close(runner.state["total"], torch.zeros(2, 2))
+    negated = torch.complex(x, x).conj().imag
+    assert negated.is_neg()
+    for given in (negated, torch.nn.Parameter(x)):
+        runner.state["total"].zero_()
+        torch.testing.assert_close(runner(given), given.detach().resolve_neg())
+
+
+@pytest.mark.slow(seconds=3)
+def test_transposed_convolutions_with_more_at_the_end_than_a_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = [
+        torch.nn.ConvTranspose2d(4, 6, 3, stride=1, padding=2, output_padding=1, dilation=2),
+        torch.nn.ConvTranspose2d(4, 6, 3, (1, 2), (0, 1), (2, 1), groups=2, dilation=(3, 1), bias=False),
+    ]
+
+    def run(x: Tensor) -> Any:
+        return [layer(x).detach() for layer in layers]
+
+    x = torch.rand(2, 4, 5, 6)
+    runner = onnx.load(capture(run, (x,)).to_onnx(tmp_path / "layers.onnx"))
+    torch.testing.assert_close(runner(x), run(x), rtol=1e-4, atol=1e-5)

@@ -18,7 +18,7 @@ import onnxruntime
 import torch
 from google.protobuf.message import DecodeError  # what reading a file of another kind raises
 
-from functionalize._torch import pytree
+from functionalize._torch import FakeTensor, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.backends.onnx.convention import ELEMENTS, KEY, Convention, Result, spec_of
 from functionalize.backends.onnx.sharing import shared_memory
@@ -143,6 +143,12 @@ class OnnxProgram:
             raise InputMismatchError(f"the argument `{name}` is no tensor, and was one", hint="pass a tensor")
         if expected is None:  # the graph does not use it
             return
+        if not _has_elements(value):
+            raise InputMismatchError(
+                f"the argument `{name}` is a {type(value).__name__} on {value.device}, of layout {value.layout}, and "
+                "ONNX Runtime reads the elements in the CPU's memory",
+                hint="pass a dense tensor with data, x.cpu()",
+            )
         sizes = len(expected.shape) == value.dim() and all(
             not isinstance(size, int) or size == actual
             for size, actual in zip(expected.shape, value.size(), strict=True)
@@ -216,6 +222,13 @@ class OnnxProgram:
             return leaves[written]
         kept = any(one.output == result.name for one in self.convention.state)
         return value.clone() if kept else value  # the next call but one writes there
+
+
+def _has_elements(value: torch.Tensor) -> bool:
+    """Whether the elements of a tensor are what lies at its address: of fake ones and wrappers nothing does."""
+    if isinstance(value, FakeTensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+        return False
+    return not value.is_nested and (not value.numel() or value.data_ptr() != 0)
 
 
 def _check_writable(name: str, value: torch.Tensor) -> None:

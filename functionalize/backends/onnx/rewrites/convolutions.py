@@ -46,6 +46,21 @@ def replication_pad(inputs: Any, padding: Any) -> Any:
     return pad(inputs, [max(0, size) for size in padding])
 
 
+@rewrite(aten.convolution.default)
+def convolution(
+    inputs: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
+) -> Any:  # fmt: skip
+    """Transposed ones with more elements at the end than a step has, by what is cut off and added: ONNX has none."""
+    if not transposed or all(more < step for more, step in zip(output_padding, stride, strict=True)):
+        return NotImplemented
+    none = [0] * len(stride)
+    whole = aten.convolution.default(inputs, weight, None, stride, none, dilation, True, none, groups)
+    ends = zip(reversed(padding), reversed(output_padding), strict=True)
+    found = aten.constant_pad_nd.default(whole, [end for cut, more in ends for end in (-cut, more - cut)])
+    return found if bias is None else found + bias.reshape([-1] + [1] * len(stride))
+
+
 @rewrite(aten.convolution_backward.default)
 def convolution_backward(
     gradient: Any, inputs: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
