@@ -90,7 +90,7 @@ class Aliased(nn.Module):
         self.tail, self.average = self.sums[1:], self.weight.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.sums += x
+        self.sums.add_(x)
         self.plain.sub_(x)
         self.average.mul_(0.5).add_(x)
         return self.tail * 2 + (self.weight + self.plain).sum()
@@ -469,9 +469,10 @@ def parting(x: Tensor, state: dict[str, Tensor]) -> Tensor:
 
 
 def joining(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    result = state["one"] + state["other"]
     state["one"].add_(x)
     state["other"] = state["one"]
-    return state["one"] + state["other"]
+    return result
 
 
 def viewing(x: Tensor, state: dict[str, Tensor]) -> Tensor:

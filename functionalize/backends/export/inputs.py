@@ -29,7 +29,7 @@ class ExportInputs:
         self._arguments, self._bound = arguments, arguments.objects
         self._taken = {entry.name for entry in self._metadata.inputs}
         self.numbers: dict[int, Any] = {}  # inputs of the program that are constants here
-        changing = {one.input for one in (*found.effects.rebindings, *self._metadata.mutations)}
+        changing = {one.input for one in found.effects.rebindings} | {one.input for one in self._metadata.mutations}
         self.passed = passed_state(found.program.capture.guards.aliasing, self._metadata, self._bound)
         taken = [number for number in sorted({*self._metadata.taken, *changing}) if number not in self.passed]
         state = [one for n in taken if (one := self._state(n, n in changing)) is not None]

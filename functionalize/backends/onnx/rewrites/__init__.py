@@ -27,6 +27,4 @@ from functionalize.backends.onnx.rewrites.registry import either as either
 
 _OF_VALUES = (convolutions, elementwise, integers, layouts, matrices, numbers, randomness, reductions, scans, types)
 FAMILIES = (attention, *_OF_VALUES)
-TRANSLATIONS = (
-    convolutions.TRANSLATIONS | matrices.TRANSLATIONS | python_numbers.TRANSLATIONS | recurrent.TRANSLATIONS
-)
+TRANSLATIONS = convolutions.TRANSLATIONS | matrices.TRANSLATIONS | python_numbers.TRANSLATIONS | recurrent.TRANSLATIONS
