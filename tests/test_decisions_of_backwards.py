@@ -17,6 +17,7 @@ Function = Callable[[Tensor], Tensor]
 
 OF_PARTS: dict[str, Function] = {
     "cumsum": lambda y: y.cumsum(0),
+    "cumsum of powers": lambda y: y.cumsum(0) ** 3,
     "cumprod": lambda y: y.cumprod(0),
     "logcumsumexp": lambda y: y.logcumsumexp(0),
     "std": Tensor.std,

@@ -58,6 +58,7 @@ class Decider:
         self._again: dict[Any, Iterator[Any]] = {}  # by region, and the backward that has it run again
         self.taken: list[Taken] = []
         self.is_open = True  # whether answers become outputs of the graph
+        self._symbols = dict[Any, Any]()  # as the forward left them
         self._forward: set[Node] | None = None  # while the backward is traced, which asks what it cannot do without
 
     def number(self, expression: Any, asked: Any) -> Any:
@@ -66,8 +67,11 @@ class Decider:
 
         if expression in self._facts:
             return self._facts[expression]
-        computed = asked if self._forward is None else None  # a backward may have read it off a tangent
-        node = number_node(self._recorder.tracer, expression, computed)
+        tracer, computed = self._recorder.tracer, asked
+        if self._forward is not None:  # the backward may have read it, and the symbols, off a tangent
+            tracer.sympy_expr_tracker.update(self._symbols)
+            computed = None
+        node = number_node(tracer, expression, computed)
         answer = None if node is None else self._answered(node, kind_of(expression, asked))
         if answer is not None and all(symbol.is_integer for symbol in expression.free_symbols):
             self._facts[expression] = answer
@@ -85,7 +89,7 @@ class Decider:
     @contextmanager
     def in_backward(self, forward: set[Node]) -> Iterator[None]:
         """While the backward is traced, which decides by what these nodes come to."""
-        self._forward = forward
+        self._forward, self._symbols = forward, dict(self._recorder.tracer.sympy_expr_tracker)
         try:
             yield
         finally:

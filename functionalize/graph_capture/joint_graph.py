@@ -284,10 +284,8 @@ class JointTracer:
         if is_symbolic(made):
             from functionalize._torch.symbols import track_input  # here: loads sympy
 
-            known = dict(self._tracer.sympy_expr_tracker)
             with self._fake_mode:
                 track_input(self._tracer, made, node)
-            self._tracer.sympy_expr_tracker.update(known)  # sizes of the forward are read off what it computed
         else:
             track(self._tracer, made, node)
         return made
