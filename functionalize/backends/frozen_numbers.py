@@ -39,7 +39,7 @@ class Decided(NamedTuple):
 
 def freeze_numbers(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> Decided:
     """Have the numbers that decide be constants of the graph, and data that do be among its results."""
-    decisions = metadata.graph.decisions
+    decisions = metadata.graph.of_forward
     if not decisions:
         return Decided(graph)
     ahead = decided_ahead(graph, root, metadata)

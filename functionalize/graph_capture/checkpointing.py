@@ -12,12 +12,13 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
+from torch.utils.checkpoint import CheckpointPolicy
 
 from functionalize._torch.autograd import checkpoint_frame, in_reentrant_checkpoint, selected
 from functionalize.errors import UnsupportedMutationError
@@ -164,3 +165,33 @@ def _text(node: Node, names: dict[Node, str]) -> str:
 
     args, kwargs = map_aggregate((node.args, node.kwargs), named)
     return f"{node.op} {node.target} {args} {kwargs}"
+
+
+def copied(
+    graph: Graph,
+    placeholders: tuple[Sequence[Node], Sequence[Node]],
+    outputs: Sequence[Any],
+    forward: set[Node],
+    marked: dict[Node, int | None],
+) -> Graph:
+    """A copy of a graph, whose nodes tell partition functions what they want to know."""
+    made, new = dict[Node, Node](), Graph()
+    for kind, nodes in zip(("primals", "tangents"), placeholders, strict=True):
+        for number, node in enumerate(nodes):
+            made[node] = new.placeholder(f"{kind}_{number}")
+            made[node].meta = dict(node.meta)
+    new.graph_copy(graph, made)
+    for node, copy in made.items():
+        if node.op == "placeholder":
+            continue
+        phase = "forward" if (item_of(node) or node) in forward else "backward"
+        region = marked.get(item_of(node) or node)
+        if marked.get(node, 0) is None:
+            copy.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        if region is not None:
+            copy.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            if node.all_input_nodes:  # others are equal in all regions: merged, they belong to none
+                copy.meta["ac_graph_id"] = region
+        copy.meta["partitioner_tag"] = f"must_be_in_{phase}" if is_random(node) and region is None else f"is_{phase}"
+    new.output(tuple(made[node] if isinstance(node, Node) else node for node in outputs))
+    return new

@@ -1,23 +1,28 @@
 """Decisions that a program takes by data while it is captured: answered by the example inputs, and noted in the graph.
 
 Invariant: what is answered is noted, as a node of the graph with its answer. Limits: a backward that is captured for
-later calls has no data, as its tangents have none.
+later calls decides by what the forward computed: its tangents have no data, and what it draws a call draws later.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from functionalize.call_stack import Origin
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.example_data import ExampleData, NoDataError
-from functionalize.runtime.decisions import Answers
+from functionalize.graph_capture.output_analysis import GraphOutputs
+from functionalize.reachability import nodes_behind
+from functionalize.runtime.decisions import Answers, Decision
+from functionalize.runtime.random_state import is_random
 from functionalize.tracing.recording_mode import RecordingMode
 
 
@@ -53,6 +58,8 @@ class Decider:
         self._again: dict[Any, Iterator[Any]] = {}  # by region, and the backward that has it run again
         self.taken: list[Taken] = []
         self.is_open = True  # whether answers become outputs of the graph
+        self._symbols = dict[Any, Any]()  # as the forward left them
+        self._forward: set[Node] | None = None  # while the backward is traced, which asks what it cannot do without
 
     def number(self, expression: Any, asked: Any) -> Any:
         """What an expression comes to, that of the number ``asked`` if it is one's; None where nobody can tell."""
@@ -60,7 +67,11 @@ class Decider:
 
         if expression in self._facts:
             return self._facts[expression]
-        node = number_node(self._recorder.tracer, expression, asked)
+        tracer, computed = self._recorder.tracer, asked
+        if self._forward is not None:  # the backward may have read it, and the symbols, off a tangent
+            tracer.sympy_expr_tracker.update(self._symbols)
+            computed = None
+        node = number_node(tracer, expression, computed)
         answer = None if node is None else self._answered(node, kind_of(expression, asked))
         if answer is not None and all(symbol.is_integer for symbol in expression.free_symbols):
             self._facts[expression] = answer
@@ -75,6 +86,22 @@ class Decider:
         self.is_open = False
         return self.taken
 
+    @contextmanager
+    def in_backward(self, forward: set[Node]) -> Iterator[None]:
+        """While the backward is traced, which decides by what these nodes come to."""
+        self._forward, self._symbols = forward, dict(self._recorder.tracer.sympy_expr_tracker)
+        try:
+            yield
+        finally:
+            self._forward = None
+
+    def _answers_by(self, node: Node) -> bool:
+        """Whether what a node comes to may be an output of the graph."""
+        if self.is_open or self._forward is None:
+            return self.is_open
+        own = nodes_behind([node], lambda one: one not in self._forward)  # type: ignore[operator]
+        return not any(one.op == "placeholder" or is_random(one) for one in own)
+
     def _answered(self, node: Node, kind: type | None) -> Any:
         """The value of a node; ``kind``: of number, if not as it comes."""
         if node not in self._known:
@@ -82,7 +109,7 @@ class Decider:
             if region is not None and region[1] is not None:  # which does what it did before
                 answer = next(self._again.setdefault(region, iter(self._inside[region[0]])), None)
             else:
-                answer = self._answer(node) if self.is_open else None
+                answer = self._answer(node) if self._answers_by(node) else None
             if answer is None:
                 return None
             self._known[node] = answer if kind is None else kind(answer)
@@ -99,3 +126,34 @@ class Decider:
             return self._data.value(node)
         except NoDataError:
             return None
+
+
+class DecisionsOfGraph:
+    """The decisions of a program, and then those of its backward, as outputs of the graph."""
+
+    def __init__(self, decider: Decider | None, outputs: GraphOutputs) -> None:
+        self.all = list[Decision]()
+        self._decider, self._outputs = decider, outputs
+        self._add([] if decider is None else decider.close())
+
+    @contextmanager
+    def of_backward(self, forward: set[Node]) -> Iterator[list[int]]:
+        """While the backward is traced: gets the outputs that are added, also where there is none in the end."""
+        added = list[int]()
+        if self._decider is None:
+            yield added
+            return
+        known = len(self._decider.taken)
+        try:
+            with self._decider.in_backward(forward):
+                yield added
+        finally:
+            added += self._add(self._decider.taken[known:], of_backward=True)
+
+    def _add(self, taken: Sequence[Taken], of_backward: bool = False) -> list[int]:
+        made = [
+            Decision(str(t.origin.decisive), t.answer, self._outputs.add(t.node, OutputKind.USER_OUTPUT), of_backward)
+            for t in taken
+        ]
+        self.all += made
+        return [decision.output for decision in made]

@@ -22,7 +22,7 @@ from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Origin
-from functionalize.graph_capture.decisions import Decider
+from functionalize.graph_capture.decisions import Decider, DecisionsOfGraph
 from functionalize.graph_capture.dependence import counts_from_storages, drop_dead
 from functionalize.graph_capture.differentiability import (
     forgets,
@@ -132,10 +132,10 @@ class GraphFinalizer:
         read, sized = looked_up(mutations, aliases, analysis.bases), (self.inputs, layouts.before, aliases)
         symbols = symbol_sources(self.tracer, self.outputs, sized, read, joint.asserted())
         refuse_untold_views(aliases, symbols)
-        decisions = self._decisions()
-        further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions)]
+        decisions = DecisionsOfGraph(self.decider, self.outputs)
+        further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions.all)]
         wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
-        traced = None if whole else self._traced(joint, analysis, aliases, begun, mutations, wanted)
+        traced = None if whole else self._traced(joint, analysis, aliases, begun, mutations, wanted, decisions)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         self._count_writes(writes, {mutation.input for mutation in mutations}, layouts.old_storages)
         given = (results, spec) if recipe is None else ((recipe,), LEAF)
@@ -152,6 +152,7 @@ class GraphFinalizer:
         begun: dict[int, Input],
         mutations: Sequence[InputMutation],
         results: Sequence[Any],
+        decisions: DecisionsOfGraph,
     ) -> EndJoint | Exception | None:
         """The joint graph; None where autograd knows nothing that the caller gets."""
         joint.find_new_leaves(self.inputs)
@@ -167,7 +168,7 @@ class GraphFinalizer:
             return refused
         with tracing_disabled():
             bases = [self._node(self.context.value(analysis.base_handles[number])) for number in wanted.bases]
-        return joint.trace(self.inputs, wanted, self.outputs.nodes, bases)
+        return joint.trace(self.inputs, wanted, self.outputs.nodes, bases, decisions)
 
     # Constants
 
@@ -308,7 +309,7 @@ class GraphFinalizer:
         left_in_objects: LeftInObjects,
         layouts: InputLayouts,
         symbols: SymbolSources,
-        decisions: tuple[Decision, ...],
+        decisions: DecisionsOfGraph,
     ) -> ProgramMetadata:
         """End the graph, and say what it is."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
@@ -322,7 +323,7 @@ class GraphFinalizer:
         return ProgramMetadata(
             tuple(entry.frozen(numbers) for entry in self.inputs),
             unused,
-            self._traits(decisions),
+            self._traits(tuple(decisions.all)),
             tuple(mutations),
             tuple(outputs[0]),
             tuple(outputs[1]),
@@ -352,14 +353,6 @@ class GraphFinalizer:
             if key in changed and self._numbers.get(id(entry.fake)) == number:  # else a tensor that is passed twice
                 count = writes.get(id(entry))
                 entry.counted = int(number in written) if count is None else count
-
-    def _decisions(self) -> tuple[Decision, ...]:
-        """What the program decided by data, as outputs of the graph."""
-        taken = [] if self.decider is None else self.decider.close()
-        add = self.outputs.add
-        return tuple(
-            Decision(str(one.origin.decisive), one.answer, add(one.node, OutputKind.USER_OUTPUT)) for one in taken
-        )
 
     def _traits(self, decisions: tuple[Decision, ...]) -> GraphTraits:
         graph, root = self.tracer.graph, self.tracer.root

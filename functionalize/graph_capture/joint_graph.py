@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils.checkpoint import CheckpointPolicy
 
 from functionalize._torch import is_symbolic, on_handles, storage_key
 from functionalize._torch.autograd import module_without_code
@@ -26,7 +25,8 @@ from functionalize._torch.fakes import CaptureFakeMode, FakeTensorMode
 from functionalize._torch.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedMutationError
-from functionalize.graph_capture.checkpointing import CheckpointRegions, item_of
+from functionalize.graph_capture.checkpointing import CheckpointRegions, copied
+from functionalize.graph_capture.decisions import DecisionsOfGraph
 from functionalize.graph_capture.dependence import forget_unread, reads_storages, sharing, sources_of
 from functionalize.graph_capture.differentiability import (
     check_devices,
@@ -41,6 +41,7 @@ from functionalize.graph_capture.gradient_hooks import Contents, apart
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
 from functionalize.graph_capture.tracing_errors import of_derivative
+from functionalize.reachability import nodes_behind
 from functionalize.runtime.joint import JointGraph, tangent_name
 from functionalize.runtime.metadata import (
     AliasKind,
@@ -69,6 +70,13 @@ class Differentiable:
     bases: tuple[int, ...]  # bases whose values it gives beside them
     layouts: tuple[Layout | None, ...]  # of both
     targets: tuple[tuple[int, torch.Tensor], ...]
+
+    def giving(self, added: Sequence[int]) -> Differentiable:
+        """The same with further results, which are numbers."""
+        count = len(self.results)
+        layouts = (*self.layouts[:count], *[None] * len(added), *self.layouts[count:])
+        targets = tuple((n + len(added) * (n >= count), target) for n, target in self.targets)
+        return Differentiable((*self.results, *added), self.bases, layouts, targets)
 
 
 class JointTracer:
@@ -169,11 +177,16 @@ class JointTracer:
         return Differentiable(tuple(results), tuple(bases), laid_out, tuple(sorted(found, key=lambda pair: pair[0])))
 
     def trace(
-        self, inputs: Sequence[TracedInput], wanted: Differentiable, outputs: Sequence[Any], bases: Sequence[Node]
+        self,
+        inputs: Sequence[TracedInput],
+        wanted: Differentiable,
+        outputs: Sequence[Any],
+        bases: Sequence[Node],
+        decisions: DecisionsOfGraph,
     ) -> EndJoint | Exception | None:
         """The joint graph, or why there is none; None where no input gets a gradient.
 
-        ``outputs``: of the program's graph; ``bases``: values of bases.
+        ``outputs``: of the program's graph, which get the backward's ``decisions``; ``bases``: values of bases.
         """
         graph = self._tracer.graph
         before = set(graph.nodes)
@@ -182,7 +195,7 @@ class JointTracer:
         try:
             results: list[Any] = [*(outputs[position] for position in wanted.results), *bases]
             level = _Level([entry.edge for entry in inputs if entry.edge is not None], wanted, results)
-            with apart(inputs, self._mode.context.notes.asked):
+            with apart(inputs, self._mode.context.notes.asked), decisions.of_backward(before) as added:
                 for _ in range(1, self._order):
                     level = self._next(level, tangents)
                 forward = set(graph.nodes)
@@ -193,25 +206,20 @@ class JointTracer:
             if self._order == 1 and all(gradient is None for gradient in found):
                 return None
             marked = self.regions.resolve()
-            drawn = [node for node in graph.nodes if node in forward - before and is_random(node)]
-            if drawn:
-                raise drawn_in_backward(drawn[0])
+            _refuse_drawn(node for node in graph.nodes if node in forward - before)
             names = [entry.name for entry in inputs]
             names += [str(node.target) for nodes in tangents[:-1] for node in nodes]
             primals = [*graph.find_nodes(op="placeholder")][: len(inputs)] + [n for t in tangents[:-1] for n in t]
-            ends = [*level.results, *found]
-            copied = _copied(graph, (primals, tangents[-1] if tangents else []), ends, forward, marked)
+            level = level.giving(added if self._order == 1 else (), outputs)
+            forward |= nodes_behind(outputs)
+            placeholders = primals, tangents[-1] if tangents else []
+            joint = copied(graph, placeholders, [*level.results, *found], forward, marked)
             gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
-            return functools.partial(self._frozen, copied, inputs, names, gradients, level.wanted, reached)
+            return functools.partial(self._frozen, joint, inputs, names, gradients, level.wanted, reached)
         except Exception as error:
             return of_derivative(error, self._order)
         finally:
-            added = [node for nodes in tangents for node in nodes]
-            for node in reversed(graph.nodes):
-                if node not in before and node not in added and not node.users:
-                    graph.erase_node(node)
-            for node in added:
-                graph.erase_node(node)
+            _erase_backward(graph, before.union(nodes_behind(outputs)), [n for nodes in tangents for n in nodes])
 
     def _next(self, level: _Level, tangents: list[list[Node]]) -> _Level:
         """The gradients of one order as the results of the next, and their tangents as further inputs."""
@@ -342,42 +350,34 @@ class _Level:
     wanted: Differentiable
     results: list[Any]
 
+    def giving(self, added: Sequence[int], outputs: Sequence[Any]) -> _Level:
+        """The same with further results, some of the program's outputs."""
+        count, nodes = len(self.wanted.results), [outputs[position] for position in added]
+        return _Level(self.sources, self.wanted.giving(added), [*self.results[:count], *nodes, *self.results[count:]])
+
+
+def _erase_backward(graph: Graph, kept: set[Node], tangents: Sequence[Node]) -> None:
+    """Leave of a graph what is to be kept."""
+    kept = kept.union(tangents)
+    for node in reversed(graph.nodes):
+        if node not in kept and not node.users:
+            graph.erase_node(node)
+    for node in tangents:
+        graph.erase_node(node)
+
+
+def _refuse_drawn(nodes: Iterable[Node]) -> None:
+    """Raise if nodes of a backward that is differentiated draw random numbers."""
+    for node in nodes:
+        if is_random(node):
+            raise drawn_in_backward(node)
+
 
 def _at_risk(fakes: Mapping[int, Any], taken: Sequence[int], metadata: ProgramMetadata) -> list[int]:
     """The inputs in whose storages a call writes, or grows a version: new metadata in place count as a write."""
     changed = {*metadata.versions, *(mutation.input for mutation in metadata.mutations)}
     storages = {storage_key(fakes[number]) for number in changed}
     return [number for number in taken if number in fakes and storage_key(fakes[number]) in storages]
-
-
-def _copied(
-    graph: Graph,
-    placeholders: tuple[Sequence[Node], Sequence[Node]],
-    outputs: Sequence[Any],
-    forward: set[Node],
-    marked: dict[Node, int | None],
-) -> Graph:
-    """A copy of a graph, whose nodes tell partition functions what they want to know."""
-    made, new = dict[Node, Node](), Graph()
-    for kind, nodes in zip(("primals", "tangents"), placeholders, strict=True):
-        for number, node in enumerate(nodes):
-            made[node] = new.placeholder(f"{kind}_{number}")
-            made[node].meta = dict(node.meta)
-    new.graph_copy(graph, made)
-    for node, copy in made.items():
-        if node.op == "placeholder":
-            continue
-        phase = "forward" if (item_of(node) or node) in forward else "backward"
-        region = marked.get(item_of(node) or node)
-        if marked.get(node, 0) is None:
-            copy.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        if region is not None:
-            copy.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-            if node.all_input_nodes:  # others are equal in all regions: merged, they belong to none
-                copy.meta["ac_graph_id"] = region
-        copy.meta["partitioner_tag"] = f"must_be_in_{phase}" if is_random(node) and region is None else f"is_{phase}"
-    new.output(tuple(made[node] if isinstance(node, Node) else node for node in outputs))
-    return new
 
 
 def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequence[int]) -> SymbolSources:

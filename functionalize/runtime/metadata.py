@@ -309,6 +309,11 @@ class GraphTraits:
     lays_out_ones: bool = False  # whether dimensions of one position are known to have the strides of eager
 
     @property
+    def of_forward(self) -> tuple[Decision, ...]:
+        """The decisions without those of the backward."""
+        return tuple(decision for decision in self.decisions if not decision.of_backward)
+
+    @property
     def answers(self) -> Answers:
         """What the data decided."""
         return tuple(decision.answer for decision in self.decisions)

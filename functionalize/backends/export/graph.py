@@ -251,7 +251,7 @@ class ExportGraph:
 
     def _decide(self) -> None:
         """Assert what the program decided by its data."""
-        for decision in self._metadata.graph.decisions:
+        for decision in self._metadata.graph.of_forward:
             value = self._results[decision.output]
             if not isinstance(value, Node):
                 if not same_answer(value, decision.answer):
