@@ -325,3 +325,26 @@ def test_targets_end_at_the_first_that_is_negative(reduction: str) -> None:
         want, got = loss(x, target), program(x, target)
         assert torch.equal(want, got)
         assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (want, got)))
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad])
+def test_fused_steps_for_other_batches(make: Any) -> None:
+    layers = [torch.nn.Linear(3, 2, bias=False) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+
+    def stepping(layer: torch.nn.Linear) -> Any:
+        update = make(layer.parameters(), lr=0.1, fused=True)
+
+        def step(x: Tensor) -> None:
+            update.zero_grad()
+            layer(x).square().mean().backward()
+            update.step()
+
+        return step
+
+    program = capture(stepping(layers[0]), (torch.ones(4, 3),), dynamic_shapes=({0: Dim("n", max=16)},))
+    eager = stepping(layers[1])
+    for batch in (4, 7):
+        x = torch.randn(batch, 3)
+        program(x), eager(x)
+    torch.testing.assert_close(layers[0].weight, layers[1].weight)
