@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax.scipy import special
 
@@ -17,7 +18,7 @@ from functionalize.backends.interpreter import Call
 from functionalize.backends.jax.lowerings import derivatives
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.lowerings.special import digamma, polygamma, zeta
-from functionalize.backends.jax.values import as_float, cast, category, promoted
+from functionalize.backends.jax.values import as_float, cast, category, known, promoted
 
 aten = torch.ops.aten
 Array = Any
@@ -322,8 +323,10 @@ def masked_fill(x: Array, mask: Array, value: Any) -> Array:
 
 
 @lowering(aten._to_copy, takes_call=True)
-def to_copy(call: Call, x: Array, **_: Any) -> Array:
-    return converted(x, call.dtype)
+def to_copy(call: Call, x: Any, **_: Any) -> Array:
+    """Of an array, or of a number, which `vmap` makes a tensor."""
+    x = known(x)
+    return converted(x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)), call.dtype)
 
 
 def converted(x: Array, dtype: Any) -> Array:
