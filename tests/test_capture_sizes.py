@@ -327,6 +327,18 @@ def test_targets_end_at_the_first_that_is_negative(reduction: str) -> None:
         assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (want, got)))
 
 
+def test_numbers_are_part_of_the_program() -> None:
+    def times(x: Tensor, n: int) -> Tensor:
+        return x * n
+
+    inputs = (torch.ones(4), 3)
+    for spec in (Dim.AUTO, Dim.STATIC, None, 3):
+        program = capture(times, inputs, dynamic_shapes=({0: Dim("size")}, spec))
+        assert torch.equal(program(torch.ones(5), 3), torch.full((5,), 3.0))
+    with pytest.raises(ValueError, match=r"(?s)for 'n', which is the number 3.*part of the program.*recapture"):
+        capture(times, inputs, dynamic_shapes=(None, Dim.DYNAMIC))
+
+
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad])
 def test_fused_steps_for_other_batches(make: Any) -> None:
     layers = [torch.nn.Linear(3, 2, bias=False) for _ in range(2)]
