@@ -325,3 +325,38 @@ def test_targets_end_at_the_first_that_is_negative(reduction: str) -> None:
         want, got = loss(x, target), program(x, target)
         assert torch.equal(want, got)
         assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (want, got)))
+
+
+def test_numbers_are_part_of_the_program() -> None:
+    def times(x: Tensor, n: int) -> Tensor:
+        return x * n
+
+    inputs = (torch.ones(4), 3)
+    for spec in (Dim.AUTO, Dim.STATIC, None, 3):
+        program = capture(times, inputs, dynamic_shapes=({0: Dim("size")}, spec))
+        assert torch.equal(program(torch.ones(5), 3), torch.full((5,), 3.0))
+    with pytest.raises(ValueError, match=r"(?s)for 'n', which is the number 3.*part of the program.*recapture"):
+        capture(times, inputs, dynamic_shapes=(None, Dim.DYNAMIC))
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad])
+def test_fused_steps_for_other_batches(make: Any) -> None:
+    layers = [torch.nn.Linear(3, 2, bias=False) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+
+    def stepping(layer: torch.nn.Linear) -> Any:
+        update = make(layer.parameters(), lr=0.1, fused=True)
+
+        def step(x: Tensor) -> None:
+            update.zero_grad()
+            layer(x).square().mean().backward()
+            update.step()
+
+        return step
+
+    program = capture(stepping(layers[0]), (torch.ones(4, 3),), dynamic_shapes=({0: Dim("n", max=16)},))
+    eager = stepping(layers[1])
+    for batch in (4, 7):
+        x = torch.randn(batch, 3)
+        program(x), eager(x)
+    torch.testing.assert_close(layers[0].weight, layers[1].weight)

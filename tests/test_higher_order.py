@@ -420,3 +420,14 @@ def test_bodies_of_flex_attention_read_tensors_at_their_positions() -> None:
             program = capture(func, (q, parts))
             for other in (parts, parts.flip(0) * 2):
                 torch.testing.assert_close(program(q, other), func(q, other))
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+def test_sizes_that_dynamo_passes_are_known() -> None:
+    def doubled(x: Tensor) -> Any:
+        return while_loop(lambda a: a.sum() < 30, lambda a: (a * a.size(0),), (x,))
+
+    doubled(torch.ones(2)), doubled(torch.ones(3))  # from now on, Dynamo takes the size for one that differs
+    x = torch.tensor([1.0, 2.0, 0.5])
+    program = capture(doubled, (torch.ones(3),))
+    torch.testing.assert_close(program.to_exported_program().module()(x), doubled(x))

@@ -503,6 +503,27 @@ def test_calls_of_another_kind_are_refused() -> None:
         program({"more": jnp.ones(2)}, jnp.ones(2), 3)
 
 
+def test_what_is_no_array_of_jax_is_refused() -> None:
+    program = capture(lambda x: x * 2, (torch.ones(2),)).to_jax()
+    with pytest.raises(InputMismatchError, match=r"(?s)`x` is a torch.Tensor, and .* takes arrays.*from_torch"):
+        program(program.initial_state, torch.ones(2))
+    double = jaxify(lambda x: x * 2)
+    with pytest.raises(InputMismatchError, match=r"an argument is a torch\.Tensor"):
+        double(torch.ones(2))
+    for array in (jnp.ones(2, jnp.float8_e4m3fn), jax.random.key(0)):
+        with pytest.raises(UnsupportedProgramError, match=r"an array has the dtype (float8_e4m3fn|key<fry>)"):
+            double(array)
+
+
+def test_numbers_that_vmap_makes_tensors() -> None:
+    def mapped(x: Tensor) -> Tensor:
+        return torch.func.vmap(lambda row: row.sum() * 2 + row * 0.5)(x)
+
+    x = torch.arange(6).reshape(2, 3)
+    program = capture(mapped, (x,)).to_jax()
+    torch.testing.assert_close(to_torch(program(program.initial_state, from_torch(x))[1]), mapped(x))
+
+
 def test_sizes_may_differ_where_the_program_lets_them() -> None:
     rows = torch.export.Dim("rows", min=2, max=64)
     program = capture(lambda x: x.reshape(-1).cumsum(0) / x.shape[0], (torch.ones(4, 2),), dynamic_shapes=({0: rows},))

@@ -195,6 +195,17 @@ def test_recurrent_layers_for_other_lengths(options: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.slow(seconds=3)
+def test_statistics_of_other_batches(tmp_path: Path) -> None:
+    norm, twin = torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3)
+    program = capture(norm, (torch.randn(4, 3, 2, 2),), dynamic_shapes=({0: Dim("n", max=16)},))
+    run = onnx.load(program.to_onnx(tmp_path / "norm.onnx"))
+    for batch in (7, 2):
+        x = torch.randn(batch, 3, 2, 2)
+        torch.testing.assert_close(run(x), twin(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(run.state["running_var"], twin.running_var, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow(seconds=3)
 def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     program, inputs = made("batch-norm")
     twin, _ = made("batch-norm")

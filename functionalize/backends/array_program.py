@@ -22,7 +22,7 @@ from functionalize._torch import pytree
 from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
 from functionalize.backends.leaves import Leaf as _Leaf
-from functionalize.backends.leaves import in_key_order, plain
+from functionalize.backends.leaves import in_key_order, no_array, plain
 from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
 from functionalize.backends.shared_memory import check_one_value, passed_state, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
@@ -229,6 +229,8 @@ class ArrayProgram:
         for number, entry in enumerate(self.metadata.inputs):
             if entry.argument is not None and entry.is_tensor:
                 marker = leaves[entry.argument]
+                if id(marker) not in known:
+                    raise no_array(entry.label, marker)
                 inputs[number], positions[id(marker)] = known[id(marker)], number
         self._check_sizes(inputs)
         check_one_value(self.metadata, self._same, inputs)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from functionalize.errors import InputMismatchError
+
 
 class Leaf:
     """An array among what a program returns."""
@@ -45,6 +47,15 @@ def in_key_order(tree: Any, like: Any) -> Any:
     if type(tree) in (list, tuple) and len(tree) == len(like):
         return type(tree)(in_key_order(one, other) for one, other in zip(tree, like, strict=True))
     return tree
+
+
+def no_array(label: str, given: Any) -> InputMismatchError:
+    """The error of a call that passes something else where a backend's array belongs."""
+    kind = type(given)
+    return InputMismatchError(
+        f"{label} is a {kind.__module__}.{kind.__qualname__}, and the function takes arrays of its backend",
+        hint="convert it: to JAX's by functionalize.backends.jax.from_torch",
+    )
 
 
 class _Plain:

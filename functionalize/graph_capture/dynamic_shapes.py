@@ -61,8 +61,25 @@ def _pairs(name: str, value: Any, spec: Any) -> Iterator[tuple[torch.Tensor, Dim
             if key not in known or (known is not value and not hasattr(value, str(key))):
                 raise _misfit(f"{name!r}", spec, f"a dictionary of what {name!r} has, which is no {key!r}")
             yield from _pairs(f"{name}.{key}", known[key], part)
-    elif isinstance(value, Mapping) or not isinstance(spec, int):
-        raise _misfit(f"{name!r}", spec, "a dictionary, by its names")
+    else:
+        _check_constant(name, value, spec)
+
+
+def _check_constant(name: str, value: Any, spec: Any) -> None:
+    """Hold the spec of what is no tensor to the limit: numbers are part of the program, as `Dim.AUTO` leaves open."""
+    from functionalize._torch.symbols import is_dim, is_dynamic, may_specialize
+
+    if not isinstance(value, (int, float)):
+        if isinstance(value, Mapping) or not isinstance(spec, int):
+            raise _misfit(f"{name!r}", spec, "a dictionary, by its names")
+        return
+    fits = (may_specialize(spec) or not is_dynamic(spec)) if is_dim(spec) else isinstance(spec, int)
+    if not fits:
+        raise ValueError(
+            f"dynamic_shapes has {spec!r} for {name!r}, which is the number {value!r}\n"
+            "    why  numbers among the arguments are part of the program: a call with another one is another program\n"
+            '    try  Dim.AUTO or None; on_guard_failure="recapture" for calls with others, or a tensor in its place'
+        )
 
 
 def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:

@@ -194,6 +194,18 @@ def _laid_out_as(other: Any, size: Any) -> Any:
     return other.new_empty(size).contiguous(memory_format=suggest_memory_format(other))
 
 
+def _stepped(op: Any) -> Callable[..., Any]:
+    """What a fused step updates: the lists that come first."""
+    count = len(op._schema.returns)
+    return lambda *args, **options: tuple([torch.empty_like(one) for one in updated] for updated in args[:count])
+
+
+_STEPS = [
+    getattr(packet, name)
+    for packet in (aten._fused_sgd, aten._fused_adam, aten._fused_adamw, aten._fused_adagrad)
+    for name in packet.overloads()
+    if not name.endswith("out")
+]
 METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented where torch's own is right
     **SPARSE_METAS,
     **CUDNN_METAS,
@@ -202,6 +214,7 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.
     **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor, aten.special_xlog1py.default), torch.atan2),
     **dict.fromkeys((aten.div.Tensor_mode, aten.floor_divide.default), _rounded),
+    **{op: _stepped(op) for op in _STEPS},  # torch has none, and no kernel runs on symbols
     **{op: _dense(op) for op in _LAID_OUT_DENSELY},
     **{getattr(aten, call.__name__).default: _interpolated for call in INTERPOLATIONS},
     **{getattr(aten, f"{call.__name__}_backward").default: _interpolated_backward for call in INTERPOLATIONS},

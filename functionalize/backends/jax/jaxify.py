@@ -18,6 +18,7 @@ from functionalize.backends.array_program import RANDOM_KEY
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.program import JaxProgram, State, to_jax
 from functionalize.backends.jax.values import is_array, torch_dtype_of
+from functionalize.backends.leaves import no_array
 from functionalize.backends.registry import Lowerings
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.capture import capture
@@ -107,6 +108,8 @@ class JaxFunction:
 
 def _look(leaf: Any) -> Any:
     """What of an argument a program is captured for."""
+    if isinstance(leaf, torch.Tensor):
+        raise no_array("an argument", leaf)
     return ("array", tuple(leaf.shape), str(leaf.dtype)) if is_array(leaf) else (type(leaf), leaf)
 
 

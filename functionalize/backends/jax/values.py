@@ -54,8 +54,20 @@ def dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def torch_dtype_of(array: Any) -> torch.dtype:
-    """The dtype that torch has for an array's."""
-    return _OF_JAX[np.dtype(array.dtype)]
+    """The dtype that torch has for an array's.
+
+    Raises:
+        UnsupportedProgramError: programs have none like it: keys of random numbers, floats of 8 bits.
+    """
+    found = None if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) else _OF_JAX.get(np.dtype(array.dtype))
+    if found is None:
+        raise UnsupportedProgramError(
+            f"an array has the dtype {array.dtype}",
+            why="captured programs have no tensors of such a one",
+            hint="convert it; the key of random numbers is state of the function: `f.state(*args)`, `f.apply`",
+            at="the call",
+        )
+    return found
 
 
 def from_torch(tensor: torch.Tensor) -> jax.Array:

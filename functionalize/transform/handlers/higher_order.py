@@ -104,6 +104,7 @@ def _entering(context: FunctionalizationContext, function: Function) -> Function
 
 def _cond(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     pred, yes, no, operands = args
+    (yes, no), operands = _without_numbers((yes, no), operands)
 
     def attempt(given: Sequence[int]) -> Any:
         frames = [Frame(func, operands, given) for _ in (yes, no)]
@@ -123,6 +124,7 @@ def _cond(context: FunctionalizationContext, func: Any, args: Any) -> Any:
 def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     """An operand that is written is carried along. One that is carried anyway is written in the first round only."""
     condition, body, carried, additional = args
+    (condition, body), additional = _without_numbers((condition, body), additional, len(carried))
     operands, count = (*carried, *additional), len(carried)
 
     def attempt(given: Sequence[int]) -> Any:
@@ -157,6 +159,27 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
         return [frame], list(outputs)[:width]
 
     return tuple(_with_writes(context, func, operands, attempt)[1])
+
+
+def _without_numbers(
+    bodies: Sequence[Function], operands: Sequence[Any], before: int = 0
+) -> tuple[list[Function], tuple[Any, ...]]:
+    """Bodies that know the plain numbers among their operands, after some others, and the operands that are left.
+
+    Dynamo passes sizes that it has seen to differ: here they are known, and no input of a body's graph.
+    """
+    known = {before + n: operand for n, operand in enumerate(operands) if isinstance(operand, (int, float))}
+    if not known:
+        return list(bodies), tuple(operands)
+
+    def knowing(body: Function) -> Function:
+        def filled(*args: Any) -> Any:
+            given = iter(args)
+            return body(*(known[n] if n in known else next(given) for n in range(before + len(operands))))
+
+        return filled
+
+    return list(map(knowing, bodies)), tuple(one for n, one in enumerate(operands) if before + n not in known)
 
 
 _WITH_WRITES: dict[Any, Function] = {

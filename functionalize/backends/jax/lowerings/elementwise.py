@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax.scipy import special
 
@@ -17,7 +18,7 @@ from functionalize.backends.interpreter import Call
 from functionalize.backends.jax.lowerings import derivatives
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.lowerings.special import digamma, polygamma, zeta
-from functionalize.backends.jax.values import as_float, cast, category, promoted
+from functionalize.backends.jax.values import as_float, cast, category, known, promoted
 
 aten = torch.ops.aten
 Array = Any

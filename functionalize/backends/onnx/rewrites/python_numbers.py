@@ -10,6 +10,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 _BITS_OF_EXPONENTS = 6  # larger ones are those of 0, 1 and -1, which the last bit tells
 _MOST = 62  # bits of a power of two
 
@@ -73,6 +75,7 @@ def _bits(of_truths: str, of_numbers: str) -> Callable[[Any, Any], Any]:
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.sym_numel.default: lambda x: _op().Size(x),
     operator.floordiv: _floor_divided,
     operator.pow: _power,
     operator.lshift: _shifted_left,
@@ -80,4 +83,4 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.and_: _bits("And", "BitwiseAnd"),
     operator.or_: _bits("Or", "BitwiseOr"),
 }
-"""Functions of Python's, by functions of values of ONNX that give such."""
+"""Functions of Python's, and the number of elements, by functions of values of ONNX that give such."""
