@@ -59,7 +59,7 @@ def torch_dtype_of(array: Any) -> torch.dtype:
     Raises:
         UnsupportedProgramError: programs have none like it: keys of random numbers, floats of 8 bits.
     """
-    found = None if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) else _OF_JAX.get(np.dtype(array.dtype))
+    found = None if jnp.issubdtype(array.dtype, jax.dtypes.extended) else _OF_JAX.get(np.dtype(array.dtype))
     if found is None:
         raise UnsupportedProgramError(
             f"an array has the dtype {array.dtype}",

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 from jax.scipy import special
 
@@ -18,7 +17,7 @@ from functionalize.backends.interpreter import Call
 from functionalize.backends.jax.lowerings import derivatives
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.lowerings.special import digamma, polygamma, zeta
-from functionalize.backends.jax.values import as_float, cast, category, known, promoted
+from functionalize.backends.jax.values import as_float, cast, category, promoted
 
 aten = torch.ops.aten
 Array = Any
