@@ -57,10 +57,14 @@ class Snapshot:
         self._add("default generator", bytes(torch.get_rng_state().tolist()))
         self._add("modes", (torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
 
-    def _order(self, tensor: torch.Tensor) -> tuple[str, tuple[int, int]]:
-        """What tells tensors of a set apart that are in no other place: values, and the storage if that is known."""
+    def _order(self, tensor: torch.Tensor) -> tuple[str, tuple[int, int], int]:
+        """What tells tensors of a set apart that are in no other place: values, the storage and growth if known."""
         known = self._storages.get(tensor.untyped_storage()._cdata, (len(self._storages), 0))
-        return _brief(tensor.detach() * 1000 // 1), known
+        return _brief(tensor.detach() * 1000 // 1), known, self._growth(tensor)
+
+    def _growth(self, tensor: torch.Tensor) -> int:
+        """How often a tensor was written since its version was noted; -1 if it was not."""
+        return tensor._version - self._grown.get(id(tensor), tensor._version + 1)
 
     def _add(self, path: str, fact: Any) -> None:
         self.facts.append((path, fact))
@@ -101,11 +105,9 @@ class Snapshot:
         memory = tensor.untyped_storage()
         self.exact.append((path, "version", tensor._version))
         self.exact.append((path, "bytes", (memory.data_ptr(), bytes(memory.tolist()))))
-        version = self._grown.get(id(tensor))
-        grown = None if version is None else tensor._version - version
         self._add(path, (type(tensor).__name__, *layout, *autograd))
-        if grown is not None:
-            self._add(f"{path}: versions", grown)
+        if self._growth(tensor) >= 0:
+            self._add(f"{path}: versions", self._growth(tensor))
         hooks = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
         for name, registered in zip(("hooks", "post-accumulate hooks"), hooks if tensor.is_leaf else (), strict=False):
             self._enter_all(enumerate((registered or {}).values()), f"{path}: {name}")
