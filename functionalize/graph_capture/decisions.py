@@ -68,7 +68,7 @@ class Decider:
         if expression in self._facts:
             return self._facts[expression]
         tracer, computed = self._recorder.tracer, asked
-        if self._forward is not None:  # the backward may have read it, and the symbols, off a tangent
+        if self._forward is not None and not self._goes_again:  # it may have read it, and symbols, off a tangent
             tracer.sympy_expr_tracker.update(self._symbols)
             computed = None
         node = number_node(tracer, expression, computed)
@@ -94,6 +94,12 @@ class Decider:
             yield
         finally:
             self._forward = None
+
+    @property
+    def _goes_again(self) -> bool:
+        """Whether a backward has a checkpointed region run again."""
+        region = self._regions.running()
+        return region is not None and region[1] is not None
 
     def _answers_by(self, node: Node) -> bool:
         """Whether what a node comes to may be an output of the graph."""

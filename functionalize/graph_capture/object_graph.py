@@ -101,7 +101,8 @@ class ObjectGraph:
         """What stands for a leaf of a pytree among what the graph gives: for an object that is made anew nothing."""
         if isinstance(leaf, torch.Tensor):
             return TensorRef(self.number(leaf))
-        self._refuse_part(leaf, "the result")
+        if not isinstance(leaf, Node):  # which is made anew, and so refused by its path
+            self._refuse_part(leaf, "the result")
         return of_python(leaf) if isinstance(leaf, SYMBOLS) or not self._is_anew(leaf) else None
 
     def is_tree(self, value: Any) -> bool:
