@@ -306,7 +306,7 @@ def test_four_calls(name: str, route: str, tmp_path: Path) -> None:
     ("mode", "dims"),
     [("linear", 1), ("bilinear", 2), ("trilinear", 3), ("nearest", 1), ("nearest", 2), ("nearest-exact", 2)],
 )
-@pytest.mark.parametrize("factor", [1.3, 2.4])
+@pytest.mark.parametrize("factor", [1.3, pytest.param(2.4, marks=pytest.mark.full)])
 def test_scales_count_where_eager_takes_them(mode: str, dims: int, factor: float) -> None:
     x = torch.randn(1, 1, *[3] * dims)
 
@@ -324,7 +324,7 @@ def test_scales_count_where_eager_takes_them(mode: str, dims: int, factor: float
 
 @pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize(("mode", "dims"), [("linear", 1), ("bilinear", 2), ("trilinear", 3), ("nearest", 2)])
-@pytest.mark.parametrize("factor", [1.3, 2.4])
+@pytest.mark.parametrize("factor", [1.3, pytest.param(2.4, marks=pytest.mark.full)])
 def test_scales_count_where_eager_takes_them_in_onnx(mode: str, dims: int, factor: float, tmp_path: Path) -> None:
     x = torch.randn(1, 1, *[3] * dims)
 

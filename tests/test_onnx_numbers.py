@@ -66,7 +66,7 @@ def loaded(function: Any, path: Path, *args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.slow(seconds=6)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full), torch.float16])
 @pytest.mark.parametrize("function", [of_one, of_two])
 def test_functions_of_numbers(function: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     x = torch.tensor(EDGES, dtype=dtype)
