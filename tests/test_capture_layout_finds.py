@@ -363,3 +363,20 @@ def test_writes_where_views_show_what_an_input_leaves_out_have_no_gradients(remo
     with torch.no_grad():
         want, got = run(SPAN.repeat(2)[::2]), capture(run, (SPAN.repeat(2)[::2],), remove=remove)(SPAN.repeat(2)[::2])
     assert torch.equal(want, got)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements:UserWarning")
+def test_a_storage_that_grows_grows_from_where_an_input_begins() -> None:
+    def run(x: Tensor, y: Tensor) -> Any:
+        view = y.unsqueeze(0)
+        torch.cumsum(x, 0, out=view)
+        return view
+
+    def placed(offset: int) -> tuple[Tensor, Tensor]:
+        return torch.arange(4), torch.zeros(4, dtype=torch.int64).as_strided((1, 1), (2, 2), offset)
+
+    program = capture(run, placed(1), on_guard_failure="recapture")
+    for offset in (1, 3, 2):
+        want, got = run(*placed(offset)), program(*placed(offset))
+        assert torch.equal(want, got)
+        assert want.untyped_storage().nbytes() == got.untyped_storage().nbytes() == 8 * (offset + 4)

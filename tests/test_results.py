@@ -769,3 +769,28 @@ def test_modules_that_a_program_moves() -> None:
 def test_an_empty_container_of_state_is_given_itself(kept: Any) -> None:
     program = capture(lambda x: (kept, x + 1), (torch.ones(2),))
     assert program(torch.ones(2))[0] is kept
+
+
+class Registered:
+    """Of a class that pytrees know without names for its parts."""
+
+    def __init__(self, part: Tensor) -> None:
+        self.part = part
+
+
+torch.utils._pytree.register_pytree_node(
+    Registered, lambda value: ([value.part], None), lambda parts, _: Registered(next(iter(parts)))
+)
+
+
+def test_arguments_of_classes_that_pytrees_know_without_names() -> None:
+    def run(given: Registered, *, more: dict[str, Registered]) -> Registered:
+        return Registered(given.part * 2 + more["one"].part)
+
+    def arguments(number: float) -> tuple[Registered, dict[str, Registered]]:
+        return Registered(torch.full((2,), number)), {"one": Registered(torch.ones(2))}
+
+    given, more = arguments(1)
+    program = capture(run, (given,), {"more": more})
+    given, more = arguments(3)
+    assert program(given, more=more).part.tolist() == run(given, more=more).part.tolist() == [7, 7]

@@ -377,7 +377,7 @@ class GraphFinalizer:
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
         asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
         detaches = tuple(self.context.notes.detaches)
-        asked |= {STORAGE} if any(map(self._is_resized_input, self.context.graph.bases.values())) else set()
+        asked |= {STORAGE, OFFSET} if any(map(self._is_resized_input, self.context.graph.bases.values())) else set()
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked), detaches)
 

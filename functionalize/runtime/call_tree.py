@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +46,30 @@ class CallTree:
     @classmethod
     def of(cls, arguments: CallArguments) -> CallTree:
         """The nesting of one call."""
-        pairs, spec = pytree.tree_flatten_with_path((tuple(arguments.args), dict(arguments.kwargs)))
+        pairs, spec = _with_paths((tuple(arguments.args), dict(arguments.kwargs)))
         numbers: dict[int, deque[int]] = defaultdict(deque)
         for number, value in enumerate(arguments.leaves):
             if isinstance(value, torch.Tensor):
                 numbers[id(value)].append(number)
         found = [_leaf(value, path, numbers) for path, value in pairs]
         return cls(spec, tuple(found), tuple(path for path, _ in pairs))
+
+
+def _with_paths(tree: Any) -> tuple[list[tuple[Any, Any]], pytree.TreeSpec]:
+    """Leaves with their paths, and how they are nested; by number in classes that are registered without keys."""
+    try:
+        return pytree.tree_flatten_with_path(tree)
+    except ValueError:
+        leaves, spec = pytree.tree_flatten(tree)
+        return list(zip(_paths(spec, ()), leaves, strict=True)), spec
+
+
+def _paths(spec: pytree.TreeSpec, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if spec.is_leaf():
+        yield path
+    for number, child in enumerate(spec.children()):
+        key = pytree.MappingKey(spec.context[number]) if spec.type is dict else pytree.SequenceKey(number)
+        yield from _paths(child, (*path, key))
 
 
 def _leaf(value: Any, path: Sequence[Any], numbers: dict[int, deque[int]]) -> Any:
