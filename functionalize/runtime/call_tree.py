@@ -68,7 +68,7 @@ def _paths(spec: pytree.TreeSpec, path: tuple[Any, ...]) -> Iterator[tuple[Any, 
     if spec.is_leaf():
         yield path
     for number, child in enumerate(spec.children()):
-        key = pytree.MappingKey(spec.context[number]) if spec.type is dict else pytree.SequenceKey(number)
+        key: Any = pytree.MappingKey(spec.context[number]) if spec.type is dict else pytree.SequenceKey(number)
         yield from _paths(child, (*path, key))
 
 
