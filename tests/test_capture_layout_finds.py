@@ -380,3 +380,15 @@ def test_a_storage_that_grows_grows_from_where_an_input_begins() -> None:
         want, got = run(*placed(offset)), program(*placed(offset))
         assert torch.equal(want, got)
         assert want.untyped_storage().nbytes() == got.untyped_storage().nbytes() == 8 * (offset + 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_memory_of_booleans_is_written_as_bytes_alone(dtype: torch.dtype) -> None:
+    def run(mask: Tensor, of: torch.dtype) -> Tensor:
+        return mask.view(of).fill_(1)
+
+    mask, bytes_of = torch.zeros(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
+    with pytest.raises(UnsupportedMutationError, match="memory of booleans is written as torch"):
+        capture(lambda x: run(x, dtype), (mask,))
+    capture(lambda x: run(x, torch.uint8), (bytes_of,))(bytes_of)
+    assert bytes_of.all() and not mask.any()

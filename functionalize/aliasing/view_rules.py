@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from functionalize.aliasing.geometry import Layout
+from functionalize.errors import UnsupportedMutationError
 
 aten = torch.ops.aten
 Value = Any
@@ -149,6 +150,22 @@ def _whole(view_op: Any) -> Builder:
 
 
 VIEW_RULES.update({op: _whole(op) for op in WAYS_BACK})
+
+
+@view_rule(aten.view.dtype)
+def recast(source: Layout, out: Layout, dtype: torch.dtype) -> ViewRule:
+    whole = _whole(aten.view.dtype)(source, out, dtype)
+    if source.dtype is not torch.bool or dtype.itemsize == 1:
+        return whole
+
+    def inverse(call: Call, base: LazyValue, view: Value) -> Value:
+        raise UnsupportedMutationError(
+            f"memory of booleans is written as {dtype}",
+            why="kernels that copy booleans copy whether a byte is zero, and lose what else it is",
+            hint="keep such memory in a tensor of torch.uint8, and view that as torch.bool",
+        )
+
+    return replace(whole, inverse=inverse)
 
 
 @view_rule(aten._unsafe_view.default, aten._reshape_alias.default)
