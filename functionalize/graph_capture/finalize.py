@@ -377,7 +377,9 @@ class GraphFinalizer:
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
         asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
         detaches = tuple(self.context.notes.detaches)
-        asked |= {STORAGE, OFFSET} if any(map(self._is_resized_input, self.context.graph.bases.values())) else set()
+        if any(map(self._is_resized_input, self.context.graph.bases.values())):
+            beyond = any(mutation.layout is not None for mutation in metadata.mutations)  # as far as it reached
+            asked |= {STORAGE, OFFSET} if beyond else {STORAGE}
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked), detaches)
 
