@@ -78,7 +78,7 @@ def test_modules_of_torch(shard: int) -> None:
 
 
 @pytest.mark.slow(seconds=10)
-@pytest.mark.parametrize("shard", range(2))
+@pytest.mark.parametrize("shard", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_modules_of_the_module_database(shard: int) -> None:
     from torch.testing._internal.common_modules import module_db
 

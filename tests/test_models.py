@@ -25,7 +25,6 @@ FAKE = [pytest.param(model, id=model.name) for model in MODELS]
 COMPILED_OFTEN = (
     "mlp-step-adamw-foreach",
     "convolution-func-step",
-    "gpt2-eval",
     "kv-cache-decode",
     "state-space-loop",
 )

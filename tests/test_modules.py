@@ -29,7 +29,7 @@ def check_modules(names: list[str], make: Make, limit: int | None, train: bool =
 
 # Every other shard has its turn in CI.
 IN_TURN = pytest.mark.parametrize(
-    "shard", [pytest.param(n, marks=pytest.mark.full if n % 2 else pytest.mark.slow(seconds=20)) for n in range(SHARDS)]
+    "shard", [pytest.param(n, marks=pytest.mark.full if n % 4 else pytest.mark.slow(seconds=20)) for n in range(SHARDS)]
 )
 
 
