@@ -26,6 +26,7 @@ from functionalize.runtime.objects import Maker
 from functionalize.runtime.side_effects import SideEffect, Walked
 from functionalize.runtime.slots import NumberSlot, Slot
 from functionalize.runtime.state_walk import StateWalk, joined
+from functionalize.runtime.undoing import to_the_end
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,13 @@ def applied(effects: Sequence[SideEffect], states: Sequence[Walked], maker: Make
             effect.apply(states, maker)
         yield
     finally:
-        for container, content in before:
-            if not unchanged(container, content):
-                assign(container, content)
+
+        def put_back() -> None:
+            for container, content in before:
+                if not unchanged(container, content):
+                    assign(container, content)
+
+        to_the_end(put_back)
 
 
 class EffectReader:

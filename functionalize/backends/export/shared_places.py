@@ -9,7 +9,7 @@ none of these. Limits: memory that arguments of several calls share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,20 +56,18 @@ class SharedPlaces:
 
     def _parted(self) -> list[Slot]:
         """Those that hold one tensor with others, and after a call another one than these."""
-        groups: dict[int, list[int]] = {}
-        for n, tensor in enumerate(self._before):
-            groups.setdefault(id(tensor), []).append(n)
+        groups = _alike(list(map(id, self._before)))
         parting = [group for group in groups.values() if len({id(self._after[n]) for n in group}) > 1]
         return [self._slots[n] for group in parting for n in group if self._after[n] is not self._before[n]]
 
     def _mixed(self) -> list[str]:
         """What stands in the way of a tensor for each place."""
         before, after = ([self._memory(value) for value in values] for values in (self._before, self._after))
+        together = _alike(before), _alike(after)
         written = {before[n] for n in self._written()}
         causes = []
         for n, slot in enumerate(self._slots):
-            with_it = [{m for m, one in enumerate(memory) if one == memory[n]} for memory in (before, after)]
-            if before[n] in written and with_it[0] != with_it[1]:
+            if before[n] in written and together[0][before[n]] != together[1][after[n]]:
                 causes.append(_cause(slot, "the program writes to it: a write is to all places that share the memory"))
         gradients = [slot for slot in self.parted if slot.get().requires_grad]
         return causes + [_cause(slot, "gradients flow to the tensor that was there") for slot in gradients]
@@ -90,6 +88,14 @@ class SharedPlaces:
         if alias.base is not None:
             return "base", alias.base
         return ("result", value.alias) if alias.group is None else ("group", alias.group)
+
+
+def _alike(values: Sequence[Any]) -> dict[Any, list[int]]:
+    """The positions of each value."""
+    found: dict[Any, list[int]] = {}
+    for position, value in enumerate(values):
+        found.setdefault(value, []).append(position)
+    return found
 
 
 def _cause(slot: Slot, why: str) -> str:

@@ -28,6 +28,7 @@ from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.slots import NumberSlot, Slot
 from functionalize.runtime.specialization import Specialization
+from functionalize.runtime.undoing import to_the_end
 
 
 @dataclass(eq=False)
@@ -56,20 +57,17 @@ def exportable(program: CapturedProgram) -> Exportable:
     if effects.mixed:
         return Exportable(call, call.inputs, effects, None)
     if not effects.parted:
-        return _exportable(program, call)
+        return _exportable(program, call, effects)
     with CAPTURING, _parted(effects.parted):
-        return _exportable(program, ExampleCall(program.captured_like(call.args, call.kwargs)))
+        apart = ExampleCall(program.captured_like(call.args, call.kwargs))
+        return _exportable(program, apart, EffectReader(apart))
 
 
-def _exportable(program: CapturedProgram, call: ExampleCall) -> Exportable:
+def _exportable(program: CapturedProgram, call: ExampleCall, effects: EffectReader) -> Exportable:
     moved = any(changed_entries(call)) or _got_gradients(call)  # by a call
     begins = call.program.guards.changes_gradients
-    if not (call.program.metadata.side_effects or begins or moved):
-        return Exportable(call, call.inputs, EffectReader(call), returned(call))
-    if not (moved or begins):
-        effects = EffectReader(call)
-        if not effects.causes:
-            return Exportable(call, call.inputs, effects, returned(call))
+    if not (moved or begins or effects.causes):
+        return Exportable(call, call.inputs, effects, returned(call))
     simulated = contextlib.nullcontext(dict[int, int]()) if moved else _after_first(call)
     with CAPTURING, simulated as made:
         later = ExampleCall(program.captured_like(call.args, call.kwargs))
@@ -91,8 +89,12 @@ def _parted(places: Sequence[Slot]) -> Iterator[None]:
             slot.set(slot.get().clone())
         yield
     finally:
-        for container, key, value in entries:
-            write(container, key, value)
+
+        def put_back() -> None:
+            for container, key, value in entries:
+                write(container, key, value)
+
+        to_the_end(put_back)
 
 
 def _got_gradients(call: ExampleCall) -> bool:
