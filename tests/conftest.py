@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Iterable
 
 import pytest
 
@@ -33,14 +34,16 @@ def seeded() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as slow what another run stands for, and half of it as full.
+    """Mark as slow what another run stands for, and as full three quarters of it, and rows whose turn it is not.
 
     Workers begin with the longest, so that none is left at the end.
     """
+    for item in out_of_turn(items):
+        item.add_marker(pytest.mark.full)
     quick = []
     for item in items:
         repetition = is_repetition(item)
-        if repetition and zlib.crc32(item.nodeid.encode()) % 2:
+        if repetition and scattered(item) % 4:
             item.add_marker(pytest.mark.full)
         if repetition or item.get_closest_marker("full"):
             item.add_marker(pytest.mark.slow)
@@ -96,12 +99,36 @@ def is_repetition(item: pytest.Item) -> bool:
     return mode in SLOW_MODES or (mode, remove) in SLOW_PAIRS
 
 
-def beyond_samples(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The rows of each table of a test but for a few, spread over it, which quick checks run."""
+def tables_of(items: Iterable[pytest.Item]) -> Iterable[list[pytest.Item]]:
+    """The rows of each parametrized test, in their order."""
     tables: dict[str, list[pytest.Item]] = {}
     for item in items:
         tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return [item for rows in tables.values() for place, item in enumerate(rows) if place % -(-len(rows) // SAMPLES)]
+    return tables.values()
+
+
+def beyond_samples(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The rows of each table of a test but for a few, spread over it, which quick checks run."""
+    return [item for rows in tables_of(items) for place, item in enumerate(rows) if place % -(-len(rows) // SAMPLES)]
+
+
+def out_of_turn(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The rows that `every(n)` leaves to the long run: all but one in n."""
+    marked = (item for item in items if item.get_closest_marker("every"))
+    tables = (sorted(rows, key=scattered) for rows in tables_of(marked))
+    return [item for rows in tables for place, item in enumerate(rows) if place % turn_of(item)]
+
+
+def scattered(item: pytest.Item) -> int:
+    """An order of rows that has nothing to do with that of their parameters."""
+    return zlib.crc32(item.nodeid.encode())
+
+
+def turn_of(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("every")
+    assert mark is not None
+    turn: int = mark.args[0]
+    return turn
 
 
 def seconds(item: pytest.Item) -> float:

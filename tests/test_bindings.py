@@ -47,9 +47,9 @@ def results(run: Callable[..., Any], inputs: list[torch.Tensor]) -> Any:
     return run(*inputs)
 
 
-@pytest.mark.parametrize(
-    "shard", [pytest.param(n, marks=pytest.mark.full if n else pytest.mark.slow(seconds=30)) for n in range(SHARDS)]
-)
+@pytest.mark.slow(seconds=30)
+@pytest.mark.every(SHARDS)
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_results_are_those_of_the_operators(shard: int) -> None:
     count = 0
     with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng():

@@ -343,6 +343,7 @@ def test_programs(name: str, mode: Any, remove: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 @WHILE
 @EITHER
 @pytest.mark.parametrize("name", WRITING)

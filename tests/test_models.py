@@ -22,12 +22,7 @@ from tests.transformer_models import TRANSFORMERS
 REMOVES = ("mutations", "mutations_and_views")
 FAKE = [pytest.param(model, id=model.name) for model in MODELS]
 # Each kind of program once, the small ones: a training step, its convolutions, a decoder and its cache, recurrences.
-COMPILED_OFTEN = (
-    "mlp-step-adamw-foreach",
-    "convolution-func-step",
-    "kv-cache-decode",
-    "state-space-loop",
-)
+COMPILED_OFTEN = ("mlp-step-adamw-foreach", "convolution-func-step")
 COMPILED = [
     pytest.param(model, id=model.name, marks=[pytest.mark.full] * (model.name not in COMPILED_OFTEN))
     for model in MODELS
@@ -73,6 +68,7 @@ def test_model_equals_eager(model: Model, remove: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize(("model", "mode"), OTHER_MODES)
 def test_model_in_other_modes(model: Model, mode: str, remove: str) -> None:
@@ -93,6 +89,7 @@ def test_models_that_must_trace_in_all_modes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize("model", FAKE)
 def test_captured_model_equals_eager(model: Model, remove: str) -> None:

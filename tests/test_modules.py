@@ -27,23 +27,23 @@ def check_modules(names: list[str], make: Make, limit: int | None, train: bool =
         assert name in DECIDING or any(one.status == PASSED for one in verdicts), name
 
 
-# Every other shard has its turn in CI.
-IN_TURN = pytest.mark.parametrize(
-    "shard", [pytest.param(n, marks=pytest.mark.full if n % 4 else pytest.mark.slow(seconds=20)) for n in range(SHARDS)]
-)
-
-
-@IN_TURN
+@pytest.mark.slow(seconds=20)
+@pytest.mark.every(6)
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_training_by_calls(shard: int) -> None:
     check_modules(module_names()[shard::SHARDS], captured, 2)
 
 
-@IN_TURN
+@pytest.mark.slow(seconds=20)
+@pytest.mark.every(6)
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_training_compiled(shard: int) -> None:
     check_modules(module_names()[shard::SHARDS], compiled, 1)
 
 
-@IN_TURN
+@pytest.mark.slow(seconds=20)
+@pytest.mark.every(6)
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_calls_that_do_not_train(shard: int) -> None:
     check_modules(module_names()[shard::SHARDS], captured, 1, train=False)
 

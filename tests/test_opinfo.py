@@ -25,10 +25,9 @@ def runner() -> Iterator[Runner]:
         yield pool
 
 
-@pytest.mark.parametrize(
-    "shard",
-    [pytest.param(n, marks=pytest.mark.full if n else pytest.mark.slow(seconds=20)) for n in range(SHARDS)],
-)
+@pytest.mark.slow(seconds=20)
+@pytest.mark.every(SHARDS)
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
     verdicts: list[Verdict] = []
     jobs = [Job(op, CI, "ours") for op in op_names()[shard::SHARDS]]

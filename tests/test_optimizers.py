@@ -134,12 +134,14 @@ def test_a_schedule_needs_few_captures(optimizer: str, scheduler: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_optimizer(optimizer: str) -> None:
     assert captures_of(optimizer, SCHEDULERS["ExponentialLR"], inside=False) <= FEW
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_each_scheduler_between_calls(scheduler: str) -> None:
     assert captures_of("Adam", SCHEDULERS[scheduler], inside=False) <= FEW

@@ -22,18 +22,14 @@ SAMPLES = 3  # of each op, from the front: those of the database go from plain t
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for each op, every other one in CI; the database, which takes seconds, is not loaded for quick checks."""
+    """A test for each op; the database, which takes seconds, is not loaded for quick checks."""
     if "info" in metafunc.fixturenames:
         infos = [] if metafunc.config.option.markexpr == "not slow" else on_cpu()
         metafunc.parametrize(
             "info",
-            [in_turn(number, info) for number, info in enumerate(infos)],
+            infos,
             ids=lambda info: f"{info.name}.{info.variant_test_name}".rstrip("."),
         )
-
-
-def in_turn(number: int, info: Any) -> Any:
-    return pytest.param(info, marks=pytest.mark.full if number % 2 else ())
 
 
 def on_cpu() -> list[Any]:
@@ -109,6 +105,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.slow
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore")  # of the samples, such as those of deprecated ops
 def test_ops_keep_to_their_rows(info: Any) -> None:
     watch = Watch()

@@ -125,10 +125,9 @@ def calls(info: Any, sample: Any) -> Iterator[Callable[[], Any]]:
                 yield lambda: info(cloned(sample.input), *sample.args, **sample.kwargs, out=out)
 
 
-@pytest.mark.parametrize(
-    "third",
-    [pytest.param(0, marks=pytest.mark.slow(seconds=30)), *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))],
-)
+@pytest.mark.slow(seconds=30)
+@pytest.mark.every(3)
+@pytest.mark.parametrize("third", range(3))
 @pytest.mark.filterwarnings("ignore")  # of the samples, such as those of deprecated ops
 def test_functional_variants_compute_what_is_written(third: int) -> None:
     from torch.testing._internal import (
