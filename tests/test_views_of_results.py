@@ -135,3 +135,19 @@ def test_pieces_of_a_tensor_that_requires_gradients_afterwards_are_leaves() -> N
         return [(part.is_leaf, part.requires_grad, part.grad_fn, part.tolist()) for part in found]
 
     assert looks(capture(f, (torch.arange(2.0),))(torch.arange(2.0))) == looks(f(torch.arange(2.0)))
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_a_view_made_with_gradients_off_and_told_to_require_them_takes_gradients(remove: Any) -> None:
+    def run(x: Tensor) -> Tensor:
+        view = x[0]
+        return view.requires_grad_()
+
+    leaf = torch.ones(3, 2, requires_grad=True)
+    captured = capture(run, (leaf * 2,), remove=remove)
+    for call in (run, captured):
+        with torch.no_grad():
+            view = call(leaf * 2)
+        assert view.is_leaf
+        (gradient,) = torch.autograd.grad([view], [view], [torch.ones(2)])
+        torch.testing.assert_close(gradient, torch.ones(2))

@@ -150,7 +150,7 @@ class OutputAnalysis:
 
     def _silent(self, handle: torch.Tensor, alias: OutputAlias) -> OutputAlias | None:
         """An output that was made as a view with gradients off, and requires them as what it views; None of others."""
-        if not made_silently(alias.creation) or isinstance(handle, torch.nn.Parameter):
+        if not made_silently(alias.creation) or isinstance(handle, torch.nn.Parameter) or _accumulates(handle):
             return None
         silent, root = replace(alias, own_gradient=False, leaf=_itself), autograd_base(handle)
         if alias.kind is AliasKind.VIEW_OF_BASE and alias.base is not None:
@@ -237,6 +237,13 @@ def _leaf(handle: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None
     if isinstance(handle, torch.nn.Buffer) and not handle.requires_grad:
         return partial(torch.nn.Buffer, persistent=handle.persistent)
     return torch.Tensor.requires_grad_ if handle.requires_grad else None
+
+
+def _accumulates(leaf: torch.Tensor) -> bool:
+    """Whether gradients end in a leaf; not in a view that says that it requires them because what it views does."""
+    with torch.enable_grad():
+        view: Any = leaf.view_as(leaf)
+    return view.grad_fn is not None and view.grad_fn.next_functions[0][0] is not None
 
 
 def _itself(made: torch.Tensor) -> torch.Tensor:
