@@ -281,6 +281,9 @@ def test_arguments_that_cannot_be_written_are_refused_first(tmp_path: Path) -> N
         with pytest.raises(InputMismatchError, match="writes to the argument `x`"):
             loaded(x)
     assert loaded.state["count"] == 0
+    state: Any = loaded.state
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        state["count"] = torch.ones(())
     x = torch.ones(2, 3, requires_grad=True)
     with torch.no_grad():
         loaded(x)

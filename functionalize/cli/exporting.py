@@ -6,7 +6,7 @@ Invariant: a format is known by its suffix when it is read. Limits: formats that
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ class Loaded:
     """A program that was read from a file."""
 
     function: Callable[..., Any]
-    state: Callable[[], dict[str, Any]]  # as it is now
+    state: Callable[[], Mapping[str, Any]]  # as it is now
     inputs: Callable[[int], Call]  # random ones; of a seed
 
 

@@ -104,10 +104,11 @@ def _verdict_on_unread(
         steps += [step, *read]
     program = replace(call.program, steps=tuple(steps), outputs=f"({', '.join(copies)},)")
     other, module = replace(call, program=program), _callable(program)
+    arguments, _ = _arguments(other)
     torch.manual_seed(0)
     try:
         with MODES[call.mode]():
-            captured = capture(implementation(module), _arguments(other)[0], remove=remove)
+            captured = capture(implementation(module), arguments, remove=remove)
         found = _Called(program, other, captured, module).seen.error
     except Exception as raised:
         found = raised

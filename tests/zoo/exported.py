@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.zoo.check import CRASH, REFUSED, RIGHT, WRONG, Case, one_line, seed
 from tests.zoo.observe import leaves
 
 _REFUSALS = (UnsupportedProgramError, DataDependentError, InputMismatchError)
-Route = tuple[Callable[..., Any], Callable[[], dict[str, Tensor]]]
+Route = tuple[Callable[..., Any], Callable[[], Mapping[str, Tensor]]]
 
 
 def _module(program: Any, folder: Path) -> Route:
@@ -99,7 +99,7 @@ def _missing(expected: list[Tensor], found: list[Tensor], *, values: bool) -> st
     return None
 
 
-def _other_state(expected: dict[str, Tensor], found: dict[str, Tensor], *, values: bool) -> str | None:
+def _other_state(expected: Mapping[str, Tensor], found: dict[str, Tensor], *, values: bool) -> str | None:
     for name, one in expected.items():
         other = found.get(name)
         if other is not None and not _equal(one, other, values=values):

@@ -9,8 +9,9 @@ Invariant: a call that is refused has changed neither state nor arguments. Limit
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -66,9 +67,12 @@ class OnnxProgram:
         self._lock = threading.Lock()
 
     @property
-    def state(self) -> dict[str, torch.Tensor]:
-        """The state, by its paths: tensors that calls read; copy into them to set it."""
-        return {target: kept.now for target, kept in self._state.items()}
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The state, by its paths: the tensors that the next call reads; copy into them to set it.
+
+        Ask again after a call, which may leave its state in other tensors.
+        """
+        return MappingProxyType({target: kept.now for target, kept in self._state.items()})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute, keep the new state, write what the original writes to its arguments, return what it returns.
