@@ -99,7 +99,7 @@ def _missing(expected: list[Tensor], found: list[Tensor], *, values: bool) -> st
     return None
 
 
-def _other_state(expected: Mapping[str, Tensor], found: dict[str, Tensor], *, values: bool) -> str | None:
+def _other_state(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *, values: bool) -> str | None:
     for name, one in expected.items():
         other = found.get(name)
         if other is not None and not _equal(one, other, values=values):
