@@ -137,17 +137,19 @@ def test_pieces_of_a_tensor_that_requires_gradients_afterwards_are_leaves() -> N
     assert looks(capture(f, (torch.arange(2.0),))(torch.arange(2.0))) == looks(f(torch.arange(2.0)))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
-def test_a_view_made_with_gradients_off_and_told_to_require_them_takes_gradients(remove: Any) -> None:
+def test_a_view_made_with_gradients_off_and_told_to_require_them_takes_gradients(remove: Any, mode: Any) -> None:
     def run(x: Tensor) -> Tensor:
         view = x[0]
         return view.requires_grad_()
 
     leaf = torch.ones(3, 2, requires_grad=True)
-    captured = capture(run, (leaf * 2,), remove=remove)
+    captured = capture(run, (leaf * 2,), remove=remove, on_guard_failure="recapture")
     for call in (run, captured):
-        with torch.no_grad():
-            view = call(leaf * 2)
-        assert view.is_leaf
+        x = leaf * 2
+        with mode():
+            view = call(x)
+        assert view.is_leaf and not view.is_inference()
         (gradient,) = torch.autograd.grad([view], [view], [torch.ones(2)])
         torch.testing.assert_close(gradient, torch.ones(2))

@@ -241,7 +241,7 @@ def _leaf(handle: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None
 
 def _accumulates(leaf: torch.Tensor) -> bool:
     """Whether gradients end in a leaf; not in a view that says that it requires them because what it views does."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         view: Any = leaf.view_as(leaf)
     return view.grad_fn is not None and view.grad_fn.next_functions[0][0] is not None
 
