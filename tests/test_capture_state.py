@@ -412,14 +412,20 @@ def test_objects_in_a_tuple_are_compared_by_who_they_are_and_by_their_own_conten
     compare()
 
 
-def test_the_order_of_a_dict_is_state() -> None:
-    table = {"first": torch.ones(2), "second": torch.zeros(2)}
+@pytest.mark.parametrize(
+    "keys",
+    [("first", "second"), ((0, 1), (1, ("x", None))), (object(), (object(), 2)), (int, len), (frozenset({1}), 1.5)],
+    ids=["strings", "tuples", "objects", "callables", "sets"],
+)
+def test_the_order_of_a_dict_is_state(keys: tuple[Any, Any]) -> None:
+    first, second = keys
+    table: dict[Any, Tensor] = {first: torch.ones(2), second: torch.zeros(2)}
     program = capture(lambda x: x + next(iter(table.values())), (torch.ones(2),), on_guard_failure="recapture")
     for _ in range(3):
         assert torch.equal(program(torch.ones(2)), 1 + next(iter(table.values())))
-        table["first"] = table.pop("first")
-        table["second"] = table.pop("second")
-        table["first"] = table.pop("first")
+        table[first] = table.pop(first)
+        table[second] = table.pop(second)
+        table[first] = table.pop(first)
 
 
 def test_the_order_of_modules_is_state() -> None:

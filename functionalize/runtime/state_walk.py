@@ -271,9 +271,18 @@ def _key_of_stand_in(key: Any, stand_ins: Mapping[int, Any]) -> Any:
 
 def _is_ordered(value: Any, container: Container, keys: Sized) -> bool:
     """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
-    if len(keys) < 2 or not isinstance(container, dict) or not _VALUES.issuperset(map(type, container)):
+    if len(keys) < 2 or not isinstance(container, dict):
         return False
-    return container is value or (is_module(value) and container is modules_of(value))
+    if not (container is value or (is_module(value) and container is modules_of(value))):
+        return False
+    return _VALUES.issuperset(map(type, container)) or not any(map(_has_tensor, container))
+
+
+def _has_tensor(key: Any) -> bool:
+    """Whether a key is a tensor, for which there are stand-ins, or has one in it."""
+    if isinstance(key, (tuple, frozenset)):
+        return any(map(_has_tensor, key))
+    return isinstance(key_behind(key), torch.Tensor)
 
 
 def _in_one(contents: Iterable[Any]) -> list[Any]:
