@@ -22,6 +22,7 @@ from functionalize._torch.fakes import (
     new_fake_mode,
 )
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.default_dtypes import DefaultDtypes
@@ -226,6 +227,7 @@ class CaptureSession(RecordingSession):
 
     def _left(self, effects: SideEffectRecorder, objects: ObjectGraph, returned: list[Any]) -> LeftInObjects:
         left = LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
+        self._numbers.check_kept(objects.is_reached)
         self._generators.make_anew(self.recorder.tracer.graph)
         self._dtypes.spell_out()
         return left
@@ -244,7 +246,7 @@ class CaptureSession(RecordingSession):
             self._numbers.place()
             self._inputs.state.begin()
         try:
-            with self._steps.noted():
+            with self._steps.noted(), code_put_back(self._inputs.settings):
                 return self._func(*self._inputs.args, **self._inputs.kwargs)
         finally:
             if looked_up:

@@ -14,7 +14,7 @@ import functools
 import re
 import types
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dis import opmap
 from typing import Any, NamedTuple
 
@@ -231,6 +231,20 @@ class Numbers:
             write(*_place(one), entry(*_place(first)))
         lists = [(slot, entry(slot.container, slot.key)) for slot, _ in self._pairs]
         self._lists = [(slot, items, items.copy()) for slot, items in lists if isinstance(items, list)]
+
+    def check_kept(self, is_reached: Callable[[Any], bool]) -> None:
+        """Raise where the program gives a list of numbers itself, or keeps it in another place.
+
+        Raises:
+            UnsupportedProgramError: it does.
+        """
+        for slot, items, _ in self._lists:
+            if is_reached(items):
+                raise UnsupportedProgramError(
+                    f"the program gives, or keeps, the list in which `{slot.path}` is, whose numbers are its inputs",
+                    why="such a list is read by its numbers: it may be another one at each call",
+                    hint="give a copy of the list",
+                )
 
     def check(self) -> None:
         """Raise where the program changed a list of numbers in its place.

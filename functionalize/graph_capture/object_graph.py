@@ -81,6 +81,10 @@ class ObjectGraph:
         self._towards = towards
         self._kept = [*references.nodes.values()]
 
+    def is_reached(self, value: Any) -> bool:
+        """Whether an object can be reached from what the program returns, or is left where it was not."""
+        return id(value) in self._anew or id(value) in self._recipes
+
     def number(self, tensor: torch.Tensor) -> int:
         """The number of a tensor that the caller will get, the next one for a new tensor."""
         tensor = unwrap_functorch(tensor)
