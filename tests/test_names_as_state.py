@@ -313,3 +313,56 @@ def test_what_wrappers_of_libraries_call_is_followed(wrap: str, what: str, named
     for call in range(1, 4):
         torch.testing.assert_close(captured(X.clone()), X * call)
         assert one.calls == call
+
+
+class Batches:
+    """What a training loop keeps: data to come."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches, self.scale, self.other = batches, 2.0, None
+
+
+def a_generator() -> Any:
+    yield from (1.0, 2.0, 3.0)
+
+
+_LOADED = torch.utils.data.TensorDataset(torch.ones(3, 2))
+ITERATORS: dict[str, Callable[[], Any]] = {
+    "list": lambda: iter([1.0, 2.0, 3.0]),
+    "map": lambda: map(float, [1, 2, 3]),
+    "generator": a_generator,
+    "count": lambda: itertools.count(1.0),
+    "loader": lambda: (float(rows[0].sum()) for rows in torch.utils.data.DataLoader(_LOADED)),
+}
+
+
+@pytest.mark.parametrize("make", ITERATORS.values(), ids=ITERATORS)
+def test_iterators_that_objects_hold_are_refused_where_something_is_taken_out(make: Callable[[], Any]) -> None:
+    holder = Batches(make())
+    first = next(make())
+
+    def caught(x: Tensor) -> Tensor:
+        try:
+            return x * next(holder.batches)
+        except Exception:
+            return x
+
+    def kept(x: Tensor) -> Tensor:
+        holder.other = holder.batches
+        return x
+
+    for program in (lambda x: x * next(holder.batches), caught, lambda x: x * sum(holder.batches)):
+        with pytest.raises(UnsupportedProgramError, match=r"the attribute or item `holder\.batches`.* is a "):
+            capture(program, (X,))
+    for program in (kept, lambda x: (x, holder.batches)):
+        with pytest.raises(UnsupportedProgramError, match=r"which was the attribute or item `holder\.batches`"):
+            capture(program, (X,))
+    held: Callable[[Tensor], Tensor] = lambda x: x * holder.scale  # noqa: E731
+    assert torch.equal(capture(held, (X,))(X), X * 2)
+    assert holder.other is None and next(holder.batches) == first
+
+
+def test_an_iterator_of_a_loader_is_refused() -> None:
+    holder = Batches(iter(torch.utils.data.DataLoader(_LOADED)))
+    with pytest.raises(UnsupportedProgramError, match=r"`holder\.batches\._sampler_iter` of the program is a generator"):
+        capture(lambda x: x[:2] * next(holder.batches)[0], (X,))

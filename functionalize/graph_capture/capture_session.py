@@ -32,6 +32,7 @@ from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
 from functionalize.graph_capture.gradients_of_state import laid_out
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
+from functionalize.graph_capture.iterators import iterators_kept
 from functionalize.graph_capture.leaks import Traced, take_back
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.object_graph import ObjectGraph
@@ -246,7 +247,7 @@ class CaptureSession(RecordingSession):
             self._numbers.place()
             self._inputs.state.begin()
         try:
-            with self._steps.noted(), code_put_back(self._inputs.settings):
+            with self._steps.noted(), code_put_back(self._inputs.settings), iterators_kept(self.states):
                 return self._func(*self._inputs.args, **self._inputs.kwargs)
         finally:
             if looked_up:

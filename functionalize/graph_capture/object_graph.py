@@ -25,6 +25,7 @@ from functionalize._torch import FakeTensor, pytree, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, tracked_node
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture import iterators
 from functionalize.graph_capture.classes_of_stand_ins import of_python
 from functionalize.runtime.anatomy import anatomy_of, attributes_of, key_name
 from functionalize.runtime.entered import OPAQUE
@@ -180,6 +181,8 @@ class ObjectGraph:
         """Raise where a value is of the capture's tensors: of autograd's graph, a storage, a text."""
         if isinstance(value, Node) or (isinstance(value, torch.UntypedStorage) and value.device.type == "meta"):
             raise self._refusal(value, path)
+        if type(value) is iterators.StandIn:
+            raise value.refused_as(path)
         _refuse_text(value, path)
 
     def _is_anew(self, value: Any) -> bool:

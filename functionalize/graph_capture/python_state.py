@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
-from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture import iterators
 from functionalize.graph_capture.logs import Logs, adds
 from functionalize.graph_capture.methods import Methods, functions_in
 from functionalize.graph_capture.variables import (
@@ -103,7 +103,6 @@ class Follower:
         self._held: dict[str, Any] = {}  # modules of Python that objects hold, by path
         self._places: set[tuple[int, Any]] = set()
         self._constants = self._seen = self._tensors = self._tuples = 0  # how many of the walk's were looked at
-        refuse_iterators(func)
         self._follow(func, _DEPTH)
         self.follow_found()
         if state.holds:
@@ -204,7 +203,8 @@ class Follower:
     def _open_owner(self, method: Any, path: str) -> None:
         """Enter the list, the dict, or the like, that a method in C is bound to."""
         owner = method.__self__
-        refuse_iterator(owner, f"what the method `{path}` of the program is bound to")
+        if iterators.is_iterator(owner):
+            raise iterators.refusal(owner, f"what the method `{path}` of the program is bound to")
         entered = is_entered(type(owner)) and not isinstance(owner, torch.Tensor)
         if entered and id(method) not in self._followed:
             self._followed[id(method)] = method
@@ -291,27 +291,3 @@ def reached(func: Any) -> dict[str, Any]:
     Follower(func, state)
     found = {slot.path: slot.get() for slot in state.entered if not slot.held}
     return {path: value for path, value in found.items() if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))}
-
-
-def refuse_iterators(func: Any) -> None:
-    """Raise if a function names an iterator, which knows by itself what comes next.
-
-    Raises:
-        UnsupportedProgramError: it does.
-    """
-    for name, container, key in variables(func):
-        refuse_iterator(read(container, key), f"the variable `{name}` of the program")
-
-
-def refuse_iterator(value: Any, what: str) -> None:
-    """Raise if a value is an iterator of Python's.
-
-    Raises:
-        UnsupportedProgramError: it is.
-    """
-    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
-        raise UnsupportedProgramError(
-            f"{what} is a {type(value).__name__}",
-            why="each next() takes something out of it, and a call of a captured program could not do so",
-            hint="pass what next() gives as an argument",
-        )

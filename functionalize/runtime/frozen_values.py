@@ -6,7 +6,7 @@ neither modules, containers nor plain objects with attributes are compared by id
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,7 @@ VALUES: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, torch.Size),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-_CONTAINERS = (dict, list, tuple, set, frozenset)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 DEPTH = 4  # of containers and objects; tuples do not count
 
@@ -78,7 +78,7 @@ class Content:
     items: tuple[Any, ...]
 
     def __repr__(self) -> str:
-        if issubclass(self.kind, (list, tuple, set, frozenset)):
+        if issubclass(self.kind, (list, tuple, set, frozenset, deque)):
             return f"{self.kind.__name__}({', '.join(map(repr, self.items))})"
         items = ", ".join(f"{key}: {item!r}" for key, item in zip(self.keys, self.items, strict=True))
         return f"{self.kind.__name__}({items})"
@@ -153,7 +153,7 @@ def content_of(kind: type, held: Any) -> Any:
 
 def parts(value: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
     """The keys and the items of a container, or of an object with attributes."""
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return (), list(value)
     if isinstance(value, (set, frozenset)):
         return (), sorted(value, key=repr)

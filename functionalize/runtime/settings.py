@@ -5,6 +5,7 @@ Invariant: settings that are found unchanged hold what they did, as far as a pro
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial, reduce
@@ -251,11 +252,11 @@ class SettingsCheck:
         if array is not None:
             self.arrays.append((value, array))
             return
-        held = value if isinstance(value, (list, dict, set)) else getattr(value, "__dict__", None)
+        held = value if isinstance(value, (list, dict, set, deque)) else getattr(value, "__dict__", None)
         if held is not None and not held:
             self.empty.append(held)
         elif held is not None:
-            self.contents.append((held, list(held) if isinstance(held, (list, set)) else dict(held)))
+            self.contents.append((held, list(held) if isinstance(held, (list, set, deque)) else dict(held)))
         for item in parts(value)[1]:
             self._enter(item, seen, inside(value, depth))
 

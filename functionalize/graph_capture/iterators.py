@@ -1,0 +1,95 @@
+"""Iterators that a program reaches: what takes something out of one is refused, as a call could not do so.
+
+While the program runs, others stand for them, which refuse whatever they are asked for. An iterator that is merely held
+is as it was.
+
+Invariant: after the run each is in its place, and has all that it had. Limits: those of Python itself, and generators;
+others are objects, which are walked as such.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+from functionalize.errors import UnsupportedProgramError
+from functionalize.runtime.containers import Variable
+from functionalize.runtime.slots import Slot
+from functionalize.runtime.state_walk import StateWalk
+
+_MODULES = ("builtins", "itertools")  # whose iterators know by themselves what comes next
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether a value is an iterator of Python's."""
+    return isinstance(value, Iterator) and type(value).__module__ in _MODULES
+
+
+def refusal(value: Any, what: str) -> UnsupportedProgramError:
+    """Why a program cannot use an iterator."""
+    return UnsupportedProgramError(
+        f"{what} is a {type(value).__name__}",
+        why="each next() takes something out of it, and a call of a captured program could not do so",
+        hint="pass what next() gives as an argument",
+    )
+
+
+class StandIn:
+    """What a program finds where an iterator is."""
+
+    __slots__ = ("_of", "_refused", "_what")
+
+    def __init__(self, of: Any, slot: Slot, refused: list[Exception]) -> None:
+        kind = "variable" if isinstance(slot.container, Variable) else "attribute or item"
+        self._of, self._what, self._refused = of, f"the {kind} `{slot.path}` of the program", refused
+
+    @property
+    def __class__(self) -> Any:
+        return type(self._of)
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        self._refused.append(refusal(self._of, self._what))
+        raise self._refused[-1]
+
+    def __iter__(self) -> StandIn:
+        return self
+
+    def __next__(self) -> NoReturn:
+        self._refuse()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse()
+
+    def refused_as(self, path: str) -> UnsupportedProgramError:
+        """Why a program cannot give it, or keep it elsewhere."""
+        return refusal(self._of, f"{path}, which was {self._what},")
+
+
+@contextlib.contextmanager
+def iterators_kept(states: Iterable[StateWalk]) -> Iterator[None]:
+    """Around a program's run.
+
+    Raises:
+        UnsupportedProgramError: it takes something out of an iterator, whoever catches that inside of it.
+    """
+    refused = list[Exception]()
+    found = [(slot, slot.get()) for state in states for slot in state.constants if is_iterator(slot.found())]
+    placed = [(slot, value, StandIn(value, slot, refused)) for slot, value in found]
+    for slot, _, stand_in in placed:
+        slot.set(stand_in)
+    try:
+        yield
+    finally:
+        for slot, value, stand_in in placed:
+            if slot.found() is stand_in:  # else the program put something else there
+                slot.set(value)
+    if refused:
+        raise refused[0]
