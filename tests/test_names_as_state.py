@@ -364,5 +364,7 @@ def test_iterators_that_objects_hold_are_refused_where_something_is_taken_out(ma
 
 def test_an_iterator_of_a_loader_is_refused() -> None:
     holder = Batches(iter(torch.utils.data.DataLoader(_LOADED)))
-    with pytest.raises(UnsupportedProgramError, match=r"`holder\.batches\._sampler_iter` of the program is a generator"):
+    with pytest.raises(
+        UnsupportedProgramError, match=r"`holder\.batches\._sampler_iter` of the program is a generator"
+    ):
         capture(lambda x: x[:2] * next(holder.batches)[0], (X,))

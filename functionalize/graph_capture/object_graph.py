@@ -60,6 +60,7 @@ class ObjectGraph:
         self._known: Mapping[int, tuple[int, int]] = {}
         self._looked = False
         self._anew: dict[int, bool] = {}  # of what was looked at
+        self._before: set[int] = set()  # what containers held before, where the program left something
         self._towards: dict[int, Any] = {}  # what leads to a tensor
         self._recipes: dict[int, Recipe] = {}
         self._kept: list[Any] = []  # so that no identity is used again
@@ -74,6 +75,7 @@ class ObjectGraph:
         Nothing else of ours may refer to what it left.
         """
         self._known, self._looked = known, True
+        self._before = set[int]().union(*(before for _, before in roots))
         references = _References(known)
         references.follow(roots)
         held = references.held()
@@ -186,8 +188,16 @@ class ObjectGraph:
         _refuse_text(value, path)
 
     def _is_anew(self, value: Any) -> bool:
-        """Whether a call has to make it; what was not looked at is a part that was made for a recipe."""
+        """Whether a call has to make it; what was not looked at was there, or is a part that was made for a recipe."""
+        if id(value) in self._before and id(value) not in self._anew:
+            return self._is_of_capture(value)
         return self._anew.get(id(value), self._looked and not (_is_whole(value) or _is_old_class(value)))
+
+    def _is_of_capture(self, value: Any) -> bool:
+        """Whether what a program found is another thing in a call: made of stand-ins, or of objects of its state."""
+        if isinstance(value, (tuple, list, frozenset)) and id(value) not in self._known:
+            return any(map(self._is_of_capture, value))
+        return isinstance(value, (FakeTensor, *SYMBOLS)) or id(value) in self._known
 
     def _refusal(self, value: Any, path: str) -> UnsupportedProgramError:
         way, holder = "", value

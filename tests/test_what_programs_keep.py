@@ -1,8 +1,14 @@
-"""Programs that change the code that they run are refused; lists of numbers that they keep are those of the caller."""
+"""Programs that change the code that they run are refused; objects that they keep are those that they found."""
 
 from __future__ import annotations
 
+import array
+import decimal
+import fractions
 import functools
+import operator
+import re
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -169,3 +175,55 @@ def test_a_list_of_numbers_that_the_caller_replaces_is_that_list(program: Any, o
             else:
                 assert holder.kept is holder.numbers or holder.kept[-1] is holder.numbers
             holder.numbers = others.copy()
+
+
+def _kept() -> dict[str, tuple[Any, Any]]:
+    return {
+        "functions in C": (torch.sin, operator.neg),
+        "objects": (object(), object()),
+        "slices": (slice(1), slice(2)),
+        "patterns": (re.compile("a"), re.compile("b")),
+        "numbers": (decimal.Decimal(1), fractions.Fraction(1, 2)),
+        "partials": (functools.partial(torch.sin), functools.partial(torch.cos)),
+        "methods": (Doubling().__call__, Tripling().__call__),
+        "functions": (lambda x: x, _function()),
+        "operators": (torch.ops.aten.sin, torch.ops.aten.cos.default),
+        "generators": (torch.Generator(), torch.Generator()),
+        "arrays": (array.array("d", [1.0]), array.array("d", [2.0])),
+        "sets": (frozenset({1}), frozenset({2})),
+        "descriptors": (property(len), staticmethod(len)),
+    }
+
+
+def in_attributes(holder: Any) -> None:
+    holder.one, holder.other = holder.other, holder.one
+
+
+def in_a_list(holder: Any) -> None:
+    holder.items.reverse()
+
+
+def in_a_dict(holder: Any) -> None:
+    holder.named["one"], holder.named["other"] = holder.named["other"], holder.named["one"]
+
+
+@pytest.mark.parametrize("exchange", [in_attributes, in_a_list, in_a_dict])
+@pytest.mark.parametrize("kind", _kept())
+def test_what_a_program_puts_elsewhere_is_the_very_object(kind: str, exchange: Callable[[Any], None]) -> None:
+    one, other = _kept()[kind]
+    holder = types.SimpleNamespace(one=one, other=other, items=[one, other], named={"one": one, "other": other})
+
+    def run(x: Tensor) -> Tensor:
+        exchange(holder)
+        return x * 2
+
+    captured = capture(run, (X,), on_guard_failure="recapture")
+    for call in range(4):
+        captured(X)
+        found = {
+            in_attributes: [holder.one, holder.other],
+            in_a_list: holder.items,
+            in_a_dict: [*holder.named.values()],
+        }[exchange]
+        expected = [one, other] if call % 2 else [other, one]
+        assert all(map(operator.is_, found, expected))
