@@ -207,7 +207,10 @@ def in_a_dict(holder: Any) -> None:
     holder.named["one"], holder.named["other"] = holder.named["other"], holder.named["one"]
 
 
-@pytest.mark.parametrize("exchange", [in_attributes, in_a_list, in_a_dict])
+PLACES: list[Callable[[Any], None]] = [in_attributes, in_a_list, in_a_dict]
+
+
+@pytest.mark.parametrize("exchange", PLACES)
 @pytest.mark.parametrize("kind", _kept())
 def test_what_a_program_puts_elsewhere_is_the_very_object(kind: str, exchange: Callable[[Any], None]) -> None:
     one, other = _kept()[kind]
@@ -220,10 +223,5 @@ def test_what_a_program_puts_elsewhere_is_the_very_object(kind: str, exchange: C
     captured = capture(run, (X,), on_guard_failure="recapture")
     for call in range(4):
         captured(X)
-        found = {
-            in_attributes: [holder.one, holder.other],
-            in_a_list: holder.items,
-            in_a_dict: [*holder.named.values()],
-        }[exchange]
-        expected = [one, other] if call % 2 else [other, one]
-        assert all(map(operator.is_, found, expected))
+        found = [[holder.one, holder.other], holder.items, [*holder.named.values()]][PLACES.index(exchange)]
+        assert all(map(operator.is_, found, [one, other] if call % 2 else [other, one]))
