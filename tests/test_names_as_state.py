@@ -368,3 +368,8 @@ def test_an_iterator_of_a_loader_is_refused() -> None:
         UnsupportedProgramError, match=r"`holder\.batches\._sampler_iter` of the program is a generator"
     ):
         capture(lambda x: x[:2] * next(holder.batches)[0], (X,))
+
+
+def test_iterators_as_arguments_are_refused_where_something_is_taken_out() -> None:
+    with pytest.raises(UnsupportedProgramError, match="the argument or item `rows` of the program is a list_iterator"):
+        capture(lambda rows: next(rows) * 2, (iter([X]),))

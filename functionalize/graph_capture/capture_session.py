@@ -247,7 +247,7 @@ class CaptureSession(RecordingSession):
             self._numbers.place()
             self._inputs.state.begin()
         try:
-            with self._steps.noted(), code_put_back(self._inputs.settings), iterators_kept(self.states):
+            with self._steps.noted(), code_put_back(self._inputs.settings), iterators_kept(*self.states):
                 return self._func(*self._inputs.args, **self._inputs.kwargs)
         finally:
             if looked_up:

@@ -10,7 +10,7 @@ others are objects, which are walked as such.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from functionalize.errors import UnsupportedProgramError
@@ -40,8 +40,8 @@ class StandIn:
 
     __slots__ = ("_of", "_refused", "_what")
 
-    def __init__(self, of: Any, slot: Slot, refused: list[Exception]) -> None:
-        kind = "variable" if isinstance(slot.container, Variable) else "attribute or item"
+    def __init__(self, of: Any, slot: Slot, kind: str, refused: list[Exception]) -> None:
+        kind = "variable" if isinstance(slot.container, Variable) else f"{kind} or item"
         self._of, self._what, self._refused = of, f"the {kind} `{slot.path}` of the program", refused
 
     @property
@@ -74,15 +74,16 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def iterators_kept(states: Iterable[StateWalk]) -> Iterator[None]:
-    """Around a program's run.
+def iterators_kept(state: StateWalk, arguments: StateWalk) -> Iterator[None]:
+    """Around a program's run; ``state``, ``arguments``: the objects that it reaches.
 
     Raises:
         UnsupportedProgramError: it takes something out of an iterator, whoever catches that inside of it.
     """
     refused = list[Exception]()
-    found = [(slot, slot.get()) for state in states for slot in state.constants if is_iterator(slot.found())]
-    placed = [(slot, value, StandIn(value, slot, refused)) for slot, value in found]
+    places = [("attribute", slot) for slot in state.constants] + [("argument", slot) for slot in arguments.constants]
+    found = [(kind, slot, slot.get()) for kind, slot in places if is_iterator(slot.found())]
+    placed = [(slot, value, StandIn(value, slot, kind, refused)) for kind, slot, value in found]
     for slot, _, stand_in in placed:
         slot.set(stand_in)
     try:
