@@ -22,8 +22,8 @@ _MODULES = ("builtins", "itertools")  # whose iterators know by themselves what 
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether a value is an iterator of Python's."""
-    return isinstance(value, Iterator) and type(value).__module__ in _MODULES
+    """Whether a value is an iterator of Python's; other stand-ins are not asked for their class."""
+    return type(value).__module__ in _MODULES and issubclass(type(value), Iterator)
 
 
 def refusal(value: Any, what: str) -> UnsupportedProgramError:

@@ -22,7 +22,7 @@ from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.calls import declared, draws
 from functionalize.transform import dry_run
-from functionalize.transform.handlers import custom_ops, random_ops
+from functionalize.transform.handlers import custom_ops, random_ops, rounded_factors
 from functionalize.transform.writing_call import DTYPE_NAMES, Call, Kwargs, WritingCall
 
 aten = torch.ops.aten
@@ -49,7 +49,8 @@ def mutate(call: WritingCall) -> Any:
         return _entry_by_entry(call)
     hidden = any(w.when for w in written) or row.non_mutating_op is None
     op = tables.overload(row.functional if hidden else row.non_mutating_op or row.functional)
-    variant = (op, *_variant_arguments(call, op))
+    variant = rounded_factors.of_tensors(context, op, *_variant_arguments(call, op))
+    op = variant[0]
     results = _computed(call, variant)
     if results is None:
         return call.on_memory()  # eager's kernel raises as well, once it has written what comes before

@@ -1,0 +1,52 @@
+"""Factors that eager rounds where it multiplies in place.
+
+The kernels behind `_foreach_mul_` and `mul_.Scalar` take the factor for a tensor of the dtype of what they write:
+on the CPU that rounds it to bfloat16 and float16 first (0.999 to 1.0), where the functional variants multiply in float.
+
+Invariant: in a graph the factor is such a tensor. Limits: dense tensors on the CPU; GPUs round neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.writing_call import Kwargs
+
+aten = torch.ops.aten
+
+_OF_TENSORS = {
+    aten._foreach_mul.Scalar: aten._foreach_mul.List,
+    aten._foreach_mul.ScalarList: aten._foreach_mul.List,
+    aten.mul.Scalar: aten.mul.Tensor,
+}
+_ROUNDING = (torch.bfloat16, torch.float16)
+_DTYPES = ((int, torch.int64), (complex, torch.complex128))  # of others, by their class: bool is an int
+
+
+def of_tensors(
+    context: FunctionalizationContext, op: Any, args: list[Any], kwargs: Kwargs
+) -> tuple[Any, list[Any], Kwargs]:
+    """A functional variant, of one that writes, and its arguments; with tensors for factors that the kernel rounds."""
+    other = _OF_TENSORS.get(op)
+    written = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+    if other is None or kwargs or not any(tensor.dtype in _ROUNDING and tensor.is_cpu for tensor in written):
+        return op, args, kwargs
+    factors = args[1] if isinstance(args[1], (list, tuple)) else [args[1]] * len(written)
+    made: dict[Any, Any] = {}
+
+    def tensor_of(factor: Any, tensor: torch.Tensor) -> Any:
+        dtype = tensor.dtype if tensor.dtype in _ROUNDING else _dtype_of(factor)
+        key = id(factor), dtype
+        if key not in made:
+            made[key] = context.executor.call(aten.scalar_tensor.default, factor, dtype=dtype)
+        return made[key]
+
+    tensors = [tensor_of(factor, tensor) for factor, tensor in zip(factors, written, strict=True)]
+    return other, [args[0], tensors if isinstance(args[0], (list, tuple)) else tensors[0]], kwargs
+
+
+def _dtype_of(factor: Any) -> torch.dtype:
+    return next((dtype for kind, dtype in _DTYPES if isinstance(factor, kind)), torch.float64)
