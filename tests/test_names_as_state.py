@@ -8,6 +8,7 @@ import contextvars
 import functools
 import itertools
 import math
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -373,3 +374,18 @@ def test_an_iterator_of_a_loader_is_refused() -> None:
 def test_iterators_as_arguments_are_refused_where_something_is_taken_out() -> None:
     with pytest.raises(UnsupportedProgramError, match="the argument or item `rows` of the program is a list_iterator"):
         capture(lambda rows: next(rows) * 2, (iter([X]),))
+
+
+def test_what_modules_of_python_keep_is_no_state() -> None:
+    count = 0
+
+    def run(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return x if re.compile(f"other pattern {count}, each time") else -x
+
+    run.compile = re.compile  # type: ignore[attr-defined]
+    captured = capture(run, (X,), on_guard_failure="recapture")
+    for _ in range(3):
+        assert torch.equal(captured(X), X)
+    assert count == 3

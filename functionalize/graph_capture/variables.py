@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from functionalize.runtime.containers import ABSENT, BoundBy, SlotsOf, Variable,
 from functionalize.runtime.state_walk import is_module
 
 _NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
+_OF_PYTHON = os.path.dirname(os.__file__) + os.sep  # where the files of its modules are
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
 _LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
@@ -44,7 +46,16 @@ def _is_of_library(module: types.ModuleType | None) -> bool:
 
 def is_library_file(file: str) -> bool:
     """Whether a file is one of Python's or of a library."""
-    return "site-packages" in file or "dist-packages" in file or file.startswith(sys.base_prefix)
+    return _is_installed(file) or file.startswith(_OF_PYTHON)
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file
+
+
+def _is_of_python(file: str) -> bool:
+    """Whether a file is one of Python's own modules."""
+    return file.startswith(_OF_PYTHON) and not _is_installed(file)
 
 
 @functools.cache
@@ -106,6 +117,8 @@ def _named(func: Any) -> Iterator[Named]:
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
         yield name, Variable(cell, None), 0
     read_names, loaded, stored, _ = names_in(func.__code__)
+    if _is_of_python(func.__code__.co_filename):
+        return  # what its modules keep (compiled patterns, say) is no state of a program's
     for name in loaded:
         if name not in stored and name in func.__globals__:
             yield name, func.__globals__, name
