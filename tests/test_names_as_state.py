@@ -5,6 +5,7 @@ from __future__ import annotations
 import cmath
 import collections
 import contextvars
+import csv
 import functools
 import itertools
 import math
@@ -333,6 +334,8 @@ ITERATORS: dict[str, Callable[[], Any]] = {
     "map": lambda: map(float, [1, 2, 3]),
     "generator": a_generator,
     "count": lambda: itertools.count(1.0),
+    "deque": lambda: iter(collections.deque([1.0, 2.0])),
+    "rows": lambda: (float(row["n"]) for row in csv.DictReader(["n", "1", "2"])),
     "loader": lambda: (float(rows[0].sum()) for rows in torch.utils.data.DataLoader(_LOADED)),
 }
 
@@ -389,3 +392,11 @@ def test_what_modules_of_python_keep_is_no_state() -> None:
     for _ in range(3):
         assert torch.equal(captured(X), X)
     assert count == 3
+
+
+def test_rows_of_a_table_are_refused() -> None:
+    holder = Batches(csv.reader(["1", "2"]))
+    with pytest.raises(
+        UnsupportedProgramError, match=r"the attribute or item `holder\.batches` of the program is a reader"
+    ):
+        capture(lambda x: x * float(next(holder.batches)[0]), (X,))

@@ -3,8 +3,8 @@
 While the program runs, others stand for them, which refuse whatever they are asked for. An iterator that is merely held
 is as it was.
 
-Invariant: after the run each is in its place, and has all that it had. Limits: those of Python itself, and generators;
-others are objects, which are walked as such.
+Invariant: after the run each is in its place, and has all that it had. Limits: iterators of classes that are walked, as
+they keep what comes next in attributes, are no matter of this module; files are none, as programs write to them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 
 from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.containers import Variable
+from functionalize.runtime.entered import is_entered
 from functionalize.runtime.slots import Slot
 from functionalize.runtime.state_walk import StateWalk
 
-_MODULES = ("builtins", "itertools")  # whose iterators know by themselves what comes next
-
 
 def is_iterator(value: Any) -> bool:
-    """Whether a value is an iterator of Python's; other stand-ins are not asked for their class."""
-    return type(value).__module__ in _MODULES and issubclass(type(value), Iterator)
+    """Whether a value, of a class that is not walked, knows by itself what comes next."""
+    kind = type(value)  # other stand-ins are not asked for their class
+    return issubclass(kind, Iterator) and not is_entered(kind) and not hasattr(kind, "write")
 
 
 def refusal(value: Any, what: str) -> UnsupportedProgramError:
