@@ -364,6 +364,9 @@ def test_iterators_that_objects_hold_are_refused_where_something_is_taken_out(ma
     held: Callable[[Tensor], Tensor] = lambda x: x * holder.scale  # noqa: E731
     assert torch.equal(capture(held, (X,))(X), X * 2)
     assert holder.other is None and next(holder.batches) == first
+    holder.other = both = (holder.batches, iter([first]))
+    capture(held, (X,))
+    assert holder.other is both
 
 
 def test_an_iterator_of_a_loader_is_refused() -> None:

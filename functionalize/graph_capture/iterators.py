@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from functionalize.errors import UnsupportedProgramError
-from functionalize.runtime.containers import Variable
+from functionalize.runtime.containers import Variable, entry, read, write
 from functionalize.runtime.entered import is_entered
 from functionalize.runtime.slots import Slot
 from functionalize.runtime.state_walk import StateWalk
@@ -82,15 +82,17 @@ def iterators_kept(state: StateWalk, arguments: StateWalk) -> Iterator[None]:
     """
     refused = list[Exception]()
     places = [("attribute", slot) for slot in state.constants] + [("argument", slot) for slot in arguments.constants]
-    found = [(kind, slot, slot.get()) for kind, slot in places if is_iterator(slot.found())]
-    placed = [(slot, value, StandIn(value, slot, kind, refused)) for kind, slot, value in found]
-    for slot, _, stand_in in placed:
-        slot.set(stand_in)
+    entries = list[tuple[Slot, Any, Any]]()  # what was there, a tuple perhaps, and what is there instead
+    for kind, slot in places:
+        if is_iterator(slot.found()):
+            before = entry(slot.container, slot.key)
+            slot.set(StandIn(slot.get(), slot, kind, refused))
+            entries.append((slot, before, entry(slot.container, slot.key)))
     try:
         yield
     finally:
-        for slot, value, stand_in in placed:
-            if slot.found() is stand_in:  # else the program put something else there
-                slot.set(value)
+        for slot, before, placed in reversed(entries):
+            if read(slot.container, slot.key) is placed:  # else the program put something else there
+                write(slot.container, slot.key, before)
     if refused:
         raise refused[0]
