@@ -321,7 +321,8 @@ class Batches:
     """What a training loop keeps: data to come."""
 
     def __init__(self, batches: Any) -> None:
-        self.batches, self.scale, self.other = batches, 2.0, None
+        self.batches, self.scale = batches, 2.0
+        self.other: Any = None
 
 
 def a_generator() -> Any:
