@@ -9,6 +9,7 @@ import functools
 import operator
 import re
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -225,3 +226,17 @@ def test_what_a_program_puts_elsewhere_is_the_very_object(kind: str, exchange: C
         captured(X)
         found = [[holder.one, holder.other], holder.items, [*holder.named.values()]][PLACES.index(exchange)]
         assert all(map(operator.is_, found, [one, other] if call % 2 else [other, one]))
+
+
+def test_a_weak_reference_that_a_program_puts_elsewhere_is_to_the_tensor_that_is_there() -> None:
+    holder = types.SimpleNamespace(tensor=torch.ones(3), kept=None)
+    holder.reference = weakref.ref(holder.tensor)
+
+    def run(x: Tensor) -> Tensor:
+        holder.kept = holder.reference
+        return x * holder.reference()
+
+    captured = capture(run, (X,), on_guard_failure="recapture")
+    for _ in range(3):
+        torch.testing.assert_close(captured(X), X)
+        assert holder.kept() is holder.tensor

@@ -28,7 +28,7 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture import iterators
 from functionalize.graph_capture.classes_of_stand_ins import of_python
 from functionalize.runtime.anatomy import anatomy_of, attributes_of, key_name
-from functionalize.runtime.entered import OPAQUE
+from functionalize.runtime.entered import OPAQUE, key_behind
 from functionalize.runtime.objects import NumberRef, ObjectRef, Recipe, TensorRef
 from functionalize.runtime.refused_objects import refuse_tensor
 
@@ -195,6 +195,7 @@ class ObjectGraph:
 
     def _is_of_capture(self, value: Any) -> bool:
         """Whether what a program found is another thing in a call: made of stand-ins, or of objects of its state."""
+        value = key_behind(value)
         if isinstance(value, (tuple, list, frozenset)) and id(value) not in self._known:
             return any(map(self._is_of_capture, value))
         return isinstance(value, (FakeTensor, *SYMBOLS)) or id(value) in self._known
