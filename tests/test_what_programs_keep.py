@@ -232,7 +232,7 @@ def test_a_weak_reference_that_a_program_puts_elsewhere_is_to_the_tensor_that_is
     holder = types.SimpleNamespace(tensor=torch.ones(3), kept=None)
     holder.reference = weakref.ref(holder.tensor)
 
-    def run(x: Tensor) -> Tensor:
+    def run(x: Tensor) -> Any:
         holder.kept = holder.reference
         return x * holder.reference()
 
