@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -74,6 +75,16 @@ CONSTANTS: dict[str, Any] = {"two": two(), "named": torch.ones(3).as_subclass(Na
 X = torch.ones(2, 3)
 TEXTS: list[str] = []
 BY_TEXT: dict[str, int] = {}
+
+
+def differentiated_scan(x: Tensor) -> Tensor:
+    def body(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        new = carry * x + row
+        return new, new.clone()
+
+    return scan(body, torch.zeros(3), torch.ones(4, 3))[0]  # type: ignore[no-any-return]
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "input": (lambda: lambda x: x * 2, two, "`x` is a TwoTensor"),
     "masked input": (lambda: lambda x: x * 2, lambda: masked_tensor(X, X > 0), "`x` is a MaskedTensor"),
@@ -117,6 +128,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: lambda x: x * x.scales[0],
         lambda: with_attribute(torch.ones(3), "scales", [2]),
         "asks `x` for its attribute `scales`, a list",
+    ),
+    "a scan": (
+        lambda: differentiated_scan,
+        lambda: torch.ones(3, requires_grad=True),
+        "takes gradients through an operator whose body torch compiles by itself",
+    ),
+    "a compressed sparse tensor": (
+        lambda: lambda x: torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), x, (3, 3)) @ x,
+        lambda: X,
+        "makes a compressed sparse tensor of its parts",
     ),
 }
 

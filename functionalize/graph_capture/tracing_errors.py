@@ -93,6 +93,24 @@ _KNOWN = (
         "write first, or have a copy of the view (`.clone()`) require gradients",
     ),
     _Known(
+        "Mixing fake modes",
+        "the program takes gradients through an operator whose body torch compiles by itself (scan)",
+        "torch traces that body's backward with other fake tensors than those of the capture",
+        "a loop of Python's, torch.cond or while_loop; or torch.compile(backend='functionalize') of the whole",
+    ),
+    _Known(
+        "SeedSequence expects int",
+        "the program seeds a generator of NumPy's by a number that the data tell",
+        "the number is not known while a program is captured, and what NumPy draws would be drawn once",
+        "draw by torch, or outside of what is captured",
+    ),
+    _Known(
+        "Values and compressed tensor instance need to be on the same device",
+        "the program makes a compressed sparse tensor of its parts",
+        "torch's fake tensors cannot be put together so",
+        "make it outside, and pass it; or convert a tensor (`to_sparse_csr()`)",
+    ),
+    _Known(
         "np.ndarray of type numpy.object_",
         "the program makes a tensor of an array of numbers that the data tell",
         "NumPy has an array of objects for them, and there are no values while the program is captured",
