@@ -291,6 +291,7 @@ def _sparse_world(optimizer: str, schedule: Schedule, inside: bool) -> Any:
     return step, tables, made, scheduler
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("inside", [False, True], ids=["between", "inside"])
 @pytest.mark.parametrize("optimizer", SPARSE)
 def test_sparse_gradients(optimizer: str, inside: bool) -> None:

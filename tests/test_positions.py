@@ -133,6 +133,7 @@ def test_two_captures(name: str) -> None:
     assert len(program.variants) <= 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("to", "name"),
     [

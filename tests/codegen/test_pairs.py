@@ -20,6 +20,7 @@ from functionalize.ops.tables import Kind, OpRow
 
 aten = torch.ops.aten
 SAMPLES = 3
+PARTS = 6  # of the operators
 
 
 def cloned(tree: Any) -> Any:
@@ -126,10 +127,10 @@ def calls(info: Any, sample: Any) -> Iterator[Callable[[], Any]]:
 
 
 @pytest.mark.slow(seconds=30)
-@pytest.mark.every(3)
-@pytest.mark.parametrize("third", range(3))
+@pytest.mark.every(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.filterwarnings("ignore")  # of the samples, such as those of deprecated ops
-def test_functional_variants_compute_what_is_written(third: int) -> None:
+def test_functional_variants_compute_what_is_written(part: int) -> None:
     from torch.testing._internal import (
         common_methods_invocations as database,
     )  # takes seconds, which fast tests need not
@@ -137,7 +138,7 @@ def test_functional_variants_compute_what_is_written(third: int) -> None:
     watch = Pairs()
     known = database.op_db + database.foreach_unary_op_db + database.foreach_binary_op_db
     infos = [info for info in known if info.supported_dtypes("cpu")]
-    for info in infos[third::3]:
+    for info in infos[part::PARTS]:
         samples = info.sample_inputs("cpu", dtype_of(info))
         for sample, _ in zip(samples, range(SAMPLES), strict=False):
             for call in calls(info, sample):

@@ -29,7 +29,16 @@ from functionalize.verify import assert_functional
 from functionalize.verify.observation import Observation, differences, leaf_differences, observe
 from tests.fuzz import check_calls
 from tests.fuzz.program import Program
-from tests.fuzz.verdict import FAILED, NOT_COUNTED, PASSED, Verdict, line_of, refusal, visible_differences
+from tests.fuzz.verdict import (
+    FAILED,
+    NOT_COUNTED,
+    PASSED,
+    Verdict,
+    line_of,
+    reads_past_a_storage,
+    refusal,
+    visible_differences,
+)
 
 REMOVES = {"mutations": "mutations", "views": "mutations_and_views"}
 MODES = tuple(
@@ -53,6 +62,9 @@ def check(program: Program, mode: str, implementation: Any = functionalize) -> V
             return _captured(program, function, made(function), REMOVES[remove])
         transformed = implementation(function, remove=REMOVES[remove])
         eager = observe(function, program.arguments())
+        past = reads_past_a_storage(eager)
+        if past is not None:
+            return past
         if way == "direct":
             return _direct(program, transformed, eager)
         return _traced(program, function, transformed, eager, way, REMOVES[remove])

@@ -30,7 +30,17 @@ from functionalize.verify import assert_functional
 from functionalize.verify.observation import differences, leaf_differences, observe
 from tests.fuzz.calls import MODES, Call, Surrounded, calls_of, surrounded
 from tests.fuzz.program import Program, Step
-from tests.fuzz.verdict import FAILED, NOT_COUNTED, PASSED, REFUSED, Verdict, line_of, refusal, visible_differences
+from tests.fuzz.verdict import (
+    FAILED,
+    NOT_COUNTED,
+    PASSED,
+    REFUSED,
+    Verdict,
+    line_of,
+    reads_past_a_storage,
+    refusal,
+    visible_differences,
+)
 
 TWICE = 4  # of so many programs one is differentiated twice: that takes as long as all else
 REFUSALS = (InputMismatchError, UnsupportedProgramError, DataDependentError)
@@ -60,7 +70,7 @@ def check_calls(program: Program, remove: str, implementation: Callable[[Any], A
     refused = 0
     for place, call in enumerate(calls):
         eager, actual = _Called(program, call), _Called(program, call, captured, module)
-        verdict = _verdict(eager, actual, place > 0, again)
+        verdict = reads_past_a_storage(eager.seen) or _verdict(eager, actual, place > 0, again)
         if verdict.status == FAILED and actual.seen.error is None and eager.seen.error is not None:
             verdict = _verdict_on_unread(call, eager.seen.error, remove, implementation) or verdict
         if verdict.status == FAILED:

@@ -40,6 +40,21 @@ def refusal(error: Exception) -> Verdict:
     return Verdict(REFUSED, "refused", why)
 
 
+def reads_past_a_storage(eager: Observation) -> Verdict | None:
+    """The verdict where a tensor that eager leaves ends behind its storage, as `set_` to a smaller one lets it."""
+    tensors = [one for one in (*eager.outputs, *eager.inputs) if isinstance(one, torch.Tensor)]
+    if any(
+        one.layout is torch.strided and one.numel() and _end(one) > one.untyped_storage().nbytes() for one in tensors
+    ):
+        return Verdict(NOT_COUNTED, "eager reads past the end of a storage")
+    return None
+
+
+def _end(tensor: torch.Tensor) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + last + 1) * tensor.itemsize
+
+
 def visible_differences(
     eager: Observation, actual: Observation, names: Sequence[str], of: Sequence[str] = ("outputs", "inputs")
 ) -> Iterator[str]:
