@@ -144,7 +144,7 @@ def test_functional_variants_compute_what_is_written(part: int) -> None:
             for call in calls(info, sample):
                 with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError), watch:
                     call()
-    assert len(watch.seen) > 130, sorted(watch.seen)
+    assert len(watch.seen) > 390 // PARTS, sorted(watch.seen)
 
 
 def test_optimizers_write_what_their_variants_return() -> None:
