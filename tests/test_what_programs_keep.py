@@ -107,7 +107,26 @@ def another_method() -> tuple[Any, str]:
     return run, "Local.scaled"
 
 
-@pytest.mark.parametrize("make", [other_defaults, other_named_defaults, other_code, another_class, another_method])
+def another_class_method() -> tuple[Any, str]:
+    class Base:
+        @classmethod
+        def scaled(cls, x: Tensor) -> Tensor:
+            return x * 2
+
+    class Local(Base):
+        pass
+
+    def run(x: Tensor) -> Any:
+        result = Local.scaled(x)
+        Local.scaled = classmethod(lambda cls, x: x * 3)  # type: ignore[assignment]
+        return result
+
+    return run, "Local.scaled.__func__"
+
+
+@pytest.mark.parametrize(
+    "make", [another_class_method, other_defaults, other_named_defaults, other_code, another_class, another_method]
+)
 def test_programs_that_change_their_code_are_refused_and_it_is_put_back(make: Callable[[], tuple[Any, str]]) -> None:
     run, path = make()
     with pytest.raises(UnsupportedProgramError, match=f"the program changes `.*{path}`"):

@@ -9,12 +9,14 @@ come to.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.containers import ABSENT, CodeOf, read
 from functionalize.runtime.settings import Setting, Settings
+from functionalize.runtime.undoing import to_the_end
 
 _SPECIAL = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__class__"})  # in no dict of the object's
 
@@ -35,40 +37,50 @@ def code_put_back(settings: Settings) -> Iterator[None]:
         UnsupportedProgramError: the program changed code.
     """
     places = [_place(one) for one in settings.found if type(one.container) is CodeOf]
-    changed = list[str]()
+    changed = list[_Place]()
     try:
         yield
     finally:
-        for place in places:
-            container, key = place.setting.container, place.setting.key
-            now = read(container, key)
-            if now is not place.value and now is read(container, key):  # else it is made for who asks
-                changed.append(f"`{place.setting.path}`")
-                _restore(key.rpartition(".")[2], place.holders)
+        changed += filter(_is_changed, places)
+        to_the_end(functools.partial(_restore, changed))
     if changed:
         raise UnsupportedProgramError(
-            f"the program changes {', '.join(changed)}",
+            f"the program changes {', '.join(f'`{place.setting.path}`' for place in changed)}",
             why="that decides which code runs, and a captured program is the code that ran",
             hint="change it outside of what is captured, or choose by an attribute (`if self.ready: ...`)",
         )
 
 
 def _place(setting: Setting) -> _Place:
-    container = setting.container
-    parent, _, name = setting.key.rpartition(".")
-    owner = read(container, parent) if parent else container.owner
+    owner, name = setting.container.owner, _name(setting)
     if name in _SPECIAL:
-        return _Place(setting, read(container, setting.key), ((owner, getattr(owner, name, ABSENT)),))
+        return _Place(setting, read(setting.container, setting.key), ((owner, getattr(owner, name, ABSENT)),))
     holders = type.__dict__["__mro__"].__get__(owner) if isinstance(owner, type) else (owner,)
     held = tuple((one, vars(one).get(name, ABSENT)) for one in holders if hasattr(one, "__dict__"))
-    return _Place(setting, read(container, setting.key), held)
+    return _Place(setting, read(setting.container, setting.key), held)
 
 
-def _restore(name: str, holders: tuple[tuple[Any, Any], ...]) -> None:
-    for holder, value in holders:
-        if name in _SPECIAL:
-            object.__setattr__(holder, name, value)
-        elif vars(holder).get(name, ABSENT) is not value:
-            write = type.__setattr__ if isinstance(holder, type) else object.__setattr__
-            remove = type.__delattr__ if isinstance(holder, type) else object.__delattr__
-            remove(holder, name) if value is ABSENT else write(holder, name, value)
+def _name(setting: Setting) -> str:
+    """The attribute of the owner's; what follows leads into what it holds, as into a class method."""
+    name: str = setting.key.partition(".")[0]
+    return name
+
+
+def _is_changed(place: _Place) -> bool:
+    now = read(place.setting.container, place.setting.key)
+    made_anew = now is not read(place.setting.container, place.setting.key)  # for whoever asks
+    return now is not place.value and not made_anew
+
+
+def _restore(places: Sequence[_Place]) -> None:
+    for place in places:
+        for holder, value in place.holders:
+            _write(holder, _name(place.setting), value)
+
+
+def _write(holder: Any, name: str, value: Any) -> None:
+    if name in _SPECIAL:
+        object.__setattr__(holder, name, value)
+    elif vars(holder).get(name, ABSENT) is not value:
+        kind = type if isinstance(holder, type) else object
+        kind.__delattr__(holder, name) if value is ABSENT else kind.__setattr__(holder, name, value)

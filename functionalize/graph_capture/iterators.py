@@ -18,6 +18,7 @@ from functionalize.runtime.containers import Variable, entry, read, write
 from functionalize.runtime.entered import is_entered
 from functionalize.runtime.slots import Slot
 from functionalize.runtime.state_walk import StateWalk
+from functionalize.runtime.undoing import to_the_end
 
 
 def is_iterator(value: Any) -> bool:
@@ -91,8 +92,12 @@ def iterators_kept(state: StateWalk, arguments: StateWalk) -> Iterator[None]:
     try:
         yield
     finally:
-        for slot, before, placed in reversed(entries):
-            if read(slot.container, slot.key) is placed:  # else the program put something else there
-                write(slot.container, slot.key, before)
+
+        def put_back() -> None:
+            for slot, before, placed in reversed(entries):
+                if read(slot.container, slot.key) is placed:  # else the program put something else there
+                    write(slot.container, slot.key, before)
+
+        to_the_end(put_back)
     if refused:
         raise refused[0]

@@ -31,8 +31,10 @@ def of_tensors(
 ) -> tuple[Any, list[Any], Kwargs]:
     """A functional variant, of one that writes, and its arguments; with tensors for factors that the kernel rounds."""
     other = _OF_TENSORS.get(op)
+    if other is None:
+        return op, args, kwargs
     written = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-    if other is None or kwargs or not any(tensor.dtype in _ROUNDING and tensor.is_cpu for tensor in written):
+    if not any(tensor.dtype in _ROUNDING and tensor.is_cpu for tensor in written):
         return op, args, kwargs
     factors = args[1] if isinstance(args[1], (list, tuple)) else [args[1]] * len(written)
     made: dict[Any, Any] = {}
