@@ -391,41 +391,6 @@ def test_random_numbers_are_told_by_the_key() -> None:
     assert (one != function.apply(after, x)[1]).any() and (after[RANDOM_KEY] != state[RANDOM_KEY]).any()
 
 
-class Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
-def without_grad(x: Tensor) -> Tensor:
-    with torch.no_grad():
-        factor = x * 2
-    return (x * factor).sum()
-
-
-@pytest.mark.parametrize(
-    ("function", "line"),
-    [
-        (lambda x: (x * x.detach()).sum(), "x.detach()"),
-        (without_grad, "factor = x * 2"),
-        (
-            lambda x: Straight.apply(x).sum(),  # type: ignore[no-untyped-call]
-            "return x.sign()",
-        ),
-    ],
-)
-def test_gradients_that_end_in_torch_are_refused(function: Any, line: str) -> None:
-    call = jaxify(function)
-    call(jnp.ones(2)), jax.vmap(call)(jnp.ones((2, 2)))
-    with pytest.raises(UnsupportedProgramError) as error:
-        jax.grad(call)(jnp.ones(2))
-    assert line in str(error.value)
-
-
 # What is refused
 
 

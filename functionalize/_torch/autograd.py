@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,8 +26,28 @@ SavedTensor: Any = torch._C._autograd.SavedTensor
 make_saved_tensor: Callable[[torch.Tensor, bool], Any] = torch._C._autograd._make_saved_tensor
 # Whether the backward pass that runs was asked for with `retain_graph`.
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+# What sets grad mode, for whoever does.
+SET_GRAD_MODE: Callable[[bool], None] = torch._C._set_grad_enabled
 # Whether a tensor is a batch of gradients, as `torch.autograd.grad(..., is_grads_batched=True)` passes them.
 is_batch_of_gradients: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+
+@contextlib.contextmanager
+def functions_noted(note: Callable[[type, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+    """Tell ``note`` of each `autograd.Function` of others that this thread applies, and its arguments."""
+    before, thread = vars(torch.autograd.Function)["apply"], threading.get_ident()
+
+    def apply(function: type, *args: Any, **kwargs: Any) -> Any:
+        ours = function.__module__.partition(".")[0] == __name__.partition(".")[0]
+        if threading.get_ident() == thread and not ours:
+            note(function, args, kwargs)
+        return before.__get__(None, function)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = before  # type: ignore[method-assign]
 
 
 def has_node_hooks(leaf: torch.Tensor) -> bool:

@@ -116,6 +116,11 @@ def has_gradient_hooks(tensor: torch.Tensor) -> bool:
     return any(_hooks(tensor))
 
 
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Whether something of Python's runs when gradients go through a module."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
 def gradient_hooks(tensor: torch.Tensor) -> list[dict[int, Any]]:
     """What holds a tensor's hooks on its gradient, and those that run once that is added up, if there are any."""
     return [hooks for hooks in _hooks(tensor) if hooks]

@@ -85,19 +85,19 @@ class ArrayProgram:
         recorded = specialization.recorded
         self.decided = decided = freeze_numbers(recorded.graph, recorded.root, self.metadata)
         graph, unseen = with_shared_memory(decided.graph, self.metadata, self._capture.guards.aliasing)
-        graph, self._new_values = with_new_values(graph, self.metadata, self._capture.guards.aliasing)
+        graph, self.new_values = with_new_values(graph, self.metadata, self._capture.guards.aliasing)
         self.interpreter = Interpreter(backend, without_dead(graph), recorded.root)
         causes = [*decided.causes, *unseen, *self._causes(), *self.interpreter.causes()]
         if causes:
             raise refusal(backend, causes)
-        self._new_values |= {n: at for n, one in self._same.items() if (at := self._new_values.get(one)) is not None}
+        self.new_values |= {n: at for n, one in self._same.items() if (at := self.new_values.get(one)) is not None}
         self._passed = passed_state(self._capture.guards.aliasing, self.metadata)
         self.keys = self._state_keys()
         self._gradients = self._gradient_keys()
         self._returned = self._result_positions()
         self._first_key = key
         follows = self._capture.guards.modes[GRAD_MODE]  # else nobody asks torch for gradients
-        self.stopped = stopped_gradients(recorded, self._returned) if follows else []
+        self.stopped = stopped_gradients(self._capture, self._returned) if follows else []
 
     def __call__(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
         """The new state and what the program returns, from a state and arguments as the original's.
@@ -169,13 +169,13 @@ class ArrayProgram:
     @property
     def written(self) -> frozenset[str]:
         """The keys of the state that a call gives new values."""
-        found = {self.keys[number] for number in self._new_values if number in self.keys}
+        found = {self.keys[number] for number in self.new_values if number in self.keys}
         return frozenset(found | set(self._gradients.values()) | ({RANDOM_KEY} if self.draws else set()))
 
     @property
     def written_inputs(self) -> frozenset[int]:
         """The numbers of the arguments' tensors that a call gives new values."""
-        return frozenset(n for n in self._new_values if self.metadata.inputs[n].argument is not None)
+        return frozenset(n for n in self.new_values if self.metadata.inputs[n].argument is not None)
 
     def _now(self, entry: GraphInput) -> torch.Tensor:
         if entry.gradient_of is not None:
@@ -308,14 +308,14 @@ class ArrayProgram:
         values = {**inputs, **{number: state[name] for number, name in self.keys.items()}}
         values |= {one: inputs[n] for one, n in self._passed.items() if one not in inputs}
         results, key = self.interpreter.run([values.get(n) for n in self.metadata.taken], state.get(RANDOM_KEY))
-        new = {self.keys[n]: results[at] for n, at in self._new_values.items() if n in self.keys}
+        new = {self.keys[n]: results[at] for n, at in self.new_values.items() if n in self.keys}
         for number, name in self._gradients.items():
             left = self.metadata.gradients[number]
             like = values[number]
             new[name] = like * 0 if left is None else results[self.metadata.outputs[left].result]  # type: ignore[index]
         if self.draws:
             new[RANDOM_KEY] = key
-        arguments = {n: results[at] for n, at in self._new_values.items() if n in inputs}
+        arguments = {n: results[at] for n, at in self.new_values.items() if n in inputs}
         kept = self._returned.union(one.output for one in self.decided.asked)
         return new, arguments, [value if at in kept else None for at, value in enumerate(results)]
 

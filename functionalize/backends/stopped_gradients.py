@@ -1,4 +1,4 @@
-"""Where a program ends gradients: by ``detach``, under ``torch.no_grad()``, in an ``autograd.Function`` of its own.
+"""Where a program ends or changes gradients: by ``detach``, without grad mode, by hooks, in an ``autograd.Function``.
 
 A graph of values does not show it: another library that differentiates the graph would go on where torch ends.
 
@@ -8,47 +8,80 @@ what is computed from them what the program returns.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
+from functionalize._torch.tensors import has_backward_hooks, has_gradient_hooks, hooks_of_all
 from functionalize.call_stack import line_of_trace
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.metadata import ProgramMetadata
-from functionalize.runtime.specialization import Recorded
+from functionalize.runtime.specialization import Capture
 
 _LEAVES = (InputKind.PARAMETER, InputKind.USER_INPUT)
 
 
-def stopped_gradients(recorded: Recorded, returned: Collection[int]) -> list[str]:
-    """The lines at which a gradient of what a program returns may end; ``returned``: positions of its outputs."""
-    found = [f"{line} (detached)" for line in recorded.detaches]
+def stopped_gradients(capture: Capture, returned: Collection[int]) -> list[str]:
+    """The places at which a gradient of what a program returns may end; ``returned``: positions of its outputs."""
+    recorded = capture.recorded
     graph, metadata = recorded.graph, recorded.metadata
     results: Any = graph.output_node().args[0]
     leading = nodes_behind([results[at] for at in returned], _floats)  # what leads to results by floats
-    for node in _computed_from_leaves(graph, metadata):
-        if node.meta.get("no_grad") and node in leading:
-            found.append(f"{line_of_trace(node.meta.get('stack_trace'))} (without grad mode)")
+    leaves, computed = _of_leaves(graph, metadata)
+    found, own = list(_hooks(capture)), set(graph.nodes)
+    for nodes, location in recorded.endings:
+        if not nodes <= own or not nodes or not nodes.isdisjoint(leaves | computed):
+            found.append(location)
+    for node in graph.nodes:
+        if node in computed and node in leading and (node.meta.get("no_grad") or not _tensors(node)):
+            how = "without grad mode" if _tensors(node) else "a number"
+            found.append(f"{line_of_trace(node.meta.get('stack_trace'))} ({how})")
     return list(dict.fromkeys(found))
 
 
-def _computed_from_leaves(graph: Graph, metadata: ProgramMetadata) -> list[Node]:
-    """The nodes whose values are floats, computed from parameters and arguments by floats."""
+def _hooks(capture: Capture) -> Iterator[str]:
+    """What of the program's state has hooks on gradients."""
+    for slot in capture.state.tensors:
+        value = slot.get()
+        if isinstance(value, torch.Tensor) and has_gradient_hooks(value):
+            yield f"`{slot.path}` (with a hook on its gradient)"
+    modules = [value for value in capture.state.seen if isinstance(value, torch.nn.Module)]
+    for module in modules:
+        if has_backward_hooks(module):
+            yield f"a {type(module).__name__} (with a hook on its backward)"
+    if modules and any(hooks for name, hooks in hooks_of_all().items() if "backward" in name):
+        yield "all modules (with a hook on their backwards)"
+
+
+def _of_leaves(graph: Graph, metadata: ProgramMetadata) -> tuple[set[Node], set[Node]]:
+    """The parameters and arguments of floats, and the nodes that are computed from these by floats."""
     placeholders = zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True)
-    found = {node: None for node, number in placeholders if metadata.inputs[number].kind in _LEAVES and _floats(node)}
-    leaves = len(found)
+    leaves = {node for node, number in placeholders if metadata.inputs[number].kind in _LEAVES and _floats(node)}
+    computed = set[Node]()
     for node in graph.nodes:
-        if node not in found and _floats(node) and any(one in found for one in node.all_input_nodes):
-            found[node] = None
-    return list(found)[leaves:]
+        if (
+            node not in leaves
+            and _floats(node)
+            and any(one in leaves or one in computed for one in node.all_input_nodes)
+        ):
+            computed.add(node)
+    return leaves, computed
 
 
 def _floats(node: Node) -> bool:
-    values = node.meta.get("val")
-    values = values if isinstance(values, (list, tuple)) else [values]
-    return any(
-        one.dtype.is_floating_point or one.dtype.is_complex for one in values if isinstance(one, torch.Tensor)
-    ) or any(isinstance(one, (float, torch.SymFloat)) for one in values)
+    numbers = (float, torch.SymFloat)
+    return any(one.dtype.is_floating_point or one.dtype.is_complex for one in _tensors(node)) or any(
+        isinstance(one, numbers) for one in _values(node)
+    )
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    return [one for one in _values(node) if isinstance(one, torch.Tensor)]
+
+
+def _values(node: Node) -> list[Any]:
+    value = node.meta.get("val")
+    return list(value) if isinstance(value, (list, tuple)) else [value]

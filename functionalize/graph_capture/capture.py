@@ -99,12 +99,12 @@ def capture(
         fn = fn.original
     numbers = ChangingNumbers()
 
-    def recapture(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None, **how: bool) -> Capture:
+    def recapture(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None, **how: Any) -> Capture:
         numbers.follows_steps |= how.get("follows_steps", False)
         by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
         with CAPTURING, exporting:
-            return _captured(fn, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
+            return _captured(how.get("function", fn), args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
 
     return CapturedProgram(
         recapture(args, dict(kwargs or {})),

@@ -376,12 +376,13 @@ class GraphFinalizer:
         self._historian.detach()
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
         asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
-        detaches = tuple(self.context.notes.detaches)
         if any(map(self._is_resized_input, self.context.graph.bases.values())):
             beyond = any(mutation.layout is not None for mutation in metadata.mutations)  # as far as it reached
             asked |= {STORAGE, OFFSET} if beyond else {STORAGE}
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
-        return Recorded(*ended, lambda: signature_of(taken, specs), *account, frozenset(asked), detaches)
+        return Recorded(
+            *ended, lambda: signature_of(taken, specs), *account, frozenset(asked), self.context.endings.found
+        )
 
     def _is_resized_input(self, base: Base) -> bool:
         """Whether the storage of an input was resized: what it gains is not what it has."""

@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import FakeTensor, is_symbolic
+from functionalize._torch.autograd import functions_noted
 from functionalize._torch.fakes import FakeFactory, FakeTensorMode, below_dispatch, data_dependent
 from functionalize._torch.tracing import new_placeholder, recording, track
 from functionalize.call_stack import Origin
@@ -33,6 +34,7 @@ from functionalize.runtime.specialization import Recorded
 from functionalize.runtime.state_walk import StateWalk
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
+from functionalize.transform.ended_gradients import EndedGradients
 from functionalize.transform.function_mode import as_program
 
 Effects = Callable[[ObjectGraph, list[Any]], LeftInObjects]  # of the objects that a program leaves, and gives
@@ -101,12 +103,14 @@ class RecordingSession:
             self.decider = None  # it knows the session
             self.regions.release()
 
-    def _ran(self, run: Callable[[], Any]) -> list[Any]:
+    def _ran(self, run: Callable[[], Any], endings: EndedGradients) -> list[Any]:
         """What the program gives, in a list; modes of torch that it leaves otherwise are put back."""
         before = modes_now()
         try:
-            return [run()]  # to which nothing else refers from now on
+            with functions_noted(endings.note_function):
+                return [run()]  # to which nothing else refers from now on
         finally:
+            endings.close()
             self.modes_left = changed_modes(before)
             set_modes({name: before[name] for name in self.modes_left})
 
@@ -140,7 +144,9 @@ class RecordingSession:
         try:
             given = [entry for entry in inputs if entry.fake is not None and entry.given]
             fakes = [entry.fake for entry in sorted(given, key=lambda entry: entry.optional)]
-            recorded: Recorded = run_call(mode, partial(self._ran, run), (), {}, end, reached=fakes)
+            recorded: Recorded = run_call(
+                mode, partial(self._ran, run, mode.context.endings), (), {}, end, reached=fakes
+            )
         except data_dependent() as error:
             raise DataDependentError.of(error) from error
         except (RuntimeError, TypeError, IndexError, ValueError) as error:

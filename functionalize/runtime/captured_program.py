@@ -343,10 +343,10 @@ class CapturedProgram(Exports):
         """The program as it is for other arguments, or with the state that there is now; it is not kept."""
         return self._captured(self._convention.arguments(args, kwargs))
 
-    def captured_again(self, args: Any, kwargs: Any, answers: Answers | None = None, **how: bool) -> CapturedProgram:
-        """The program captured for such arguments; ``answers``: its way; ``how``: whether schedulers are followed."""
-        recapture = functools.partial(self._recapture, **how)
-        capture, original = recapture(args, kwargs, answers=answers), self.original
+    def captured_again(self, args: Any, kwargs: Any, answers: Answers | None = None, **how: Any) -> CapturedProgram:
+        """The program, or another ``function``, captured for such arguments; ``answers``: its way."""
+        recapture, original = functools.partial(self._recapture, **how), how.get("function", self.original)
+        capture = recapture(args, kwargs, answers=answers)
         return CapturedProgram(capture, remove=self.remove, recapture=recapture, original=original)
 
     def flat_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:

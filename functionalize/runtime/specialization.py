@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import ExportGraphSignature, OutputKind
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import pytree
 from functionalize._torch.fakes import stand_ins
@@ -77,7 +77,7 @@ class Recorded:
     written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
     shared: list[list[str]]  # names of graph inputs that share a storage
     asked: frozenset[str]  # what the program asked tensors, in the words of `Guards`
-    detaches: tuple[str, ...] = ()  # the lines that detach a tensor
+    endings: Sequence[tuple[frozenset[Node], str]] = ()  # of gradients: the nodes whose they are, and where
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from functionalize._torch import (
 )
 from functionalize.errors import check_remove
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.ended_gradients import EndedGradients
 from functionalize.transform.epilogue import Epilogue, Input
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.handlers.higher_order import Frame
@@ -95,7 +96,7 @@ def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: 
     return run_call(new_mode(remove_views), func, args, kwargs, end)
 
 
-def _body(remove_views: bool, func: Callable[..., Any], frame: Frame) -> Callable[..., Any]:
+def _body(remove_views: bool, func: Callable[..., Any], frame: Frame, endings: EndedGradients) -> Callable[..., Any]:
     """A body of a higher-order op without mutation; the frame has its operands and gets its results."""
 
     @functools.wraps(func, updated=())
@@ -105,6 +106,7 @@ def _body(remove_views: bool, func: Callable[..., Any], frame: Frame) -> Callabl
                 return frame.leave(args, outputs, Epilogue(context, inputs, handles_in(outputs)))
 
         mode = new_mode(remove_views)
+        mode.context.endings.report_to(endings)
         with tracing_disabled():
             args = frame.enter(mode.context, args)
         return run_call(mode, func, args, kwargs, end)

@@ -102,7 +102,6 @@ class AutogradNotes:
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
         self.finds_beyond = False  # whether autograd may find such a part anew, outside of the tensor it was taken of
         self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
-        self.detaches: list[str] = []  # the lines that detach a tensor: its gradients end there
         self.reshapes = Reshapes()
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None

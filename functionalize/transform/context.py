@@ -44,6 +44,7 @@ from functionalize.ops.calls import draws
 from functionalize.transform import dry_run
 from functionalize.transform.autograd_notes import AutogradNotes
 from functionalize.transform.borrowed_memory import BorrowedMemory
+from functionalize.transform.ended_gradients import WITHOUT_GRAD_MODE, EndedGradients
 from functionalize.transform.unseen_aliases import UnseenAliases
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 
@@ -79,18 +80,22 @@ class FunctionalizationContext:
     ) -> None:
         self.executor = executor
         self.enter = enter  # has the ops inside dispatched to this program again
-        self.functionalize_body = functionalize_body  # of a higher-order op: a program of its own, with a `Frame`
+        self._functionalize_body = functionalize_body
         self.graph = AliasGraph(held=executor.predates_call)
         self.unseen = UnseenAliases(executor, self.graph) if executor.on_memory else None
         self.op: Any = None  # the op that the program called last
         self.origin: Any = None  # where in the user's code; None until somebody looks
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
-        self.notes = AutogradNotes()
+        self.notes, self.endings = AutogradNotes(), EndedGradients(executor, self.graph)
         self.borrowed: BorrowedMemory | None = None  # None: nobody asks
         self._protected: dict[int, list[_Sharing]] = {}
         self._sources: Any = WeakIdKeyDictionary()  # of views of what has no strides, which live as long
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
+
+    def body(self, function: Callable[..., Any], frame: Any) -> Callable[..., Any]:
+        """A body of a higher-order op: a program of its own, with a `Frame`."""
+        return self._functionalize_body(function, frame, self.endings)
 
     def has_traced_subclass(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether an argument is a wrapper subclass that a tracer below knows as one tensor, not by its parts."""
@@ -205,6 +210,8 @@ class FunctionalizationContext:
             self.graph.track(original, base.root)
         self.graph.track(handle, view)
         self.notes.note_write(handle, base)
+        if self.endings.grad_is_off:
+            self.endings.note_values([value], WITHOUT_GRAD_MODE)
         self.graph.prepare_write(view)
         if self.historian is not None:
             self.historian.wrote(view, self.op)
@@ -235,6 +242,7 @@ class FunctionalizationContext:
                 if handle.requires_grad and is_view(handle):
                     self.protect(source, _STILL_A_VIEW)
                 self.notes.note_data(handle)
+                self.endings.note(source, "given to `.data`")
                 self.graph.track(handle, view)
                 # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
                 self._carriers.pop(view, None)

@@ -39,8 +39,8 @@ from functionalize._torch import (
     unbacked,
     unwrap_functorch,
 )
+from functionalize._torch.autograd import SET_GRAD_MODE
 from functionalize.aliasing.tensor_queries import tensor_leaves
-from functionalize.call_stack import user_location
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.deep_copies import deep_copy
 from functionalize.transform.handlers.eager_kernels import IN_EAGER, OPENED
@@ -68,10 +68,13 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
 }
 _HOOK: Any = torch.Tensor.register_hook
 _REQUIRE: Any = torch.Tensor.requires_grad_
-_DETACHES = frozenset(
-    {torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
+_DETACHES: frozenset[Any] = frozenset(
+    {
+        *(torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__),  # type: ignore[attr-defined]
+        *(torch.tensor, torch.Tensor.new_tensor),
+    }
 )
-_NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION}
+_NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE}
 _DEEP_COPY: Any = torch.Tensor.__deepcopy__
 _RESHAPES: frozenset[Any] = frozenset(  # these copy unless the tensor lies in memory as they want it
     getattr(namespace, name)
@@ -142,7 +145,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in _METHODS:
             return _METHODS[func](self, func, args, kwargs)
         if func in _NOTED:
-            self._note(func, args[0])
+            self._note(func, list(tensor_leaves(args, kwargs)))
         if func in SPELT_OUT:
             return SPELT_OUT[func](*args, **kwargs)
         if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
@@ -180,17 +183,25 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         notes.note_gradients(gradients)
         return gradients
 
-    def _note(self, func: Any, tensor: torch.Tensor) -> None:
-        """Note what becomes of a tensor's gradients; refuse what only eager counts."""
+    def _note(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        """Note what becomes of the gradients of tensors; refuse what only eager counts."""
+        if func is SET_GRAD_MODE:
+            self._context.endings.note_grad_mode()
+            return
+        for tensor in tensors if func in _DETACHES else tensors[:1]:
+            self._note_one(func, tensor)
+
+    def _note_one(self, func: Any, tensor: torch.Tensor) -> None:
         notes = self._context.notes
         if func == ASK_VERSION:
             notes.refuse_version_of_gradient(tensor)
         elif func in _DETACHES:
-            notes.detaches.append(str(user_location()))
+            self._context.endings.note(tensor, "detached")
         elif func is _REQUIRE:
             notes.note_required(tensor, bool(self._context.views_beside(tensor)))
         else:
             executor = self._context.executor
+            self._context.endings.note(tensor, "with a hook on its gradient")
             notes.note_hook(tensor, executor.predates_call(tensor) and not executor.is_constant(tensor))
 
 

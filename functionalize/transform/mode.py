@@ -38,6 +38,7 @@ from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.ended_gradients import WITHOUT_GRAD_MODE
 from functionalize.transform.handlers import custom_ops, data, higher_order, random_ops
 from functionalize.transform.handlers.inplace_views import (
     check_place,
@@ -62,7 +63,6 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def __init__(self, *, remove_views: bool, functionalize_body: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._with_gradients = torch.is_grad_enabled()  # when the program begins
         # Made outside of the mode: the executor looks at the modes that will run below it.
         executor = ValueExecutor(remove_views=remove_views)
         self.context = FunctionalizationContext(executor, lambda: self, functionalize_body)
@@ -178,8 +178,9 @@ class FunctionalizeMode(TorchDispatchMode):
             check_place(source, args[1:])
         sized_by_data = func is aten.expand.default and unbacked(source.size())  # it takes what may be one for others
         out, layouts = self._run_view(func, args, kwargs)
-        if self._with_gradients and not torch.is_grad_enabled() and func is not aten.detach.default:
+        if self.context.endings.grad_is_off and func is not aten.detach.default:
             self.context.notes.note_view(source)
+            self.context.endings.note(source, WITHOUT_GRAD_MODE)
         parent = graph.ensure(source)
         if func is aten.as_strided.default and source.requires_grad:
             self.context.notes.note_address(parent, Layout.of(out))

@@ -19,7 +19,6 @@ from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.runtime.alias_pattern import Shared, same_tensors
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
-from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.specialization import Specialization
 from functionalize.runtime.tensor_properties import REQUIRES_GRAD
 
@@ -121,8 +120,7 @@ def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
     if not program.current.metadata.steps:
         return program
     call = ExampleCall(program.current)
-    with CAPTURING:
-        return program.captured_again(call.args, call.kwargs, follows_steps=True)
+    return program.captured_again(call.args, call.kwargs, follows_steps=True)
 
 
 def with_arguments_apart(program: CapturedProgram, known: Specialization) -> CapturedProgram:
@@ -137,8 +135,7 @@ def with_arguments_apart(program: CapturedProgram, known: Specialization) -> Cap
     if not apart:
         return program
     call = ExampleCall(known, apart)
-    with CAPTURING:
-        return program.captured_again(call.args, call.kwargs, known.answers)
+    return program.captured_again(call.args, call.kwargs, known.answers)
 
 
 def _unwritten(known: Specialization) -> dict[int, int]:

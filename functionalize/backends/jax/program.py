@@ -7,9 +7,7 @@ Limits: 64 bits inside of ``jax.jit``, ``grad`` and ``vmap`` are there if JAX ha
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,10 +19,11 @@ from functionalize.backends.array_program import Prepared, Written
 from functionalize.backends.export.example_call import with_arguments_apart, with_steps_followed
 from functionalize.backends.exported_program import from_exported_program, to_exported_program
 from functionalize.backends.interpreter import Backend, UnknownNumberError
+from functionalize.backends.jax.backward import with_own_gradients
 from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.symbolic_sizes import SymbolicSizes
-from functionalize.backends.jax.values import dtype_of, from_torch, is_array
+from functionalize.backends.jax.values import dtype_of, from_torch, is_array, is_wide, wide_enough
 from functionalize.backends.registry import Lowerings
 from functionalize.errors import InputMismatchError, UnsupportedExportError, UnsupportedProgramError
 
@@ -45,7 +44,7 @@ def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: i
         steady = _of_tensors(program) if found.metadata.side_effects or found.guards.changes_gradients else None
         if steady is None:
             raise
-        return JaxProgram(steady, lowerings, seed)
+        return JaxProgram(steady, lowerings, seed, of_user=False)
 
 
 _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
@@ -86,12 +85,13 @@ class JaxProgram:
         (1, (3, 2))
     """
 
-    def __init__(self, program: CapturedProgram, lowerings: Lowerings, seed: int) -> None:
+    def __init__(self, program: CapturedProgram, lowerings: Lowerings, seed: int, *, of_user: bool = True) -> None:
+        """``of_user``: whether it is the user's program that was captured."""
         backend = Backend(lowerings, from_torch, dtype_of, is_array, _split, _number)
         self._program = program_of(program.specialization, backend, jax.random.PRNGKey(seed))
         self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
-        self._run = _guarded(self._program.run, self._program.stopped)
-        self._wide = any(dtype in _WIDE for dtype in _dtypes(self._program.interpreter.graph))
+        self._run = with_own_gradients(self._program, program if of_user else None)
+        self._wide = is_wide(self._program.interpreter.graph)
 
     @property
     def initial_state(self) -> State:
@@ -172,7 +172,7 @@ class JaxProgram:
     def _called(self, state: Mapping[str, Any], args: Any, kwargs: Any, run: Callable[..., Any]) -> tuple[State, Any]:
         program = self._program
         self._check_state(state)
-        with self._wide_enough((state, args, kwargs)):
+        with wide_enough(self._wide, (state, args, kwargs)):
             prepared = program.prepare(*program.in_key_order(args, kwargs))
             after, outputs = program.finished(state, prepared, run(dict(state), self._converted(prepared)))
             return after, _apart(outputs, [after[name] for name in program.written])
@@ -204,51 +204,8 @@ class JaxProgram:
                 inputs[number] = _of_dtype(inputs[number], wanted, program.metadata.inputs[number].label)
         return inputs
 
-    def _wide_enough(self, values: Any) -> AbstractContextManager[Any]:
-        """64 bits for a call of a program that has some.
-
-        Raises:
-            UnsupportedProgramError: JAX traces without them, and would cut the program's numbers off later.
-        """
-        if not self._wide or jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-            return contextlib.nullcontext()
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in pytree.tree_leaves(values)):
-            raise UnsupportedProgramError(
-                "the program has numbers of 64 bits, and JAX traces it with 32",
-                why="JAX would cut them off (int64 to int32, float64 to float32) without a word",
-                hint='jax.config.update("jax_enable_x64", True), `with jax.enable_x64(True):` around the call of '
-                "jax.jit, grad or vmap; or `.jit()`, which does so itself",
-                at="the call",
-            )
-        wide: AbstractContextManager[Any] = jax.enable_x64(True)
-        return wide
-
 
 _struct: Any = jax.ShapeDtypeStruct
-
-
-_WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})
-
-
-def _guarded(run: Callable[..., Any], stopped: Sequence[str]) -> Callable[..., Any]:
-    """A function that refuses to be differentiated where torch's gradients end at some lines of the program."""
-    if not stopped:
-        return run
-    guarded = jax.custom_jvp(run)
-
-    def refuse(*_: Any) -> Any:
-        raise UnsupportedProgramError.of_causes(
-            "JAX differentiates a program that ends gradients on its own",
-            [
-                (line, "torch's gradients end here, and JAX's would go on: the graph does not show it")
-                for line in stopped
-            ],
-            "take the gradients in torch, inside of what is captured (loss.backward(), torch.func.grad); or, to "
-            "differentiate what the graph computes, capture under torch.no_grad()",
-        )
-
-    guarded.defjvp(refuse)
-    return guarded
 
 
 def _split(key: Any) -> tuple[Any, Any]:
@@ -277,11 +234,6 @@ def _apart(outputs: Any, state: Sequence[Any]) -> Any:
 def _parted(values: Mapping[Any, Any], chosen: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
     one = {key: value for key, value in values.items() if key in chosen}
     return one, {key: value for key, value in values.items() if key not in chosen}
-
-
-def _dtypes(graph: torch.fx.Graph) -> set[torch.dtype]:
-    values = pytree.tree_leaves([node.meta.get("val") for node in graph.nodes])
-    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
 
 
 def _of_dtype(array: Any, wanted: Any, label: str) -> Any:

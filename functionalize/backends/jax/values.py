@@ -6,6 +6,8 @@ dtypes that both have; strided tensors.
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ import torch
 from jax import export
 from jax.extend.core import primitives
 
+from functionalize._torch import pytree
 from functionalize.errors import UnsupportedProgramError
 
 DTYPES: dict[torch.dtype, Any] = {
@@ -219,3 +222,32 @@ def _cut_off(x: Any, dtype: np.dtype[Any]) -> Any:
 def as_float(value: Any) -> Any:
     """An operand in floats, as functions want it that give floats: integers become float32."""
     return value if category(value.dtype) >= 2 else cast(value, np.float32)
+
+
+_WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})
+
+
+def is_wide(graph: torch.fx.Graph) -> bool:
+    """Whether a graph has numbers of 64 bits."""
+    values = pytree.tree_leaves([node.meta.get("val") for node in graph.nodes])
+    return any(value.dtype in _WIDE for value in values if isinstance(value, torch.Tensor))
+
+
+def wide_enough(wide: bool, values: Any) -> AbstractContextManager[Any]:
+    """64 bits for a call on ``values`` of a program that has some, if it has.
+
+    Raises:
+        UnsupportedProgramError: JAX traces without them, and would cut the program's numbers off later.
+    """
+    if not wide or jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return contextlib.nullcontext()
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in pytree.tree_leaves(values)):
+        raise UnsupportedProgramError(
+            "the program has numbers of 64 bits, and JAX traces it with 32",
+            why="JAX would cut them off (int64 to int32, float64 to float32) without a word",
+            hint='jax.config.update("jax_enable_x64", True), `with jax.enable_x64(True):` around the call of '
+            "jax.jit, grad or vmap; or `.jit()`, which does so itself",
+            at="the call",
+        )
+    enabled: AbstractContextManager[Any] = jax.enable_x64(True)
+    return enabled

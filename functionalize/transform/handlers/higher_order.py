@@ -83,7 +83,7 @@ def run(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwarg
             return leaf if direct else context.value(leaf)
         if not callable(leaf) or isinstance(leaf, (OpOverload, HigherOrderOperator, type)):
             return leaf
-        return _entering(context, leaf) if direct else context.functionalize_body(leaf, Frame(func))
+        return _entering(context, leaf) if direct else context.body(leaf, Frame(func))
 
     call_args, call_kwargs = pytree.tree_map(prepared, (tuple(args), kwargs))
     return func(*call_args, **call_kwargs)
@@ -108,7 +108,7 @@ def _cond(context: FunctionalizationContext, func: Any, args: Any) -> Any:
 
     def attempt(given: Sequence[int]) -> Any:
         frames = [Frame(func, operands, given) for _ in (yes, no)]
-        bodies = [context.functionalize_body(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
+        bodies = [context.body(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
         pred_value, *values = context.values_of([pred, *operands], {})[0]
         leaves = pytree.tree_leaves(func(pred_value, *bodies, values))
         one, other = (frame.strides for frame in frames)
@@ -129,8 +129,8 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
 
     def attempt(given: Sequence[int]) -> Any:
         frame = Frame(func, operands, given)
-        pure_condition = context.functionalize_body(condition, Frame(func))
-        pure_body = context.functionalize_body(body, frame)
+        pure_condition = context.body(condition, Frame(func))
+        pure_body = context.body(body, frame)
         values = context.values_of(operands, {})[0]
         slots = [values[position] for position in given]
         first = [aten.ones.default([], dtype=torch.bool)] if any(position < count for position in given) else []
