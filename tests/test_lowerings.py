@@ -18,10 +18,12 @@ import torch
 
 pytest.importorskip("jax")
 
+import jax
+
 from functionalize import capture, jaxify
 from functionalize.backends.jax import from_torch, lowering
 from tests.fuzz.generate import generate
-from tests.lowerings import fuzz
+from tests.lowerings import fuzz, gradients
 from tests.lowerings.__main__ import safely
 from tests.lowerings.check import RIGHT, WRONG, cases_of
 from tests.lowerings.core import coverage
@@ -38,6 +40,41 @@ def test_the_core_set_is_covered() -> None:
 def test_operators_of_the_database(name: str) -> None:
     outcomes = [safely(case) for case in cases_of(name, ["float32", "int64"], 1)]
     assert all(outcome.kind == RIGHT for outcome in outcomes), outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cholesky", "linalg.cholesky", "cumprod", "nn.functional.conv2d", "index_put"])
+def test_gradients_of_operators_of_the_database(name: str) -> None:
+    """Whole: ``python -m tests.lowerings --gradients``."""
+    outcomes = [safely(case, gradients.check) for case in cases_of(name, ["float64"], 2)]
+    assert RIGHT in {outcome.kind for outcome in outcomes}, outcomes
+    assert WRONG not in {outcome.kind for outcome in outcomes}, outcomes
+
+
+TRIANGLES: dict[str, Any] = {
+    "cholesky": torch.linalg.cholesky,
+    "cholesky, upper": lambda x: torch.linalg.cholesky(x, upper=True),
+    "eigenvalues": torch.linalg.eigvalsh,
+    "eigenvectors": lambda x: torch.linalg.eigh(x, UPLO="U")[1].abs(),
+}
+
+
+@pytest.mark.parametrize("name", TRIANGLES)
+def test_factorizations_read_one_triangle_and_give_gradients_to_both(name: str) -> None:
+    function, upper = TRIANGLES[name], torch.triu(torch.ones(3, 3, dtype=torch.float64), 1)
+    for x in (
+        torch.tensor([[4.0, 1, 0.5], [1, 3, 0.25], [0.5, 0.25, 2]], dtype=torch.float64) + upper * n for n in (0, 1)
+    ):
+        leaf = x.clone().requires_grad_()
+        value = function(leaf)
+        (value * value * torch.arange(3)).sum().backward()
+        call = jaxify(function)
+        with jax.enable_x64(True):
+            found, backward = jax.vjp(call, from_torch(x))
+            (gradient,) = backward(2 * found * np.arange(3))
+        np.testing.assert_allclose(value.detach().numpy(), found, rtol=1e-10)
+        assert leaf.grad is not None
+        np.testing.assert_allclose(leaf.grad.numpy(), gradient, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

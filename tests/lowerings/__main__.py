@@ -25,10 +25,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=3, help="of each operator and dtype")
     parser.add_argument("--dtypes", default="float32,int64,bool,float16,complex64")
     parser.add_argument("--to", choices=["jax", "onnx"], default="jax")
+    parser.add_argument("--gradients", action="store_true", help="compare gradients, in float64 unless told otherwise")
     options = parser.parse_args(arguments)
     checked = check
     if options.to == "onnx":
         from tests.lowerings.onnx import check as checked
+    elif options.gradients:
+        from tests.lowerings.gradients import check as checked
     part, parts = map(int, options.shard.split("/"))
     names = [name for name in op_names() if re.search(options.ops, name)][part - 1 :: parts]
     ops: Counter[str] = Counter()

@@ -72,12 +72,12 @@ def compared(function: Any, arguments: Any, expected: Any, after: Any, name: str
     try:
         captured = capture(function, tuple(arguments), on_data="raise")
     except Exception as error:  # the database has operators that no fake tensor goes through
-        return Outcome(REFUSED, f"capture: {_reason(error)}")
+        return Outcome(REFUSED, f"capture: {reason(error)}")
     try:
         program = captured.to_jax()
         state, outputs = program.jit(donate=False)(program.initial_state, *map(from_torch, arguments))
     except UnsupportedProgramError as error:
-        return Outcome(REFUSED, _reason(error))
+        return Outcome(REFUSED, reason(error))
     names = captured.specialization.capture.convention.names
     written = outputs.arguments if isinstance(outputs, Written) else {}
     outputs = outputs.returned if isinstance(outputs, Written) else outputs
@@ -140,7 +140,7 @@ def _difference(wanted: torch.Tensor, array: Any, values: bool) -> str:
     return f"differs by {np.nanmax(np.abs(one - two)):.2e}"
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     lines = [line.strip()[5:] for line in str(error).splitlines() if line.strip().startswith("why  ")]
     return lines[0] if lines else str(error).splitlines()[0]
 

@@ -121,12 +121,25 @@ def slogdet(call: Call, x: Array) -> tuple[Array, Array, Array, Array]:
     return sign, size, *_factors_of_determinant(call, x)
 
 
+def _of_triangle(x: Array, upper: bool = False) -> Array:
+    """The Hermitian matrix that has one triangle of a matrix; its gradient goes to both, as in torch."""
+    half = jnp.triu(x) if upper else jnp.tril(x)
+    whole = half + _adjoint(jnp.triu(x, 1) if upper else jnp.tril(x, -1))
+    mean = (x + _adjoint(x)) / 2
+    return mean + jax.lax.stop_gradient(whole - mean)
+
+
 def cholesky(x: Array, upper: bool = False) -> Array:
-    return jnp.linalg.cholesky(x, upper=upper, symmetrize_input=False)
+    return jnp.linalg.cholesky(_of_triangle(x, upper), upper=upper, symmetrize_input=False)
 
 
 if hasattr(aten, "cholesky"):  # up to torch 2.14
     lowering(aten.cholesky.default)(cholesky)
+
+
+@lowering(aten.linalg_cholesky_ex)
+def cholesky_ex(x: Array, *, upper: bool = False, check_errors: bool = False) -> tuple[Array, Array]:
+    return cholesky(x, upper), jnp.zeros(x.shape[:-2], jnp.int32)  # what fails is told by NaN
 
 
 @lowering(aten.cholesky_solve.default, aten._cholesky_solve_helper.default)
@@ -154,7 +167,7 @@ def triangular_solve(
 
 @lowering(aten._linalg_eigh.default)
 def eigh(x: Array, uplo: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
-    values, vectors = jnp.linalg.eigh(x, UPLO=uplo.upper(), symmetrize_input=False)
+    values, vectors = jnp.linalg.eigh(_of_triangle(x, uplo.upper() == "U"), symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros((0,), x.dtype)
 
 

@@ -77,12 +77,6 @@ def _info(x: Array) -> Array:
     return jnp.zeros(x.shape[:-2], jnp.int32)
 
 
-@lowering(aten.linalg_cholesky_ex)
-def cholesky(x: Array, *, upper: bool = False, check_errors: bool = False) -> tuple[Array, Array]:
-    found = jnp.linalg.cholesky(x)
-    return (jnp.conj(jnp.swapaxes(found, -1, -2)) if upper else found), _info(x)
-
-
 @lowering(aten.linalg_inv_ex)
 def inv(x: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
     return jnp.linalg.inv(x), _info(x)
