@@ -306,3 +306,27 @@ def test_aotinductor_threads_the_state(tmp_path: Path) -> None:
             given = mine.clone()
             torch.testing.assert_close(loaded(mine, position), eager(given, position), rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(mine, given)
+
+
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad
+
+
+@pytest.mark.parametrize("ends", [Tensor.detach, _Reversed.apply, torch.no_grad()(Tensor.exp)])
+def test_results_require_no_gradients_where_the_program_ends_some_on_its_own(ends: Any) -> None:
+    layer = torch.nn.Linear(2, 2)
+    x = torch.randn(3, 2)
+    plain = capture(lambda x: layer(x) * 2, (x,)).to_exported_program().module()(x)
+    assert plain.requires_grad
+    program = capture(lambda x: (layer(x) * ends(x @ layer.weight), x), (x,))
+    one, _ = program.to_exported_program().module()(x)
+    *_, (other, _) = program.to_exported_program(explicit_state=True).module()(x)
+    for found in (one, other):
+        assert not found.requires_grad
+        torch.testing.assert_close(found, (layer(x) * ends(x @ layer.weight)).detach())

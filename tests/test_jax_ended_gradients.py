@@ -305,6 +305,27 @@ def test_what_has_no_backward_is_refused_with_the_reason_and_the_lines() -> None
     same(decides(X), step({}, from_torch(X))[1])
 
 
+class Recurrent(nn.Module):
+    """Replaces a tensor of its state at each call, by one without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.hidden = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = torch.tanh(self.layer(x) + self.hidden)
+        self.hidden = hidden.detach()
+        return hidden.sum()
+
+
+def test_programs_that_replace_state_are_refused_with_the_line() -> None:
+    step = capture(Recurrent(), (X,)).to_jax()
+    with pytest.raises(UnsupportedProgramError, match="changes Python objects") as error:
+        jax.grad(lambda state, x: step(state, x)[1])(step.initial_state, from_torch(X))
+    assert "self.hidden = hidden.detach()" in str(error.value)
+
+
 def test_python_state_that_changed_since_the_capture_has_no_backward() -> None:
     module = nn.Dropout()
     program = capture(lambda x: (module(x) * x.detach()).sum(), (X,))

@@ -32,12 +32,15 @@ from functionalize.backends.export.explicit_state import with_explicit_state
 from functionalize.backends.export.first_call import check_first_call
 from functionalize.backends.export.graph import ExportGraph, symbolic_sizes
 from functionalize.backends.export.refused_nodes import refused_layouts
+from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.steady import exportable
 from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
 from functionalize.backends.export.views import with_views
+from functionalize.backends.stopped_gradients import has_floats, stopped_gradients
 from functionalize.errors import UnsupportedExportError
 from functionalize.graph_capture.capture import capture
 from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.modes import GRAD_MODE
 
 _ARGUMENTS: dict[type, Any] = {
     torch.SymInt: SymIntArgument,
@@ -76,6 +79,7 @@ def to_exported_program(
     graph = ExportGraph(found, copies=program.remove == "mutations_and_views", **options)
     if graph.causes:
         raise UnsupportedExportError(to, graph.causes)
+    _end_gradients(graph)
     graph.inputs.settle(graph.written, trains=graph.trains)
     made = _assembled(graph)
     if found.first is not None:
@@ -152,6 +156,22 @@ def _dims(exported: ExportedProgram, look: Any, dims: dict[str, Any]) -> dict[in
         upper = int(bounds.upper) if bounds.upper < 2**31 else None
         found[dim] = dims.setdefault(name, Dim(name, min=max(int(bounds.lower), 0), max=upper))
     return found or None
+
+
+def _end_gradients(graph: ExportGraph) -> None:
+    """Have results require none where the program ends gradients on its own: its graph does not show at which place."""
+    capture, returned = graph.found.program.capture, graph.found.returned
+    if returned is None or not capture.guards.modes[GRAD_MODE]:
+        return
+    outputs = capture.recorded.metadata.outputs
+    values = [leaf for leaf in returned.leaves if isinstance(leaf, GraphValue)]
+    positions = {value.result if value.alias is None else outputs[value.alias].result for value in values}
+    if stopped_gradients(capture, {position for position in positions if position is not None}):
+        inputs = {*graph.written.values(), *graph.emitter.graph.find_nodes(op="placeholder")}
+        for place, node in enumerate(graph.outputs):
+            tensor = isinstance(node, Node) and isinstance(node.meta["val"], torch.Tensor)
+            if tensor and node not in inputs and has_floats(node):
+                graph.outputs[place] = graph.emitter.detached(node)
 
 
 def _assembled(graph: ExportGraph) -> ExportedProgram:

@@ -29,7 +29,7 @@ def stopped_gradients(capture: Capture, returned: Collection[int]) -> list[str]:
     recorded = capture.recorded
     graph, metadata = recorded.graph, recorded.metadata
     results: Any = graph.output_node().args[0]
-    leading = nodes_behind([results[at] for at in returned], _floats)  # what leads to results by floats
+    leading = nodes_behind([results[at] for at in returned], has_floats)  # what leads to results by floats
     leaves, computed = _of_leaves(graph, metadata)
     found, own = list(_hooks(capture)), set(graph.nodes)
     for nodes, location in recorded.endings:
@@ -45,7 +45,7 @@ def stopped_gradients(capture: Capture, returned: Collection[int]) -> list[str]:
 def _hooks(capture: Capture) -> Iterator[str]:
     """What of the program's state has hooks on gradients."""
     for slot in capture.state.tensors:
-        value = slot.get()
+        value = slot.found()
         if isinstance(value, torch.Tensor) and has_gradient_hooks(value):
             yield f"`{slot.path}` (with a hook on its gradient)"
     modules = [value for value in capture.state.seen if isinstance(value, torch.nn.Module)]
@@ -59,19 +59,20 @@ def _hooks(capture: Capture) -> Iterator[str]:
 def _of_leaves(graph: Graph, metadata: ProgramMetadata) -> tuple[set[Node], set[Node]]:
     """The parameters and arguments of floats, and the nodes that are computed from these by floats."""
     placeholders = zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True)
-    leaves = {node for node, number in placeholders if metadata.inputs[number].kind in _LEAVES and _floats(node)}
+    leaves = {node for node, number in placeholders if metadata.inputs[number].kind in _LEAVES and has_floats(node)}
     computed = set[Node]()
     for node in graph.nodes:
         if (
             node not in leaves
-            and _floats(node)
+            and has_floats(node)
             and any(one in leaves or one in computed for one in node.all_input_nodes)
         ):
             computed.add(node)
     return leaves, computed
 
 
-def _floats(node: Node) -> bool:
+def has_floats(node: Node) -> bool:
+    """Whether the value of a node, or a part of it, is of floats."""
     numbers = (float, torch.SymFloat)
     return any(one.dtype.is_floating_point or one.dtype.is_complex for one in _tensors(node)) or any(
         isinstance(one, numbers) for one in _values(node)

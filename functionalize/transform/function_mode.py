@@ -71,7 +71,7 @@ _REQUIRE: Any = torch.Tensor.requires_grad_
 _DETACHES: frozenset[Any] = frozenset(
     {
         *(torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__),  # type: ignore[attr-defined]
-        *(torch.tensor, torch.Tensor.new_tensor),
+        *(torch.tensor, torch.Tensor.new_tensor, torch.ops.aten.detach.default, torch.ops.aten.detach),
     }
 )
 _NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE}

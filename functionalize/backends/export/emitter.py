@@ -67,6 +67,12 @@ class Emitter:
         node.meta = {"val": value, "stack_trace": "", "nn_module_stack": {}} | self._origin
         return node
 
+    def detached(self, node: Node) -> Node:
+        """A tensor through which no gradients flow; also where views are copied, as a copy would have some."""
+        made = self.graph.call_function(aten.detach.default, (node,))
+        made.meta = dict(node.meta)
+        return made
+
     def at(self, node: Node | None) -> None:
         """What is written from now on comes from where another node does."""
         given = {} if node is None else node.meta

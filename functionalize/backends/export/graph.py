@@ -235,9 +235,7 @@ class ExportGraph:
             return self.emitter.call(aten.clone.default, value)
         needs = any(isinstance(one.value, torch.nn.Parameter) and one.value.requires_grad for one in self.inputs.all)
         if needs and not self.trains and value.meta["val"].is_floating_point():
-            node = self.emitter.graph.call_function(aten.detach.default, (value,))
-            node.meta = dict(value.meta)
-            return node
+            return self.emitter.detached(value)
         return value  # type: ignore[no-any-return]
 
     @property

@@ -42,11 +42,16 @@ class _NoBackwardError(Exception):
     """Why there is no such program."""
 
 
-def with_own_gradients(program: ArrayProgram, captured: CapturedProgram | None) -> Callable[[State, Inputs], Values]:
+def with_own_gradients(
+    program: ArrayProgram, captured: CapturedProgram, ending: Sequence[str] | None = None
+) -> Callable[[State, Inputs], Values]:
     """The function ``program.run`` with torch's gradients; where there are none, JAX refuses to differentiate it.
 
-    ``captured``: what it was made of; None where that is not the user's program.
+    ``captured``: what it was made of. ``ending``: the lines where the user's program ends gradients, if it is another.
     """
+    if ending is not None:
+        what = "a program that ends gradients on its own, and changes Python objects"
+        return _undifferentiable(program.run, ending, what) if ending else program.run
     if not program.stopped:
         return program.run
     try:
@@ -87,13 +92,13 @@ class _Backward:
         )
 
     @classmethod
-    def of(cls, forward: ArrayProgram, captured: CapturedProgram | None) -> _Backward:
+    def of(cls, forward: ArrayProgram, captured: CapturedProgram) -> _Backward:
         """The program that computes the gradients.
 
         Raises:
             _NoBackwardError: there is none, and why.
         """
-        if captured is None or captured.specialization.metadata is not forward.metadata:
+        if captured.specialization.metadata is not forward.metadata:
             raise _NoBackwardError("it changes Python objects")
         found = captured.specialization
         nest = _checked(forward, found)
@@ -236,7 +241,7 @@ def _names(forward: ArrayProgram, program: ArrayProgram) -> Mapping[str, str]:
     for number, name in program.keys.items():
         entry = program.metadata.inputs[number]
         if entry.slot is not None:
-            tensor = None if isinstance(entry.slot, NumberSlot) else entry.slot.get()
+            tensor = None if isinstance(entry.slot, NumberSlot) else entry.slot.found()
             if id(tensor) not in known:
                 raise _NoBackwardError(f"its backward reads `{name}`, which it does not read itself")
             found[name] = known[id(tensor)]
@@ -245,7 +250,8 @@ def _names(forward: ArrayProgram, program: ArrayProgram) -> Mapping[str, str]:
 
 def _tensors_of_state(program: ArrayProgram) -> dict[str, torch.Tensor]:
     held = ((name, program.metadata.inputs[number].slot) for number, name in program.keys.items())
-    return {name: slot.get() for name, slot in held if slot is not None and not isinstance(slot, NumberSlot)}
+    found = {name: slot.found() for name, slot in held if slot is not None and not isinstance(slot, NumberSlot)}
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
 def _draws(program: ArrayProgram) -> list[tuple[Any, Any]]:

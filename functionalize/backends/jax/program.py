@@ -25,6 +25,7 @@ from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.symbolic_sizes import SymbolicSizes
 from functionalize.backends.jax.values import dtype_of, from_torch, is_array, is_wide, wide_enough
 from functionalize.backends.registry import Lowerings
+from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedExportError, UnsupportedProgramError
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: i
         steady = _of_tensors(program) if found.metadata.side_effects or found.guards.changes_gradients else None
         if steady is None:
             raise
-        return JaxProgram(steady, lowerings, seed, of_user=False)
+        lines = stopped_gradients(found.capture, range(found.metadata.graph.outputs))
+        return JaxProgram(steady, lowerings, seed, ending=lines)
 
 
 _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
@@ -85,12 +87,14 @@ class JaxProgram:
         (1, (3, 2))
     """
 
-    def __init__(self, program: CapturedProgram, lowerings: Lowerings, seed: int, *, of_user: bool = True) -> None:
-        """``of_user``: whether it is the user's program that was captured."""
+    def __init__(
+        self, program: CapturedProgram, lowerings: Lowerings, seed: int, *, ending: Sequence[str] | None = None
+    ) -> None:
+        """``ending``: where it ends gradients; None where the program tells, and it is the user's."""
         backend = Backend(lowerings, from_torch, dtype_of, is_array, _split, _number)
         self._program = program_of(program.specialization, backend, jax.random.PRNGKey(seed))
         self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
-        self._run = with_own_gradients(self._program, program if of_user else None)
+        self._run = with_own_gradients(self._program, program, ending)
         self._wide = is_wide(self._program.interpreter.graph)
 
     @property
