@@ -158,6 +158,26 @@ def test_gradients_through_views_that_change_their_metadata_in_place(view: Any, 
         capture(step, (x,))
 
 
+def test_gradients_through_views_that_are_given_other_data() -> None:
+    """Of tensors with data, autograd finds the view again where its new data lie, once its base is written."""
+
+    def run(x: Tensor, writes: bool) -> Tensor:
+        y = x * 1
+        part = y[3]
+        part.data = part * 2
+        if writes:
+            y[:2] = 0.5
+        return part
+
+    x = SPAN.clone().requires_grad_()
+    want, got = (torch.autograd.grad(f(x, False), x)[0] for f in (run, capture(run, (x, False))))
+    assert torch.equal(want, got)
+    result = capture(run, (x, True))(x, True)
+    assert torch.equal(result, run(x, True))
+    with pytest.raises(UnsupportedMutationError, match="got other data"):
+        result.backward()
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_results_of_leaves_that_the_program_makes_require_gradients(given: bool) -> None:
     """Also where inputs require gradients, which get none."""

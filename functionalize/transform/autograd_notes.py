@@ -251,6 +251,7 @@ class AutogradNotes:
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`: autograd thinks of it as it was."""
         self.reshapes.note_data(handle)
+        self.reshapes.lost_views.note_moved(handle)
         with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
             self.hooked += [] if handle.grad_fn is None else [handle.grad_fn]
 

@@ -30,6 +30,7 @@ class LostViews:
     def __init__(self) -> None:
         self.suspects: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, those that would be wrong if used now
         self._turned: dict[int, weakref.ref[torch.Tensor]] = {}  # views whose own metadata changed in place
+        self._moved: dict[int, weakref.ref[torch.Tensor]] = {}  # views that were given other data
         self._used: Location | None = None  # the line that used one
 
     def note_turn(self, handle: torch.Tensor, base: Base) -> None:
@@ -45,13 +46,20 @@ class LostViews:
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
         """Note a write to memory, by a handle."""
-        if not self._turned:
-            return
-        for view in _sharing(base):
+        for view in _sharing(base) if self._turned else ():
             if id(view) in self._turned:
                 self._look_at(view, False)
                 if view is handle:
                     self.note_use([view])
+        for ref in self._moved.values():  # their memory is another one by now
+            moved = ref()
+            if moved is not None and is_view_to_autograd(moved) and autograd_base(moved) is autograd_base(handle):
+                self._look_at(moved, False)
+
+    def note_moved(self, handle: torch.Tensor) -> None:
+        """Note that a handle gets other data: autograd looks for it there when what it was a view of is written."""
+        if isinstance(handle, FakeTensor) and is_view_to_autograd(handle):
+            self._moved[id(handle)] = weakref.ref(handle)
 
     def note_use(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note tensors that autograd is to follow."""
@@ -68,7 +76,8 @@ class LostViews:
         if self._used is None:
             return None
         return UnsupportedMutationError(
-            "a view is used after it, or what it is a view of, got new metadata in place (squeeze_, t_, as_strided_)",
+            "a view is used after it, or what it is a view of, got new metadata in place (squeeze_, t_, as_strided_), "
+            "or got other data (`.data =`) before what it was a view of was written",
             why="of fake tensors, autograd takes a view by the same steps again, which lead elsewhere now",
             hint="use the out-of-place operator (squeeze, t, ...) and its result",
             at=self._used,
@@ -84,6 +93,7 @@ class LostViews:
         """Forget all."""
         self.suspects.clear()
         self._turned.clear()
+        self._moved.clear()
 
 
 def _sharing(base: Base) -> list[FakeTensor]:
