@@ -255,6 +255,17 @@ def test_the_backward_draws_what_the_forward_drew() -> None:
     np.testing.assert_allclose((gradient * x).sum(), total, rtol=1e-6)
 
 
+def test_gradients_of_complex_numbers() -> None:
+    def function(z: Tensor) -> Tensor:
+        return z * z.detach() * (1 + 2j)
+
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    leaf, cotangent = z.clone().requires_grad_(), torch.tensor([1 - 1j, 2 + 0.5j])
+    (expected,) = torch.autograd.grad(function(leaf), leaf, cotangent)
+    _, backward = jax.vjp(jaxify(function), from_torch(z))
+    same(expected, jnp.conj(backward(jnp.conj(from_torch(cotangent)))[0]))
+
+
 HOOKS: dict[str, Any] = {
     "parameter": lambda layer: layer.weight.register_hook(lambda gradient: gradient * 3),
     "module": lambda layer: layer.register_full_backward_hook(lambda _, before, after: (before[0] * 5,)),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import torch
 from torch.fx import Node
 
@@ -120,7 +121,9 @@ class _Backward:
         ends = self._ends
         own = {**self._initial, **{mine: state[name] for mine, name in self._names.items() if name in state}}
         with wide_enough(self._wide, (saved, given)):
-            found = iter(self._run(own, [inputs[number] for number in ends.inputs], ends.cotangents(given)))
+            cotangents = map(jnp.conj, ends.cotangents(given))  # torch's are JAX's, conjugated; so are gradients
+            gradients = self._run(own, [inputs[number] for number in ends.inputs], list(cotangents))
+            found = iter([jnp.conj(one) for one in gradients])
         of_inputs = {number: next(found) for number in ends.inputs if _is_float(inputs[number].dtype)}
         of_state = dict(zip(ends.parameters, found, strict=True))
         return {name: of_state.get(name) for name in state}, {number: of_inputs.get(number) for number in inputs}
@@ -142,8 +145,9 @@ class _Ends:
         """Those of a program; ``inputs``: the tensors among the arguments."""
         metadata, leaves = program.metadata, dict[int, int]()
         for leaf, part in enumerate(metadata.results):
-            if isinstance(part, TensorRef):
-                leaves.setdefault(metadata.outputs[part.number].result, leaf)
+            at = metadata.outputs[part.number].result if isinstance(part, TensorRef) else None
+            if at is not None:
+                leaves.setdefault(at, leaf)
         held = _tensors_of_state(program)
         state, arguments, results = _fakes(program)
         leaves = {at: leaf for at, leaf in leaves.items() if _has_gradients(results[at])}
@@ -193,8 +197,9 @@ def _checked(forward: ArrayProgram, found: Specialization) -> Nest:
     """How the arguments of a program are nested, of which there may be a backward."""
     nest, metadata = found.capture.convention.nest, found.metadata
     argument = {number for number, entry in enumerate(metadata.inputs) if entry.argument is not None}
-    shared = {number for number, entry in enumerate(found.guards.aliasing) if isinstance(entry, Shared)}
-    sizes = [node.meta.get("val") for node in found.recorded.graph.nodes if node.op == "call_function"]
+    pairs = (pair for pair in enumerate(found.guards.aliasing) if isinstance(pair[1], Shared))
+    shared = {number for at, one in pairs for number in (at, one.first)}
+    sizes = [node.meta.get("val") for node in found.recorded.graph.nodes]
     for stands, why in (
         (forward.decided.asked, "it decides by data"),
         (metadata.gradients, "it leaves gradients"),
@@ -268,4 +273,4 @@ def _has_gradients(value: Any) -> bool:
 def _is_float(dtype: Any) -> bool:
     if isinstance(dtype, torch.dtype):
         return dtype.is_floating_point or dtype.is_complex
-    return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
