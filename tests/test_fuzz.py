@@ -43,6 +43,7 @@ def test_programs_equal_eager(shard: int) -> None:
     assert not failures, "\n\n".join(failures)
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.skipif(not FRESH_FROM, reason="programs nobody has run yet: scripts/test gives them a FUZZ_SEED")
 @pytest.mark.parametrize("shard", range(SHARDS))

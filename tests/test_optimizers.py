@@ -134,7 +134,7 @@ def test_a_schedule_needs_few_captures(optimizer: str, scheduler: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_optimizer(optimizer: str) -> None:
     assert captures_of(optimizer, SCHEDULERS["ExponentialLR"], inside=False) <= FEW

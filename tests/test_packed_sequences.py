@@ -31,7 +31,7 @@ def packing(layer: nn.Module) -> Any:
     return program
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layers_on_packed_sequences(kind: str) -> None:
