@@ -56,6 +56,7 @@ OF_ELEMENTS: dict[str, Function] = {
 }
 ROWS = torch.tensor([[1.0, 1, 2], [2, 2, 2], [0, 0, 0]])
 OF_ROWS: dict[str, Function] = {
+    "softmax of nothing": lambda x: torch.ops.aten._safe_softmax(x.masked_fill(x == 0, -INFINITY), -1) * ROWS,
     "norm": lambda x: x.norm(dim=1),
     "norm of nothing": lambda x: (x * 0).norm(),
     "norm of absolutes": lambda x: x.norm(1),

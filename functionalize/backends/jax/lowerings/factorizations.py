@@ -6,6 +6,7 @@ that are no numbers; `info` tells it where an LU factorization finds a zero.
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import Any
 
@@ -184,19 +185,38 @@ def svd(
 
 @lowering(aten.linalg_pinv.atol_rtol_tensor)
 def pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = None, hermitian: bool = False) -> Array:
+    real = jnp.real(x).dtype
+    precision = max(x.shape[-2:]) * np.finfo(real).eps
+    absolute = jnp.zeros((), real) if atol is None else atol.astype(real)
+    relative = jnp.where(absolute > 0, 0, precision) if rtol is None else rtol
+    return _pinv(x, absolute[..., None], relative[..., None].astype(real), hermitian)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _pinv(x: Array, absolute: Array, relative: Array, hermitian: bool) -> Array:
     if hermitian:
-        values, left = jnp.linalg.eigh(x, symmetrize_input=False)
+        values, left = jnp.linalg.eigh(_of_triangle(x), symmetrize_input=False)
         right = _adjoint(left)
     else:
         left, values, right = jnp.linalg.svd(x, full_matrices=False)
-    precision = max(x.shape[-2:]) * np.finfo(values.dtype).eps
-    absolute = jnp.zeros((), values.dtype) if atol is None else atol.astype(values.dtype)
-    relative = jnp.where(absolute > 0, 0, precision) if rtol is None else rtol
     size = jnp.abs(values)
     most = jnp.max(size, -1, initial=0, keepdims=True)
-    counts = size > jnp.maximum(absolute[..., None], relative[..., None].astype(values.dtype) * most)
+    counts = size > jnp.maximum(absolute, relative * most)
     inverse = jnp.where(counts, 1 / jnp.where(counts, values, 1), 0)
     return jnp.matmul(_adjoint(right) * inverse[..., None, :].astype(x.dtype), _adjoint(left))
+
+
+@_pinv.defjvp
+def _pinv_jvp(hermitian: bool, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    """Golub and Pereyra's formula: that of the factors has none where singular values are equal, as zeros are."""
+    x, change = primals[0], tangents[0]
+    found = _pinv(*primals, hermitian)
+    back = jnp.matmul(found, x)
+    onto, back_change = jnp.matmul(x, found), _adjoint(change)
+    first = jnp.matmul(found, jnp.matmul(_adjoint(found), back_change))
+    second = jnp.matmul(jnp.matmul(back_change, _adjoint(found)), found)
+    moved = first - jnp.matmul(first, onto) + second - jnp.matmul(back, second)
+    return found, moved - jnp.matmul(found, jnp.matmul(change, found))
 
 
 @lowering(aten.linalg_matrix_exp.default)

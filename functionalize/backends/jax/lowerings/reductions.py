@@ -253,6 +253,12 @@ def softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
     return (jax.nn.softmax(wide, dim) if x.ndim else jnp.ones_like(wide)).astype(call.dtype)
 
 
+@lowering(aten._safe_softmax.default, takes_call=True)
+def safe_softmax(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
+    nothing = jnp.all(x == -jnp.inf, dim, keepdims=True) if x.ndim else x == -jnp.inf  # zeros, without a derivative
+    return jnp.where(nothing, 0, softmax(call, jnp.where(nothing, 0, x), dim, False)).astype(call.dtype)
+
+
 @lowering(aten._log_softmax, takes_call=True)
 def log_softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
     wide = cast(x, _wide(call.dtype))
