@@ -20,6 +20,7 @@ from functionalize.call_stack import line_of_trace
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.specialization import Capture
+from functionalize.transform.ended_gradients import NO_GRAD
 
 _LEAVES = (InputKind.PARAMETER, InputKind.USER_INPUT)
 
@@ -36,7 +37,7 @@ def stopped_gradients(capture: Capture, returned: Collection[int]) -> list[str]:
         if not nodes <= own or not nodes or not nodes.isdisjoint(leaves | computed):
             found.append(location)
     for node in graph.nodes:
-        if node in computed and node in leading and (node.meta.get("no_grad") or not _tensors(node)):
+        if node in computed and node in leading and (node.meta.get(NO_GRAD) or not _tensors(node)):
             how = "without grad mode" if _tensors(node) else "a number"
             found.append(f"{line_of_trace(node.meta.get('stack_trace'))} ({how})")
     return list(dict.fromkeys(found))

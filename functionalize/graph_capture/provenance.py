@@ -22,8 +22,7 @@ from torch.nn.modules import module as hooks
 
 from functionalize.call_stack import Origin, Scopes
 from functionalize.transform.context import FunctionalizationContext
-
-NO_GRAD = "no_grad"  # of a node's meta: whether the program had grad mode off
+from functionalize.transform.ended_gradients import NO_GRAD
 
 _observers: list[Callable[[Node], None]] = []
 

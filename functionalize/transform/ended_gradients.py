@@ -3,8 +3,8 @@
 Who differentiates the graph would go on there: at `detach`, at views and writes with grad mode off, `.data =`, hooks,
 and functions of autograd's with a backward of their own.
 
-Invariant: each such place is noted, with the nodes that had the value there. Limits: of one where nodes are not known,
-or of another graph, as in a body of a higher-order op, it is not told whose gradients end.
+Invariant: each such place is noted, with the nodes that had the value there, and gradients until then. Limits: of one
+where nodes are not known, or of another graph, as in a body of a higher-order op, it is not told whose gradients end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from functionalize.call_stack import user_location
 from functionalize.transform.values import ValueExecutor
 
 WITHOUT_GRAD_MODE = "without grad mode"
+NO_GRAD = "no_grad"  # of a node's meta: whether the program had grad mode off when it was made
 
 
 class Ending(NamedTuple):
@@ -69,8 +70,13 @@ class EndedGradients:
         if not self._differentiates or self._executor.proxies is None:
             return
         tracer = self._executor.proxies.tracer
-        nodes = (tracked_node(tracer, value) for value in values if isinstance(value, torch.Tensor))
-        self.found.append(Ending(frozenset(node for node in nodes if node is not None), f"{user_location()} ({how})"))
+        tracked = (tracked_node(tracer, value) for value in values if isinstance(value, torch.Tensor))
+        nodes = {node for node in tracked if node is not None}
+        going = frozenset(node for node in nodes if NO_GRAD not in node.meta)
+        if (
+            going or not nodes
+        ):  # else the nodes say themselves that their gradients end: as all in a step of an optimizer
+            self.found.append(Ending(going, f"{user_location()} ({how})"))
 
     def note_function(self, function: type, args: Any, kwargs: Any) -> None:
         """Note that a function of autograd's is applied, which has a backward of its own."""

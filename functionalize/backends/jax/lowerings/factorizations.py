@@ -6,7 +6,6 @@ that are no numbers; `info` tells it where an LU factorization finds a zero.
 
 from __future__ import annotations
 
-import functools
 from functools import partial
 from typing import Any
 
@@ -192,7 +191,7 @@ def pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = None, herm
     return _pinv(x, absolute[..., None], relative[..., None].astype(real), hermitian)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _pinv(x: Array, absolute: Array, relative: Array, hermitian: bool) -> Array:
     if hermitian:
         values, left = jnp.linalg.eigh(_of_triangle(x), symmetrize_input=False)
