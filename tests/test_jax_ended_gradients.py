@@ -285,6 +285,21 @@ def test_hooks_of_the_state_change_gradients(kind: str) -> None:
     same(layer.weight.grad, of_state["layer.weight"])
 
 
+def test_hooks_on_functions_of_autograd_change_gradients() -> None:
+    layer = nn.Linear(3, 1)
+
+    def function(x: Tensor) -> Tensor:
+        y: Tensor = layer(x)
+        assert y.grad_fn is not None
+        y.grad_fn.register_hook(lambda before, after: tuple(one * 2 if one is not None else one for one in before))
+        return y.sum()
+
+    step = capture(function, (X,)).to_jax()
+    function(X).backward()
+    assert layer.weight.grad is not None
+    same(layer.weight.grad, jax.grad(lambda state: step(state, from_torch(X))[1])(step.initial_state)["layer.weight"])
+
+
 def test_what_ends_no_gradients_of_the_inputs_leaves_all_derivatives_to_jax() -> None:
     class Positions(nn.Module):
         frequencies: Tensor

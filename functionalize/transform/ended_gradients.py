@@ -73,9 +73,7 @@ class EndedGradients:
         tracked = (tracked_node(tracer, value) for value in values if isinstance(value, torch.Tensor))
         nodes = {node for node in tracked if node is not None}
         going = frozenset(node for node in nodes if NO_GRAD not in node.meta)
-        if (
-            going or not nodes
-        ):  # else the nodes say themselves that their gradients end: as all in a step of an optimizer
+        if going or not nodes:  # else the nodes say so themselves, as all in a step of an optimizer
             self.found.append(Ending(going, f"{user_location()} ({how})"))
 
     def note_function(self, function: type, args: Any, kwargs: Any) -> None:

@@ -67,6 +67,7 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
     ASK_VERSION: (VERSION,),
 }
 _HOOK: Any = torch.Tensor.register_hook
+_GRAD_FN: Any = torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
 _REQUIRE: Any = torch.Tensor.requires_grad_
 _DETACHES: frozenset[Any] = frozenset(
     {
@@ -74,7 +75,7 @@ _DETACHES: frozenset[Any] = frozenset(
         *(torch.tensor, torch.Tensor.new_tensor, torch.ops.aten.detach.default, torch.ops.aten.detach),
     }
 )
-_NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE}
+_NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE, _GRAD_FN}
 _DEEP_COPY: Any = torch.Tensor.__deepcopy__
 _RESHAPES: frozenset[Any] = frozenset(  # these copy unless the tensor lies in memory as they want it
     getattr(namespace, name)
@@ -197,6 +198,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             notes.refuse_version_of_gradient(tensor)
         elif func in _DETACHES:
             self._context.endings.note(tensor, "detached")
+        elif func == _GRAD_FN:
+            self._context.endings.note(tensor, "with its function given, which takes hooks")
         elif func is _REQUIRE:
             notes.note_required(tensor, bool(self._context.views_beside(tensor)))
         else:
