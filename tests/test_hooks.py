@@ -285,8 +285,8 @@ INSIDE: dict[str, tuple[Forward, str, str]] = {
     "forward": (registering(lambda w: w.first.register_forward_hook(lambda m, i, o: o * 2)), EQUAL, EQUAL),
     "forward, left": (
         registering(lambda w: w.first.register_forward_hook(lambda m, i, o: o * 2), removed=False),
-        LEFT,
-        LEFT,
+        EQUAL,
+        EQUAL,
     ),
     "backward": (registering(lambda w: w.last.register_full_backward_hook(first_twice)), EQUAL, EQUAL),
     "forward, of all": (
@@ -304,8 +304,8 @@ INSIDE: dict[str, tuple[Forward, str, str]] = {
     "of an optimizer": (registering(lambda w: w.optimizer.register_step_post_hook(w.count)), EQUAL, EQUAL),
     "of an optimizer, left": (
         registering(lambda w: w.optimizer.register_step_post_hook(w.count), removed=False),
-        LEFT,
-        LEFT,
+        EQUAL,
+        EQUAL,
     ),
     "of saved tensors": (saving(lambda w: lambda t: t * 0.5, lambda w: lambda t: t * 1.5), EQUAL, EQUAL),
     "of saved tensors, counting": (saving(lambda w: lambda t: t, counted), EQUAL, CHANGES),

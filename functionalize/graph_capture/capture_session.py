@@ -29,8 +29,9 @@ from functionalize.graph_capture.default_dtypes import DefaultDtypes
 from functionalize.graph_capture.default_generator import refuse_drawn
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
-from functionalize.graph_capture.gradient_hooks import HooksTakenBack, check_hooks, lend
+from functionalize.graph_capture.gradient_hooks import check_hooks, lend
 from functionalize.graph_capture.gradients_of_state import laid_out
+from functionalize.graph_capture.hooks_left import HooksLeft
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
 from functionalize.graph_capture.iterators import iterators_kept
 from functionalize.graph_capture.leaks import Traced, take_back
@@ -204,12 +205,12 @@ class CaptureSession(RecordingSession):
             self._attributes = TensorAttributes(inputs.inputs)
             asking, identity = inputs.follower.code.asking, self._attributes.identity
             classes = classes_of_stand_ins(mode.shape_env, asking, identity, at_once=bool(self._dims))
-            around = self._attributes.answered(), HooksTakenBack(inputs.state)
-            with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1]:
+            around = self._attributes.answered(), HooksLeft(self.states)
+            with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
                 if self._dims:
                     relate(self._dims, self._fakes)
                 with self.recorder:
-                    left = functools.partial(self._left, effects)
+                    left = functools.partial(self._left, effects, hooks)
                     run = functools.partial(self._program, looked_up)
                     found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
         if self._dims and self.order == 1:  # derivatives of others are captured for each size, if need be
@@ -226,7 +227,10 @@ class CaptureSession(RecordingSession):
             )
         return found
 
-    def _left(self, effects: SideEffectRecorder, objects: ObjectGraph, returned: list[Any]) -> LeftInObjects:
+    def _left(
+        self, effects: SideEffectRecorder, hooks: HooksLeft, objects: ObjectGraph, returned: list[Any]
+    ) -> LeftInObjects:
+        hooks.note()
         left = LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
         self._numbers.check_kept(objects.is_reached)
         self._generators.make_anew(self.recorder.tracer.graph)

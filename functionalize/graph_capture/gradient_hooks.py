@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
-from torch.utils.hooks import RemovableHandle
 
-from functionalize._torch import HOOKS, gradient_hooks, has_gradient_hooks, hooks_of_all, share_gradient_hooks
+from functionalize._torch import HOOKS, gradient_hooks, has_gradient_hooks, share_gradient_hooks
 from functionalize._torch.autograd import has_node_hooks
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs import TracedInput, is_leaf
 from functionalize.runtime.containers import cell_content, copy_of, unchanged
-from functionalize.runtime.state_walk import StateWalk, is_module, joined
+from functionalize.runtime.state_walk import StateWalk
 
 
 def lend(inputs: Iterable[TracedInput]) -> None:
@@ -82,44 +80,6 @@ class Contents:
                     hint="take the gradients inside of what is captured, or leave objects alone in hooks and in "
                     "backwards of your own",
                 )
-
-
-class HooksTakenBack:
-    """Where a program may register hooks: those that it leaves on modules and optimizers are taken out again."""
-
-    def __init__(self, state: StateWalk) -> None:
-        self._state, self._first = state, RemovableHandle.next_id
-
-    def __enter__(self) -> None:
-        self._first = RemovableHandle.next_id
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        """Take them out.
-
-        Raises:
-            UnsupportedProgramError: there are some.
-        """
-        if self._first == RemovableHandle.next_id:
-            return
-        left = list[tuple[str, Any]]()
-        for path, hooks in _all_hooks(self._state):
-            new = [key for key in hooks if isinstance(key, int) and key >= self._first]
-            left += [(path, hooks.pop(key)) for key in new]
-        if left and kind is None:
-            raise _left(f"in `{left[0][0]}`")
-
-
-def _all_hooks(state: StateWalk) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """The dicts that hold hooks, with what they are called."""
-    yield from hooks_of_all().items()
-    for container, path in state.containers.values():
-        if isinstance(container, OrderedDict):
-            yield path, container
-    for item in state.seen:
-        if is_module(item):
-            path = state.modules[id(item)]
-            pairs = ((name, hooks) for name, hooks in item.__dict__.items() if name.endswith("_hooks"))
-            yield from ((joined(path, name), hooks) for name, hooks in pairs)
 
 
 def check_hooks(inputs: Sequence[TracedInput], asked: frozenset[str]) -> None:

@@ -206,11 +206,12 @@ def _is_data(name: str, value: Any) -> bool:
     special = name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
     if special or isinstance(value, types.ModuleType):
         return False
-    return isinstance(value, type) or not hasattr(type(value), "__get__") or not is_pythons(type(value))
+    kind = type(value)
+    return kind in DESCRIPTORS or issubclass(kind, type) or not hasattr(kind, "__get__") or not is_pythons(kind)
 
 
 def is_pythons(kind: type) -> bool:
-    """Whether a class is Python's own, or of a library that is not the user's: of such descriptors have no state."""
+    """Whether a class is Python's own, or of a library that is not the user's: most such descriptors have no state."""
     root = kind.__module__.partition(".")[0]
     return root in sys.stdlib_module_names or root in ("builtins", "torch", "functionalize")
 
@@ -243,6 +244,7 @@ class BoundBy(SlotsOf):
         owner.__setstate__((owner.func, value, owner.keywords, owner.__dict__))
 
 
+DESCRIPTORS = (functools.partialmethod, functools.singledispatchmethod)  # Python's, that hold what a program gives them
 MAPPINGS = (dict, SlotsOf)  # containers whose entries have keys; those of others have positions
 
 

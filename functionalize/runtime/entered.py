@@ -17,11 +17,12 @@ import sys
 import types
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from functionalize.runtime.containers import per_class
+from functionalize.runtime.containers import DESCRIPTORS, per_class
 
 # Never entered: they hold no state of a program's.
 OPAQUE = (
@@ -49,7 +50,7 @@ _VIEWS_OF_DICTS = tuple(type(view) for one in _DICTS for view in (one.keys(), on
 @per_class
 def is_entered(kind: type) -> bool:
     """Whether objects of a class are entered: containers, modules, and what may have attributes of a program's own."""
-    if issubclass(kind, (*CONTAINERS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
+    if issubclass(kind, (*CONTAINERS, *DESCRIPTORS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
         return True
     if issubclass(kind, OPAQUE) or kind in PATHS or _is_foreign(kind):
         return False
@@ -80,6 +81,17 @@ def has_attributes(kind: type) -> bool:
 def key_behind(key: Any) -> Any:
     """What a key of a dict stands for: what it shows where it is a weak reference, and itself otherwise."""
     return key() if isinstance(key, weakref.ReferenceType) else key
+
+
+def keys_of(container: Iterable[Any]) -> tuple[Any, ...]:
+    """The keys of a dict, in order, to be compared: instead of tensors, which compare elements, their identity."""
+    return tuple(map(_compared, container))
+
+
+def _compared(key: Any) -> Any:
+    if type(key) in (tuple, frozenset):
+        return type(key)(map(_compared, key))
+    return id(key) if isinstance(key_behind(key), torch.Tensor) else key
 
 
 def behind(value: Any) -> Any:

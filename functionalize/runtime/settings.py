@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from functionalize.runtime.containers import CodeOf, Variable, place_of, read, unchanged
+from functionalize.runtime.entered import keys_of
 from functionalize.runtime.frozen_values import (
     DEPTH,
     EMPTY,
@@ -107,7 +108,7 @@ class Settings:
     @staticmethod
     def read(container: Any, key: Any) -> Any:
         """A value as it is now."""
-        return len(container) if key is LENGTH else tuple(container) if key is ORDER else read(container, key)
+        return len(container) if key is LENGTH else keys_of(container) if key is ORDER else read(container, key)
 
     def add(self, path: str, container: Any, key: Any) -> None:
         """One more, as it is now."""
@@ -151,7 +152,7 @@ class Settings:
                 length = len(container)
                 self.found.append(_setting(("", f"len({path or 'the module'})", container, LENGTH, length, length)))
         for container, path in state.ordered.values():
-            keys = tuple(container)
+            keys = keys_of(container)
             self.found.append(_setting(("", f"list({path or 'the module'})", container, ORDER, keys, keys)))
 
     def tie(self, one: Setting, other: Setting) -> None:
@@ -196,7 +197,7 @@ class Settings:
         kept = Settings(one.value for one in self.apart.values())
         sized = {container for container, _ in changed}
         kept.found = [
-            one
+            one._replace(content=EnteredObject(one.value)) if id(one.value) in sized else one
             for one in self.found
             if not ((id(one.container), one.key) in changed or (is_whole(one.key) and id(one.container) in sized))
         ]

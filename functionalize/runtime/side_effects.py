@@ -24,10 +24,11 @@ from functionalize.runtime.containers import (
     unchanged,
     write,
 )
+from functionalize.runtime.entered import keys_of
 from functionalize.runtime.frozen_values import content_of, frozen, same
 from functionalize.runtime.objects import Maker, ObjectRef
 from functionalize.runtime.refused_objects import refuse_weak_keys
-from functionalize.runtime.state_walk import Changed, StateWalk, containers_of, joined
+from functionalize.runtime.state_walk import Changed, StateWalk, containers_of, is_module, joined
 
 
 class Walked(Protocol):
@@ -101,8 +102,9 @@ class SideEffect:
         """Whether a call's container has the keys that it has of the capture's in the order of these."""
         if not self.order:
             return True
-        both = set(self.order).intersection(container)
-        return [key for key in container if key in both] == [key for key in self.order if key in both]
+        now, before = keys_of(container), keys_of(self.order)
+        both = set(before).intersection(now)
+        return [key for key in now if key in both] == [key for key in before if key in both]
 
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Do the same to a call's own objects."""
@@ -200,7 +202,8 @@ class SideEffectRecorder:
         for place in range(len(replaced)):
             gone.walk(replaced, place, "")
         reached.walk([returned], 0, "the result")
-        lost = gone.containers.keys() - reached.containers.keys()
+        empty = {id(held) for one in reached.seen if is_module(one) for held in one.__dict__.values()}  # dicts of hooks
+        lost = gone.containers.keys() - reached.containers.keys() - empty
         return [one for one in changed if id(one[1]) not in lost]
 
     def _before(self, value: Any, state: StateWalk) -> Before:

@@ -241,6 +241,14 @@ class StateWalk:
         contents = list(map(copy_of, containers))
         self._before = containers, contents, _in_one(contents)
 
+    def watch_late(self, container: Container, path: str, before: Any) -> None:
+        """Have a container count, when the program has run, that held what ``before`` does."""
+        self.watch(container, path)
+        containers, contents, in_one = self._before
+        containers.append(container)
+        contents.append(before)
+        in_one.extend(_in_one([before]))
+
     @property
     def begun(self) -> Sequence[Any]:
         """What the containers, in their order, held when the program began."""
@@ -273,16 +281,7 @@ def _is_ordered(value: Any, container: Container, keys: Sized) -> bool:
     """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
     if len(keys) < 2 or not isinstance(container, dict):
         return False
-    if not (container is value or (is_module(value) and container is modules_of(value))):
-        return False
-    return _VALUES.issuperset(map(type, container)) or not any(map(_has_tensor, container))
-
-
-def _has_tensor(key: Any) -> bool:
-    """Whether a key is a tensor, for which there are stand-ins, or has one in it."""
-    if isinstance(key, (tuple, frozenset)):
-        return any(map(_has_tensor, key))
-    return isinstance(key_behind(key), torch.Tensor)
+    return container is value or (is_module(value) and container is modules_of(value))
 
 
 def _in_one(contents: Iterable[Any]) -> list[Any]:

@@ -49,8 +49,13 @@ def _truth(input: torch.Tensor) -> bool:
 
 
 def _formatted(tensor: torch.Tensor, text: str) -> str:
-    """``format(tensor, text)``: that of its number, as torch has it of tensors that are no fake ones."""
-    if not text or tensor.dim() or not isinstance(tensor, FakeTensor) or isinstance(tensor, torch.nn.Parameter):
+    """``format(tensor, text)``: that of its number, as torch has it of tensors that are no fake ones.
+
+    A name is made of a whole number (`f"expert_{index}"`); what of a float has no format is printed.
+    """
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    number_shown = (text or whole) and isinstance(tensor, FakeTensor) and not isinstance(tensor, torch.nn.Parameter)
+    if tensor.dim() or not number_shown:
         return torch.Tensor.__format__(tensor, text)  # type: ignore[no-any-return, no-untyped-call]
     number: Any = tensor.item()
     return format(_KINDS.get(type(number), type(number))(number), text)
