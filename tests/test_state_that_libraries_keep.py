@@ -23,7 +23,8 @@ class Hooking(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layer, self.register, self.keeps = nn.Linear(2, 2), register, keeps
-        self.hooked, self.handle = False, None
+        self.hooked = False
+        self.handle: Any = None
         for _ in range(before):
             self.layer.register_forward_hook(lambda m, i, o: o * 5)
 
@@ -47,7 +48,7 @@ REGISTER: dict[str, Callable[[nn.Module], Any]] = {
     "with kwargs": lambda m: m.register_forward_hook(lambda m, a, k, o: o * 3, with_kwargs=True),
     "before": lambda m: m.register_forward_pre_hook(lambda m, i: (i[0] * 2,)),
     "first": lambda m: m.register_forward_hook(lambda m, i, o: o + 1, prepend=True),
-    "backward": lambda m: m.register_full_backward_hook(lambda m, i, o: (i[0] * 2,)),
+    "backward": lambda m: m.register_full_backward_hook(lambda m, i, o: (i[0] * 2,)),  # type: ignore[index]
 }
 
 

@@ -24,7 +24,9 @@ _COPIES = frozenset(  # laid out as what they copy
     getattr(aten, name).default for name in ("clone", "_to_copy", "flip", "hardtanh", "nan_to_num", *_LIKE)
 )
 _BY_ROWS = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})  # laid out contiguously
-_OTHERS = frozenset({aten.mvlgamma.default})  # whose result is a sum
+_OTHERS = frozenset(  # laid out as what they are computed of: a sum, a product, another kernel's result
+    {aten.mvlgamma.default, aten.ldexp.Tensor, aten.angle.default, aten._conj_physical.default}
+)
 _NUMBERS = ("self", "other")  # of these a kernel makes tensors
 _CHANNELS_LAST = (1, 3, 2, 0)
 _FAST_ORDERS: Mapping[int, tuple[Sequence[int] | None, ...]] = {0: (None,), 4: (None, _CHANNELS_LAST)}  # by rank
@@ -41,13 +43,31 @@ def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     tensors = [arg for arg in args if isinstance(arg, FakeTensor)]
     if not (all(map(_has_plain_strides, tensors)) if 0 in size else 1 in size and any(map(_is_odd, tensors))):
         return None
+    return _strides(op, args, kwargs, out)
+
+
+def is_laid_out_alike(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:
+    """Whether an operator computes by elements, and of these arguments gives a result with the strides of ``out``.
+
+    The arguments may be on the device ``meta``; ``out`` tells where they are.
+    """
+    if not isinstance(out, torch.Tensor) or not _by_elements(op):
+        return False
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if not all(map(_has_plain_strides, (*tensors, out))):
+        return False
+    return _strides(op, args, kwargs, out) == tuple(out.stride())
+
+
+def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
+    size = tuple(out.size())
     if op in _COPIES:
         keeps = kwargs.get("memory_format") in (None, torch.preserve_format)
         return _copied(size, tuple(args[0].stride())) if keeps else None
     if op in _BY_ROWS:
         return _contiguous(size)
     operands = [*_operands(op, args, out)]
-    return _laid_out(tuple(size), operands[::-1] if op in _SWAPPED else operands)
+    return _laid_out(size, operands[::-1] if op in _SWAPPED else operands)
 
 
 @functools.lru_cache(maxsize=512)
@@ -76,7 +96,7 @@ def _operands(op: Any, args: Sequence[Any], out: Any) -> Iterator[tuple[Size, Si
     for arg, declared in zip(args, op._schema.arguments, strict=False):
         if isinstance(arg, torch.Tensor):
             size, stride = tuple(arg.size()), tuple(arg.stride())
-            copied = arg.device.type == "cpu" and computed is not None and arg.dtype not in (computed, torch.bool)
+            copied = out.device.type == "cpu" and computed is not None and arg.dtype not in (computed, torch.bool)
             yield size, _copied(size, stride) if copied else stride
         elif declared.name in _NUMBERS:
             yield (), ()

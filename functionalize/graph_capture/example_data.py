@@ -21,8 +21,8 @@ from torch.fx.node import map_arg
 from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.tracing import nodes_in_use
-from functionalize.runtime.graph_forms import PRODUCTS, UNCOPIED
 from functionalize.runtime.random_state import RandomState, anew, generator_of, source_of
+from functionalize.runtime.view_reads import UNCOPIED, reads_views
 
 _FEW = 64  # so many values are kept without asking whether they are used
 
@@ -117,11 +117,13 @@ class ExampleData:
         if node.op == "get_attr":
             return _with_data(attrgetter(str(node.target))(self._tracer.root), node)
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
-        if node.target in UNCOPIED:  # which products of matrices read as a call has it
-            first, *others = args
-            self._views[node] = UNCOPIED[node.target](self._views.get(node.args[0], first), *others, **kwargs)
-        elif node.target in PRODUCTS:
-            args = tuple([self._views.get(arg, value) for arg, value in zip(node.args, args, strict=True)])
+        views = map_arg((node.args, node.kwargs), lambda arg: self._views.get(arg, self._values[arg]))
+        if node.target in UNCOPIED:  # which others read as a call has it
+            self._views[node] = UNCOPIED[node.target](*views[0], **views[1])
+        elif not self._views.keys().isdisjoint(node.all_input_nodes) and reads_views(
+            node.target, *views, node.meta.get("val")
+        ):
+            args, kwargs = views
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _drop(self) -> None:

@@ -33,8 +33,8 @@ class HooksLeft:
             if id(hooks) not in state.containers:
                 state.watch_late(hooks, path, {key: hook for key, hook in hooks.items() if not self._is_new(key)})
 
-    def __exit__(self, *_: object) -> None:
-        for _, _, hooks in self._found():
+    def __exit__(self, *raised: object) -> None:
+        for *_, hooks in self._found():
             for key in filter(self._is_new, list(hooks)):
                 del hooks[key]
 

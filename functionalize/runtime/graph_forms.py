@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.dispatch import direct_call
 from functionalize.runtime.decisions import Decision, with_assertions, with_checks
 from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
+from functionalize.runtime.view_reads import have_read_views
 
 aten = torch.ops.aten
 
@@ -46,24 +46,6 @@ _PLACES: dict[Any, int] = {
     aten.as_strided.default: 3,
     aten.as_strided_copy.default: 3,
     aten.as_strided_scatter.default: 4,
-}
-
-# Ops whose results have the same elements in the same strides, whatever strides their arguments have.
-PRODUCTS = frozenset(
-    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.dot.default}
-)
-# Copies of views, and what gives the same elements, in a view where it can.
-UNCOPIED: dict[Any, Any] = {
-    aten.t_copy.default: aten.t.default,
-    aten.transpose_copy.int: aten.transpose.int,
-    aten.permute_copy.default: aten.permute.default,
-    aten.expand_copy.default: aten.expand.default,
-    aten.unsqueeze_copy.default: aten.unsqueeze.default,
-    aten.squeeze_copy.dim: aten.squeeze.dim,
-    aten.squeeze_copy.dims: aten.squeeze.dims,
-    aten.select_copy.int: aten.select.int,
-    aten.slice_copy.Tensor: aten.slice.Tensor,
-    aten.view_copy.default: aten.reshape.default,
 }
 
 
@@ -142,39 +124,19 @@ def _write_in_place(graph: Graph, node: Node) -> None:
     graph.erase_node(node)
 
 
-def executable(
-    graph: Graph, root: torch.nn.Module, *, writes: bool = False, decisions: Sequence[Decision] = ()
-) -> GraphModule:
-    """The same graph as a call runs it: operators without torch's layer in Python, no copies that products need not.
+def executable(graph: Graph, root: torch.nn.Module, *, decisions: Sequence[Decision] = ()) -> GraphModule:
+    """The same graph as a call runs it: operators without torch's layer in Python, no copies where views do as well.
 
-    ``writes``: whether the graph does; a view would see that. ``decisions``: compared as soon as they are computed.
+    ``decisions``: compared as soon as they are computed.
     """
     new = Graph()
     new.output(new.graph_copy(graph, {}))
     with_checks(new, decisions)
-    if not writes:
-        _have_products_read_views(new)
+    have_read_views(new)
     for node in new.nodes:
         if isinstance(node.target, OpOverload):
             node.target = direct_call(node.target)
     return GraphModule(root, new, "Executed")
-
-
-def _have_products_read_views(graph: Graph) -> None:
-    """Have products of matrices read views, as they do in eager, where the graph has copies of these."""
-    views = dict[Node, Node]()
-    for node in list(graph.nodes):
-        if node.target in UNCOPIED:
-            with graph.inserting_after(node):
-                args, kwargs = map_arg((node.args, node.kwargs), lambda arg: views.get(arg, arg))
-                views[node] = graph.call_function(UNCOPIED[node.target], args, kwargs)
-                views[node].meta = node.meta
-        elif node.target in PRODUCTS:
-            node.args = map_arg(node.args, lambda arg: views.get(arg, arg))
-    for pair in reversed(views.items()):
-        for node in pair:
-            if not node.users:
-                graph.erase_node(node)
 
 
 def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:

@@ -306,7 +306,7 @@ class Specialization:
         """The graph as a function. It writes in the memory of inputs that are written back anyway, where it can."""
         root = self.recorded.root
         if self._in_place is not None:
-            return executable(self._in_place.graph, root, writes=True).forward
+            return executable(self._in_place.graph, root).forward
         return executable(self.recorded.graph, root, decisions=self.decisions).forward
 
     @functools.cached_property
