@@ -412,3 +412,30 @@ def test_memory_of_booleans_is_written_as_bytes_alone(dtype: torch.dtype) -> Non
         capture(lambda x: run(x, dtype), (mask,))
     capture(lambda x: run(x, torch.uint8), (bytes_of,))(bytes_of)
     assert bytes_of.tolist() == [True] + 7 * [False] and not mask.any()
+
+
+# What kernels compute otherwise where elements lie otherwise; each of a view.
+READ_IN_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a slice": lambda x: torch.nn.functional.silu(x[..., :13]),
+    "a transposed one": lambda x: x.transpose(1, 2).exp().sin(),
+    "a row of each": lambda x: torch.tanh(x[:, 3]),
+    "an expanded one": lambda x: (x[:, :1].expand(-1, 7, -1) * x[:, :7]).sigmoid(),
+    "sums along columns": lambda x: x.transpose(1, 2).sum(1),
+    "means": lambda x: x.permute(2, 0, 1).mean((1, 2)),
+    "a variance": lambda x: x[..., ::2].var(-1),
+    "a norm": lambda x: x.transpose(0, 2)[1:].norm(dim=0),
+    "one of its views that is kept": lambda x: torch.stack([x.transpose(1, 2).exp(), x.transpose(1, 2) + 1]),
+    "a contiguous copy": lambda x: x.transpose(1, 2).clone(memory_format=torch.contiguous_format).erf(),
+}
+
+
+@pytest.mark.parametrize("name", READ_IN_VIEWS)
+def test_bits_are_those_of_eager(name: str) -> None:
+    program = READ_IN_VIEWS[name]
+    torch.manual_seed(0)
+    x = torch.randn(5, 11, 29) * 3
+    captured = capture(program, (x,))
+    result, expected = captured(x), program(x)
+    assert torch.equal(result, expected)
+    assert result.stride() == expected.stride()
+    assert not any(getattr(node.target, "is_view", False) for node in captured.graph.nodes)

@@ -1,4 +1,4 @@
-"""State as libraries keep it: hooks put in at the first call, descriptors, dicts by tensors, names made of numbers."""
+"""What libraries do: hooks put in at the first call, descriptors, dicts by tensors, names and positions of numbers."""
 
 from __future__ import annotations
 
@@ -195,3 +195,28 @@ def test_names_made_of_whole_numbers() -> None:
     captured = capture(program, (torch.tensor([0.0, 2.0, 3.0]),))
     for values in ([0.0, 2.0, 3.0], [2.0, 0.0, 3.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.0]):
         assert torch.equal(captured(torch.tensor(values)), program(torch.tensor(values)))
+
+
+def test_positions_in_lists() -> None:
+    def program(x: Tensor, places: Tensor) -> Any:
+        rows, columns = zip(*places, strict=True)
+        x = x.clone()
+        x[rows, columns] = 0.0
+        return x, x[rows], x[:, list(columns)], x[(rows[0].item(), 2), columns[:2]]
+
+    x = torch.arange(12.0).reshape(3, 4)
+    captured = capture(program, (x, torch.tensor([[0, 1], [2, 3]])))
+    for places in ([[0, 1], [2, 3]], [[1, 1], [0, 2]]):
+        torch.testing.assert_close(captured(x, torch.tensor(places)), program(x, torch.tensor(places)), rtol=0, atol=0)
+
+
+def test_slices_from_the_end_as_long_as_the_data_tell() -> None:
+    def program(x: Tensor, mask: Tensor) -> Any:
+        found, count = x[mask], int(mask.sum())
+        return found[-found.shape[0] :], x[count - 3 :], x[-count:]
+
+    x = torch.arange(8.0).reshape(4, 2)
+    captured = capture(program, (x, torch.tensor([True, False, True, True])))
+    for bits in ([1, 0, 1, 1], [0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0]):
+        mask = torch.tensor(bits, dtype=torch.bool)
+        torch.testing.assert_close(captured(x, mask), program(x, mask), rtol=0, atol=0)

@@ -62,8 +62,10 @@ def is_laid_out_alike(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, 
 def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
     size = tuple(out.size())
     if op in _COPIES:
-        keeps = kwargs.get("memory_format") in (None, torch.preserve_format)
-        return _copied(size, tuple(args[0].stride())) if keeps else None
+        memory = kwargs.get("memory_format")
+        if memory in (None, torch.preserve_format):
+            return _copied(size, tuple(args[0].stride()))
+        return _contiguous(size) if memory is torch.contiguous_format else None
     if op in _BY_ROWS:
         return _contiguous(size)
     operands = [*_operands(op, args, out)]

@@ -76,7 +76,8 @@ def offset_of_part(tensor: torch.Tensor, dim: int = 0, start: Any = None, *_: An
     if not (is_symbol(start) and unbacked([start])):
         return None
     size = tensor.size(dim)
-    begin = torch.sym_max(torch.sym_min(torch.sym_ite(start < 0, start + size, start), size), 0)
+    negative = torch.sym_min(torch.sym_max(-start, 0), 1)  # 1 or 0: `sym_ite` takes no symbol beside what is known
+    begin = torch.sym_max(torch.sym_min(start + size * negative, size), 0)
     return tensor.storage_offset() + begin * tensor.stride(dim)
 
 

@@ -86,7 +86,7 @@ def cause(verdict: Verdict) -> str:
 
 
 def summary(verdicts: list[Verdict]) -> str:
-    """The table of verdicts; then what was not right, grouped by cause."""
+    """The table of verdicts; then what was not right, or right but for rounding, grouped by cause."""
     statuses = list(dict.fromkeys((*COUNTED, *(one.status for one in verdicts))))
     lines = ["", "| | " + " | ".join(statuses) + " |", "|---" * (len(statuses) + 1) + "|"]
     for family, mode in dict.fromkeys((one.family, one.mode) for one in verdicts):
@@ -95,7 +95,7 @@ def summary(verdicts: list[Verdict]) -> str:
     for status in statuses:
         groups: dict[str, list[str]] = {}
         for one in verdicts:
-            if one.status == status != RIGHT:
+            if one.status == status and (status != RIGHT or one.reason):
                 groups.setdefault(cause(one), []).append(f"{one.name}/{one.mode}")
         if groups:
             lines.append(f"\n{status}")

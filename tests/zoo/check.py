@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from functionalize import capture
 from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
@@ -74,6 +75,9 @@ def check(family: Family, name: str, mode: str, *, compare: bool = False, to: st
             else:
                 status = CRASH
                 status, reason = _exported_to(to, case, mode) if to else _judged(case, mode)
+                if status == WRONG and ": values: " in reason and not to:
+                    again, _ = _judged(case, mode, _nudged(case, mode))
+                    status, reason = (RIGHT, f"but for rounding: {reason}") if again == RIGHT else (status, reason)
                 export = _exported(case, mode) if compare else ""
     except OutOfTime:
         status = TIME if status != EAGER else EAGER
@@ -152,8 +156,8 @@ def difference_of_all(expected: list[Observation], actual: list[Observation]) ->
     return None
 
 
-def _judged(case: Case, mode: str) -> tuple[str, str]:
-    """Capture, call, compare; and run eager again afterwards."""
+def _judged(case: Case, mode: str, rounded: list[Observation] | None = None) -> tuple[str, str]:
+    """Capture, call, compare; and run eager again afterwards. ``rounded``: what may be between, see `_nudged`."""
     model = copy.deepcopy(case.model)
     stage = "capture"
     try:
@@ -167,15 +171,39 @@ def _judged(case: Case, mode: str) -> tuple[str, str]:
         stage = "call"
         for number, call in enumerate((*case.calls, case.calls[0]), 1):
             stage = f"call {number}"
-            found = difference(case.expected[number - 1], _call(program, model, call, mode))
+            allowed = rounded[number - 1] if rounded else None
+            found = difference(case.expected[number - 1], _call(program, model, call, mode), allowed)
             if found:
                 return WRONG, f"{stage}: {found}"
+        if rounded:
+            return RIGHT, ""
         stage = "eager afterwards"
         return _eager_afterwards(case, mode, model)
     except _REFUSALS as error:
         return REFUSED, f"{stage}: {type(error).__name__}: {one_line(error)}"
     except Exception as error:  # anything else is no answer to a user
         return CRASH, f"{stage}: {type(error).__name__}: {one_line(error)}"
+
+
+def _nudged(case: Case, mode: str) -> list[Observation]:
+    """What eager's calls return and leave where weights and inputs are other ones in their last bit.
+
+    Some models blow that up. Where views are copied, kernels add up in another order: so do the results differ then.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def nudge(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dtype not in (torch.float32, torch.float64):
+            return leaf
+        signs = torch.randint(-1, 2, leaf.shape, generator=generator)
+        return leaf * (1 + signs * torch.finfo(leaf.dtype).eps).to(leaf.dtype)
+
+    model, calls = copy.deepcopy(case.model), pytree.tree_map(nudge, copy.deepcopy(case.calls))
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.layout is torch.strided and tensor.is_floating_point():
+                tensor.copy_(nudge(tensor))
+    return _run(model, model, calls, mode)
 
 
 def _eager_afterwards(case: Case, mode: str, model: nn.Module) -> tuple[str, str]:

@@ -153,7 +153,10 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def indexed(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
         parts = tuple(map(_without_truths, index if type(index) is tuple else (index,)))
-        index = parts if type(index) is tuple else parts[0]
+        if type(index) is tuple:
+            index = parts = tuple([_as_one(part, tensor.device) for part in parts])
+        else:
+            index = parts[0]
         if not any(map(_told_by_data, parts)) or indices_stay_tensors():
             return call(tensor, index, *value)
         counts = [_dims_of(part) for part in parts]
@@ -167,6 +170,12 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(tensor, rest or ..., *value) if rest or value else tensor
 
     return indexed
+
+
+def _as_one(part: Any, device: torch.device) -> Any:
+    """Positions in a list that only the data tell, as a tensor of them."""
+    listed = isinstance(part, (list, tuple)) and _are_told_by_data(*_flat(part))
+    return _tensor_of(torch.tensor)(part, device=device) if listed else part
 
 
 def _without_truths(index: Any) -> Any:
