@@ -644,3 +644,26 @@ def test_tensors_that_are_made_of_lists_of_tensors(name: str) -> None:
 def test_what_has_torch_fill_memory_says_so() -> None:
     with pytest.raises(UnsupportedProgramError, match=r"fill memory(.|\n)*torch\.stack"):
         capture(lambda x: torch.FloatTensor([x.sum(), x.mean()]), (torch.ones(3),))
+
+
+def test_copies_of_tensors_are_in_their_memory() -> None:
+    def program(x: Tensor) -> Any:
+        twice = x * 2
+        same, parameter = copy.copy(twice), copy.copy(torch.nn.Parameter(x * 3))
+        same.add_(1)
+        copy.copy(x).mul_(5)
+        return twice, same, parameter, parameter.is_leaf, parameter.requires_grad
+
+    x, y = torch.ones(3), torch.ones(3)
+    torch.testing.assert_close(capture(program, (x,))(x), program(y), rtol=0, atol=0)
+    assert torch.equal(x, y)
+
+
+def test_a_copy_of_a_computed_tensor_is_a_leaf() -> None:
+    def program(x: Tensor) -> Tensor:
+        copied: Tensor = copy.copy(x * 2)
+        return copied.mul_(2)
+
+    for run in (program, lambda x: capture(program, (x,))(x)):
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            run(torch.ones(3, requires_grad=True))

@@ -50,12 +50,6 @@ _KNOWN = (
         f"use tensors (`x.view(torch.uint8)`), or {_OPERATOR}",
     ),
     _Known(
-        "'_InKernel' object",
-        "the program saves a tensor (torch.save, pickle)",
-        "what is written are the values, and there are none while a program is captured",
-        "save outside of what is captured; a copy inside is what clone() and copy.deepcopy() give",
-    ),
-    _Known(
         "size_bytes_is_heap_allocated_",
         "the program sets a tensor to a storage whose size the data tell",
         "fake tensors cannot say where it would lie",

@@ -42,7 +42,7 @@ from functionalize._torch import (
 from functionalize._torch.autograd import SET_GRAD_MODE
 from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.handlers.deep_copies import deep_copy
+from functionalize.transform.handlers.copies import deep_copy, reduced
 from functionalize.transform.handlers.eager_kernels import IN_EAGER, OPENED
 from functionalize.transform.handlers.numbers import SPELT_OUT as OF_NUMBERS
 from functionalize.transform.handlers.padded_encoders import OF_ENCODERS
@@ -76,7 +76,7 @@ _DETACHES: frozenset[Any] = frozenset(
     }
 )
 _NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE, _GRAD_FN}
-_DEEP_COPY: Any = torch.Tensor.__deepcopy__
+_COPIES: dict[Any, Any] = {torch.Tensor.__deepcopy__: deep_copy, torch.Tensor.__reduce_ex__: reduced}
 _RESHAPES: frozenset[Any] = frozenset(  # these copy unless the tensor lies in memory as they want it
     getattr(namespace, name)
     for name in ("contiguous", "flatten", "is_contiguous", "ravel", "reshape", "reshape_as")
@@ -85,7 +85,7 @@ _RESHAPES: frozenset[Any] = frozenset(  # these copy unless the tensor lies in m
 )
 SPELT_OUT = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
-_UNDISPATCHED = {_DEEP_COPY, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED | _RESHAPES
+_UNDISPATCHED = {*_COPIES, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED | _RESHAPES
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -153,8 +153,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):
             return self._context.set_data(*args)
-        if func is _DEEP_COPY and type(args[0]) in PLAIN_TYPES:
-            return deep_copy(*args)
+        if func in _COPIES and type(args[0]) in PLAIN_TYPES:
+            return _COPIES[func](*args)
         if func in _LOSE_OUT and kwargs.get("out") is not None:
             others = {name: value for name, value in kwargs.items() if name != "out"}
             result = func(*args, **others)

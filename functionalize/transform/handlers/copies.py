@@ -1,4 +1,4 @@
-"""``copy.deepcopy`` of tensors: torch copies the memory, which handles do not have.
+"""``copy.copy`` and ``copy.deepcopy`` of tensors: torch goes to the memory, which handles do not have.
 
 Invariant: tensors that share a storage are copied with it, once, as their copies share one. Limits: attributes that a
 program has given a tensor are not copied; a copy of a part is a view of the copied whole, as eager's is not.
@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import storage_key
+from functionalize._torch import FakeTensor, gradient_hooks, storage_key
+from functionalize.errors import UnsupportedProgramError
 
 _REFUSING: Any = torch.Tensor.__deepcopy__  # says why what is no leaf cannot be copied
 
+_REDUCING: Any = torch.Tensor.__reduce_ex__
 _KINDS = {"_is_param", "_is_buffer", "persistent"}  # what makes a tensor a parameter, or a buffer
 
 
@@ -50,3 +52,40 @@ def _copied(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         if whole:
             return storages[key]  # type: ignore[no-any-return]
     return tensor.new_empty(0).set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def reduced(tensor: torch.Tensor, protocol: Any) -> Any:
+    """What ``tensor.__reduce_ex__(protocol)`` gives ``copy.copy``, which makes a tensor of it in the same memory.
+
+    Raises:
+        UnsupportedProgramError: the tensor is sparse, or has hooks.
+    """
+    if not isinstance(tensor, FakeTensor):
+        return _REDUCING(tensor, protocol)
+    if tensor.layout is not torch.strided or any(gradient_hooks(tensor)):
+        raise _saved()
+    return _InTheSameMemory(tensor), ()
+
+
+class _InTheSameMemory:
+    """Makes a tensor that lies as another one does, and that autograd knows nothing of."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __call__(self) -> torch.Tensor:
+        tensor = self._tensor
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(tensor.data, tensor.requires_grad)
+        return tensor.data.requires_grad_(tensor.requires_grad)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _saved()
+
+
+def _saved() -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        "the program saves a tensor (torch.save, pickle)",
+        why="what is written are the values, and there are none while a program is captured",
+        hint="save outside of what is captured; a copy inside is what clone() and copy.deepcopy() give",
+    )
