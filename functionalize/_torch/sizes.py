@@ -68,6 +68,11 @@ def decide_ones(sizes: Sequence[Any]) -> None:
                 torch._check(size != 1)
 
 
+def pieces_of(tensor: torch.Tensor, dim: int = 0) -> list[tuple[torch.Tensor, int, int]]:
+    """What ``select`` takes to give what ``unbind`` does. How many there are is asked, where only the data tell."""
+    return [(tensor, dim, number) for number in range(int(tensor.size(dim)))]
+
+
 def offset_of_part(tensor: torch.Tensor, dim: int = 0, start: Any = None, *_: Any) -> Any:
     """The storage offset of a slice, or of a selected position, that only the data tell; None for a known one.
 

@@ -30,6 +30,7 @@ from functionalize._torch import (
     memory_write,
     mode_stack,
     on_handles,
+    pieces_of,
     point_proxy,
     pytree,
     record_effect,
@@ -182,6 +183,8 @@ class ValueExecutor:
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Sequence[Layout] | None]:
         """Run an op on the program's own tensors, seen by no tracer: results, and their layouts if cached."""
+        if func is aten.unbind.int and is_symbolic(args[0]):
+            return [self.on_handles(aten.select.int, where, {}) for where in pieces_of(*args, **kwargs)], None
         if self._recorder is not None:
             out, entry = self._recorder.propagate(func, args, kwargs)
             if entry is not None:
