@@ -54,7 +54,8 @@ def is_laid_out_alike(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, 
     if not isinstance(out, torch.Tensor) or not _by_elements(op):
         return False
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    if not all(map(_has_plain_strides, (*tensors, out))):
+    named = any(isinstance(arg, torch.Tensor) for arg in kwargs.values())
+    if named or not all(map(_has_plain_strides, (*tensors, out))):
         return False
     return _strides(op, args, kwargs, out) == tuple(out.stride())
 
