@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -220,3 +221,38 @@ def test_slices_from_the_end_as_long_as_the_data_tell() -> None:
     for bits in ([1, 0, 1, 1], [0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0]):
         mask = torch.tensor(bits, dtype=torch.bool)
         torch.testing.assert_close(captured(x, mask), program(x, mask), rtol=0, atol=0)
+
+
+class Referring:
+    """An object with a weak reference to a tensor of its own."""
+
+    def __init__(self, exchanges: bool) -> None:
+        self.exchanges, self.first, self.second = exchanges, torch.ones(2), torch.full((2,), 5.0)
+        self.reference: Any = weakref.ref(self.first)
+
+    def program(self, x: Tensor) -> Tensor:
+        held = self.reference()
+        result = x + self.first + self.second + (100 if held is None else held)
+        if self.exchanges:
+            self.first = self.first * 2
+            self.reference = weakref.ref(self.first)
+        return result
+
+
+@pytest.mark.parametrize("exchanges", [False, True])
+def test_weak_references_to_tensors_that_are_exchanged(exchanges: bool) -> None:
+    captured, eager = Referring(exchanges), Referring(exchanges)
+    program = capture(captured.program, (X,), on_guard_failure="recapture")
+
+    def refer_to_the_second(one: Referring) -> None:
+        one.reference = weakref.ref(one.second)
+
+    def refer_to_nothing(one: Referring) -> None:
+        one.reference = weakref.ref(torch.ones(1))
+
+    for change in (lambda one: None, refer_to_the_second, refer_to_nothing, refer_to_the_second):
+        for one in (captured, eager):
+            change(one)
+        for number in range(2):
+            assert torch.equal(program(X + number), eager.program(X + number))
+        assert (captured.reference() is captured.first) == (eager.reference() is eager.first)

@@ -24,7 +24,7 @@ from functionalize.runtime.containers import (
     unchanged,
     write,
 )
-from functionalize.runtime.entered import keys_of
+from functionalize.runtime.entered import key_behind, keys_of
 from functionalize.runtime.frozen_values import content_of, frozen, same
 from functionalize.runtime.objects import Maker, ObjectRef
 from functionalize.runtime.refused_objects import refuse_weak_keys
@@ -267,8 +267,8 @@ def _moved(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:
 
 
 def _is_input(item: Any) -> bool:
-    """Whether the graph takes what was there before, which may be anything."""
-    return isinstance(item, torch.Tensor) or _has_symbol(item)
+    """Whether the graph takes what was there before, which may be anything, or it refers to what the graph takes."""
+    return isinstance(key_behind(item), torch.Tensor) or _has_symbol(item)
 
 
 def _has_symbol(item: Any) -> bool:
