@@ -33,6 +33,20 @@ WORLDS: dict[str, tuple[list[str], list[str], dict[str, object]]] = {
         ["y = m00(y) + (0 if p00.grad is None else p00.grad)"],
         {"after": "backward"},
     ),
+    "the last bit of what has no backward": (
+        [
+            "m00 = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.BatchNorm1d(3))",
+            "p04 = nn.Parameter(torch.arange(3.0) + 1)",
+        ],
+        [
+            "y = m00(y)",
+            "y.register_hook(lambda g: g * 2)",
+            "y = y * 2",
+            "(y * p04).sum().backward()",
+            "p04.data.add_(1)",
+        ],
+        {},
+    ),
     "an argument is returned where there is no gradient to add": (
         ["p00 = nn.Parameter(torch.ones(3))"],
         ["y = y if p00.grad is None else y + p00.grad", "(y * p00).sum().backward()"],

@@ -253,7 +253,7 @@ class Specialization:
         if joint is None:
             return compute(self.metadata, self._function, inputs)
         if isinstance(joint, Exception):
-            return compute_undifferentiably(self.metadata, self.graph_module.forward, inputs, joint)
+            return compute_undifferentiably(self.metadata, self._pure, inputs, joint)
         if self._orders is None:
             with CAPTURING:  # cutting it uses the joint graph up: another thread waits for the halves
                 if self._orders is None:
@@ -308,6 +308,11 @@ class Specialization:
         if self._in_place is not None:
             return executable(self._in_place.graph, root).forward
         return executable(self.recorded.graph, root, decisions=self.decisions).forward
+
+    @functools.cached_property
+    def _pure(self) -> Callable[..., Any]:
+        """The graph as a function that writes nothing."""
+        return executable(self.recorded.graph, self.recorded.root).forward
 
     @functools.cached_property
     def _in_place(self) -> GraphModule | None:
