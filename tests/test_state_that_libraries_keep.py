@@ -83,6 +83,19 @@ def test_a_refused_program_leaves_no_hooks() -> None:
     assert not layer._forward_hooks
 
 
+def test_hooks_that_are_left_on_an_argument_are_refused() -> None:
+    layer = nn.Linear(2, 2)
+
+    def program(x: Tensor, module: nn.Module) -> Tensor:
+        module.register_forward_hook(lambda m, i, o: o * 2)
+        result: Tensor = module(x)
+        return result
+
+    with pytest.raises(UnsupportedProgramError, match="and leaves it there"):
+        capture(program, (X, layer))
+    assert not layer._forward_hooks
+
+
 class Described:
     """A class whose methods are descriptors of the standard library."""
 

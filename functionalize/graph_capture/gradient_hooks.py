@@ -93,7 +93,7 @@ def check_hooks(inputs: Sequence[TracedInput], asked: frozenset[str]) -> None:
             continue
         label, shared = entry.target or entry.name, set(map(id, _shared(entry)))
         if any(id(hooks) not in shared for hooks in gradient_hooks(entry.fake)):
-            raise _left(f"on the gradient of `{label}`")
+            raise hook_left(f"on the gradient of `{label}`")
         if HOOKS in asked and is_leaf(entry.value) and has_node_hooks(entry.value):
             raise UnsupportedProgramError(
                 f"the program computes gradients, and autograd's function that adds up those of `{label}` has hooks",
@@ -124,7 +124,7 @@ def _refuse_nodes(hook: Callable[..., Any], label: str) -> None:
             )
 
 
-def _left(where: str) -> UnsupportedProgramError:
+def hook_left(where: str) -> UnsupportedProgramError:
     """The error for a hook that the program leaves."""
     return UnsupportedProgramError(
         f"the program registers a hook {where}, and leaves it there",

@@ -14,6 +14,7 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import hooks_of_all
+from functionalize.graph_capture.gradient_hooks import hook_left
 from functionalize.runtime.state_walk import StateWalk, is_module, joined
 
 
@@ -28,9 +29,15 @@ class HooksLeft:
         return self
 
     def note(self) -> None:
-        """Have those that are there now be among what the program changes."""
+        """Have those that are there now be among what the program changes.
+
+        Raises:
+            UnsupportedProgramError: an argument had none there, and a call does not look into its empty dicts.
+        """
         for state, path, hooks in self._found():
             if id(hooks) not in state.containers:
+                if state is not self._states[0]:
+                    raise hook_left(f"in `{path}`, of an argument")
                 state.watch_late(hooks, path, {key: hook for key, hook in hooks.items() if not self._is_new(key)})
 
     def __exit__(self, *raised: object) -> None:
