@@ -52,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shard", default="1/1", help="I/N: only every N-th model, from the I-th on, counted from 1")
     parser.add_argument("--ci", action="store_true", help="a fixed small part")
     parser.add_argument("--compare", action="store_true", help="ask torch.export as well")
-    parser.add_argument("--to", choices=["module", "onnx"], default="", help="export them, and run what was exported")
+    routes = ["module", "onnx"]
+    parser.add_argument("--to", choices=routes, action="append", default=[], help="export them, and run what came out")
     parser.add_argument("--json", type=Path, help="write the verdicts to this file, as they come")
     parser.add_argument("--timeout", type=int, default=60, help="seconds for each model in each mode")
     parser.add_argument("--processes", type=int, default=1, help="worker processes; 0: this one")
@@ -75,7 +76,7 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         found = [one for one in found if one in CI]
     found = found[int(match[1]) - 1 :: int(match[2])]
     modes = [options.mode] if options.mode else MODES
-    how = options.timeout, options.compare, options.to
+    how = options.timeout, options.compare, tuple(options.to)
     return [Job(family, name, mode, *how) for mode in modes for family, name in found]
 
 

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -61,8 +62,8 @@ class Case:
     reference: nn.Module  # as eager's calls left it
 
 
-def check(family: Family, name: str, mode: str, *, compare: bool = False, to: str = "") -> Verdict:
-    """The verdict on one model; ``to``: as what is exported of it."""
+def check(family: Family, name: str, mode: str, *, compare: bool = False, to: Sequence[str] = ()) -> Verdict:
+    """The verdict on one model; ``to``: as what is exported of it, by these routes."""
     begin = time.monotonic()
     status, reason, export = EAGER, "", ""
     try:
@@ -213,10 +214,10 @@ def _eager_afterwards(case: Case, mode: str, model: nn.Module) -> tuple[str, str
     return (WRONG, f"eager afterwards: {found}") if found else (RIGHT, "")
 
 
-def _exported_to(route: str, case: Case, mode: str) -> tuple[str, str]:
+def _exported_to(routes: Sequence[str], case: Case, mode: str) -> tuple[str, str]:
     from tests.zoo.exported import judged
 
-    return judged(case, mode, route)
+    return judged(case, mode, routes)
 
 
 def _exported(case: Case, mode: str) -> str:

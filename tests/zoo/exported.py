@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from functionalize import UnsupportedExportError, capture
 from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
 from tests.zoo.check import CRASH, REFUSED, RIGHT, WRONG, Case, one_line, seed
 from tests.zoo.observe import leaves
+from tests.zoo.specimen import Call
 
 _REFUSALS = (UnsupportedProgramError, DataDependentError, InputMismatchError)
 Route = tuple[Callable[..., Any], Callable[[], Mapping[str, Tensor]]]
@@ -47,41 +48,46 @@ def _onnx(program: Any, folder: Path) -> Route:
 ROUTES: dict[str, Callable[[Any, Path], Route]] = {"module": _module, "onnx": _onnx}
 
 
-def judged(case: Case, mode: str, route: str) -> tuple[str, str]:
-    """Capture, export, call twice, compare results and state."""
+def judged(case: Case, mode: str, routes: Sequence[str]) -> tuple[str, str]:
+    """Capture; by each route export, call twice, compare results and state. The first that is not right tells."""
     stage = "capture"
     try:
-        model, reference = copy.deepcopy(case.model), copy.deepcopy(case.model)
+        model = copy.deepcopy(case.model)
         args, kwargs = copy.deepcopy(case.calls[0])
         with torch.set_grad_enabled(mode == "train"), tempfile.TemporaryDirectory() as folder:
             seed(7)
             program = capture(model, args, kwargs)
-            stage = "export"
-            run, state = ROUTES[route](program, Path(folder))
-            drawn = route == "onnx" and any(
-                torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-                for node in program.graph_module.graph.nodes
-            )
-            for number, call in enumerate(case.calls, 1):
-                stage = f"call {number}"
-                args, kwargs = copy.deepcopy(call)
-                seed(7)
-                expected = [*_tensors(reference(*args, **kwargs))]
-                args, kwargs = copy.deepcopy(call)
-                seed(7)
-                missing = _missing(expected, [*_tensors(run(*args, **kwargs))], values=not drawn)
-                missing = missing or _other_state(dict(reference.named_buffers()), state(), values=not drawn)
-                if missing:
-                    return WRONG, f"{stage}: {missing}"
+            for route in routes:
+                stage = f"{route}: export"
+                run, state = ROUTES[route](program, Path(folder))
+                values = route != "onnx" or not _draws(program)
+                reference = copy.deepcopy(case.model)
+                for number, call in enumerate(case.calls, 1):
+                    stage = f"{route}: call {number}"
+                    missing = _missing(_results(reference, call), _results(run, call), values=values)
+                    missing = missing or _other_state(dict(reference.named_buffers()), state(), values=values)
+                    if missing:
+                        return WRONG, f"{stage}: {missing}"
     except UnsupportedExportError as error:
         cause = error.causes[0].splitlines()
         return REFUSED, f"{stage}: {' '.join(cause[:1] + [line for line in cause if 'why ' in line])[:200]}"
     except _REFUSALS as error:
         return REFUSED, f"{stage}: {type(error).__name__}: {one_line(error)}"
     except Exception as error:  # an assertion of an exported program's is a RuntimeError
-        decided = stage.startswith("call") and " -> " in str(error)
+        decided = ": call" in stage and " -> " in str(error)
         return (REFUSED if decided else CRASH), f"{stage}: {type(error).__name__}: {one_line(error)}"
     return RIGHT, ""
+
+
+def _draws(program: Any) -> bool:
+    seeded = torch.Tag.nondeterministic_seeded
+    return any(seeded in getattr(node.target, "tags", ()) for node in program.graph_module.graph.nodes)
+
+
+def _results(function: Callable[..., Any], call: Call) -> list[Tensor]:
+    args, kwargs = copy.deepcopy(call)
+    seed(7)
+    return [*_tensors(function(*args, **kwargs))]
 
 
 def _tensors(results: Any) -> Iterator[Tensor]:

@@ -33,7 +33,7 @@ class Job:
     mode: str
     seconds: int
     compare: bool = False
-    to: str = ""
+    to: tuple[str, ...] = ()
 
 
 def run_job(job: Job) -> Verdict:
