@@ -135,7 +135,9 @@ class EffectReader:
             self._left[place_in(*where, one.steps)] = other.get()
             self._pair_tensors(one.get(), other.get(), other.path)
         for one, other in zip(old.constants, new.constants, strict=True):
-            self._pair_constants(one, other.get(), (container, key) if one.container is holder else None)
+            steps = (one.key, *one.steps) if one.container is before else one.steps
+            found = (container, key) if one.container is holder or one.container is before else (one.container, one.key)
+            self._pair_constants(one, other.get(), (*found, steps))
 
     def _pair_tensors(self, before: torch.Tensor, after: torch.Tensor, path: str) -> None:
         number = self._numbers.get(id(before))
@@ -159,11 +161,12 @@ class EffectReader:
             return
         self.rebindings.append(Rebinding(number, value))
 
-    def _pair_constants(self, before: Slot, after: Any, place: tuple[Any, Any] | None) -> None:
+    def _pair_constants(self, before: Slot, after: Any, place: tuple[Any, Any, tuple[int, ...]]) -> None:
+        """``place``: as slots of numbers have places, which know the numbers of a list by the list's."""
         if isinstance(after, GraphValue):
-            container, key = place or (before.container, before.key)
+            container, key, steps = place
             for number, slot in self._slots:
-                if slot.container is container and slot.key == key and slot.steps == before.steps:
+                if slot.container is container and slot.key == key and slot.steps == steps:
                     self.rebindings.append(Rebinding(number, after))
                     return
         elif same(frozen(after, {}), frozen(before.get(), {})):

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import pytree
+from functionalize._torch.exporting import on_numbers
 from functionalize._torch.sizes import unbacked
 from functionalize.backends.export.emitter import Emitter
 from functionalize.graph_capture.symbolic_math import rest
@@ -263,8 +264,10 @@ class Numbers:
             return isinstance(look, torch.SymFloat)
         if node.target in _QUESTIONS:
             return True
-        if self._floats and isinstance(look, torch.SymFloat) and node.target in _FLOATS:
-            return unbacked([look]) or not _makes_sizes(node)
+        if isinstance(look, torch.SymFloat) and node.target in _FLOATS:
+            told = unbacked([look])
+            if self._floats or told or not on_numbers(node.target):
+                return (self._floats and told) or not _makes_sizes(node)
         return any(known.get(arg) in self.tensors for arg in node.all_input_nodes)
 
     def copy(self, node: Node, known: dict[Node, Any]) -> Any:
@@ -301,7 +304,8 @@ class Numbers:
     def _tensor(self, value: Any) -> Any:
         if isinstance(value, Node) and value in self.tensors:
             return value
-        dtype = torch.bool if isinstance(value, bool) else torch.float64
+        look = value.meta.get("val") if isinstance(value, Node) else value
+        dtype = torch.bool if isinstance(look, (bool, torch.SymBool)) else torch.float64
         return self._emitter.call(aten.scalar_tensor.default, value, dtype=dtype)
 
     def _as_numbers(self, node: Node, known: dict[Node, Any]) -> Any:
