@@ -50,6 +50,7 @@ class DecidingShapeEnv(ShapeEnv):
     on_data_symbol: Callable[[], None] | None = None  # is told that there is about to be a number that the data tell
     _asked: Any = None  # the number whose value is asked for
     _learnt: int = 0  # how many answers
+    _chooses: Callable[[Any], bool] | None = None  # answers for what only the data tell, and nothing is learnt
     _later: list[Any] | None = None  # gets the numbers that are to be guards later, and not at once
 
     @property
@@ -79,6 +80,9 @@ class DecidingShapeEnv(ShapeEnv):
         if self._later is not None and sym_node.pytype is int and sym_node.hint is not None:
             self._later.append(torch.SymInt(sym_node))
             return sym_node.hint
+        if self._chooses is not None and self._of_data(sym_node.expr):
+            known = self._maybe_evaluate_static(sym_node.expr)
+            return self._chooses(sym_node) if known is None else known
         self._asked = sym_node
         try:
             return super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
@@ -94,12 +98,23 @@ class DecidingShapeEnv(ShapeEnv):
         finally:
             self._later = before
 
+    @contextlib.contextmanager
+    def choosing(self, choose: Callable[[Any], bool]) -> Iterator[None]:
+        """While somebody answers as he likes, of a number that is asked for: what he says holds for nothing else."""
+        before, self._chooses = self._chooses, choose
+        try:
+            yield
+        finally:
+            self._chooses = before
+
+    def _of_data(self, expression: Any) -> bool:
+        symbols = getattr(expression, "free_symbols", ())
+        return any(symbol not in self.backed_var_to_val for symbol in symbols)
+
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """The value of an expression, which the trace takes for granted."""
         asked, self._asked = self._asked, None
-        symbols = getattr(orig_expr, "free_symbols", ())
-        of_data = any(symbol not in self.backed_var_to_val for symbol in symbols)
-        known = self._maybe_evaluate_static(orig_expr) if self._learnt or of_data else None
+        known = self._maybe_evaluate_static(orig_expr) if self._learnt or self._of_data(orig_expr) else None
         if known is not None:
             return known  # torch remembers what it fell back to before an answer, or a check, told
         try:

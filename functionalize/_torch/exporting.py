@@ -98,8 +98,10 @@ class ExportFakes:
 
     def _symbol(self, value: Any) -> Any:
         node = value.node
-        hint = node.hint if node.has_hint() else None
-        return type(value)(SymNode(node.expr.xreplace(self._renamed), self.environment, node.pytype, hint))
+        hint, expression = node.hint if node.has_hint() else None, node.expr.xreplace(self._renamed)
+        if not expression.free_symbols and node.expr.free_symbols:  # of numbers that are known by now
+            return node.pytype(expression)
+        return type(value)(SymNode(expression, self.environment, node.pytype, hint))
 
     def empty(self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: Any) -> torch.Tensor:
         """A fake tensor."""
@@ -115,6 +117,11 @@ class ExportFakes:
             made = self.environment.create_unbacked_symint() if whole else self.environment.create_unbacked_symfloat()
         self._renamed[look.node.expr] = made.node.expr  # in what comes later
         return made, {made.node.expr: ()}
+
+    def is_known(self, look: Any, number: float) -> None:
+        """Say what a number is that looked like this."""
+        if isinstance(look, SYMBOLS) and look.node.expr.is_symbol:
+            self._renamed[look.node.expr] = look.node.expr * 0 + number  # sympy's number
 
     def settled_bindings(self, node: Node) -> Mapping[Any, Any]:
         """The symbols that a node introduces, and where in its value they are.

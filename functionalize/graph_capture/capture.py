@@ -100,7 +100,9 @@ def capture(
     numbers = ChangingNumbers()
 
     def recapture(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None, **how: Any) -> Capture:
-        numbers.follows_steps |= how.get("follows_steps", False)
+        numbers.merges_steps = how.get("merges_steps", False)
+        numbers.follows_steps |= numbers.merges_steps
+        numbers.expect(how.get("changing", ()))
         by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
         with CAPTURING, exporting:

@@ -35,6 +35,7 @@ from functionalize.graph_capture.hooks_left import HooksLeft
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
 from functionalize.graph_capture.iterators import iterators_kept
 from functionalize.graph_capture.leaks import Traced, take_back
+from functionalize.graph_capture.merged_steps import MergedSteps
 from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.object_graph import ObjectGraph
 from functionalize.graph_capture.provenance import Provenance
@@ -251,11 +252,18 @@ class CaptureSession(RecordingSession):
             self._numbers.place()
             self._inputs.state.begin()
         try:
-            with self._steps.noted(), code_put_back(self._inputs.settings), iterators_kept(*self.states):
+            kept = self._steps.noted(), code_put_back(self._inputs.settings), iterators_kept(*self.states)
+            with kept[0], self._merged_steps(), kept[1], kept[2]:
                 return self._func(*self._inputs.args, **self._inputs.kwargs)
         finally:
             if looked_up:
                 have_plain_keys(container for state in self.states for container, _ in state.containers.values())
+
+    def _merged_steps(self) -> contextlib.AbstractContextManager[None]:
+        environment: Any = self.fake_mode.shape_env
+        if not self._inputs.merges_steps or not hasattr(environment, "choosing"):
+            return contextlib.nullcontext()
+        return MergedSteps(self._inputs.state, environment, self.recorder.tracer).merged()
 
     def _check_stand_ins(self, found: Recorded) -> None:
         """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""

@@ -51,6 +51,7 @@ class ChangingNumbers:
         self._expects = True
         self.tied: list[tuple[Setting, Setting]] = []  # further places of lists of the last capture, and the first
         self.follows_steps = False  # whether schedules are stepped in the graph, and not by calls
+        self.merges_steps = False  # and then all ways at once
         self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
 
     def give_up(self) -> bool:
@@ -62,6 +63,10 @@ class ChangingNumbers:
         given = self._changing - self._constant
         self._constant |= given
         return bool(given)
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Have numbers be inputs that have not changed yet."""
+        self._changing |= set(map(_kind, paths))
 
     def found(self, state: StateWalk, settings: Settings, codes: Set[types.CodeType]) -> list[NumberSlot]:
         """The inputs among the numbers that a program may decide by; these are no settings any more.
@@ -108,6 +113,8 @@ class ChangingNumbers:
         """Those but for further places of lists, which are tied to the first."""
         first = dict[int, Setting]()
         self.tied = []
+        if self.merges_steps:  # what is exported has numbers alone: two places may hold one list at times
+            return list(taken)
         for one in taken:
             before = first.setdefault(id(one.value), one) if type(one.value) is list else one
             if before is not one:

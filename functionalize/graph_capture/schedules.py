@@ -26,7 +26,7 @@ from functionalize.runtime.side_effects import ScheduleStep
 from functionalize.runtime.state_walk import StateWalk
 
 _CLASSES = [value for value in vars(schedulers).values() if inspect.isclass(value)]
-_KINDS: frozenset[Any] = frozenset(kind for kind in _CLASSES if issubclass(kind, schedulers.LRScheduler))
+KINDS: frozenset[Any] = frozenset(kind for kind in _CLASSES if issubclass(kind, schedulers.LRScheduler))
 _NUMBERS = (bool, int, float, *SYMBOLS)
 _PLAIN = frozenset({*_NUMBERS, str, type(None)})
 
@@ -40,7 +40,7 @@ class Schedules:
 
     def __init__(self, state: StateWalk) -> None:
         self._state = state
-        touched = [(one, self._touched(one)) for one in state.seen if type(one) in _KINDS]
+        touched = [(one, self._touched(one)) for one in state.seen if type(one) in KINDS]
         self.touched: dict[int, list[Any]] = {id(one): found for one, found in touched if found is not None}
         self.attributes: list[dict[str, Any]] = [vars(one) for one, found in touched if found is not None]
         inner = [value for own in self.attributes for value in own.values() if _is_plain(value)]
@@ -66,7 +66,7 @@ class Schedules:
                 if any(isinstance(value, torch.Tensor) for group in groups for value in group.values()):
                     return None
                 found += [groups, *groups]
-            elif type(one) in _KINDS:
+            elif type(one) in KINDS:
                 found.append(vars(one))
                 todo += vars(one).values()
             elif type(one) in (list, tuple):
@@ -106,7 +106,7 @@ class ScheduleSteps:
         if not self._schedules.attributes:
             yield
             return
-        before = {kind: vars(kind)["step"] for kind in _KINDS if "step" in vars(kind)}
+        before = {kind: vars(kind)["step"] for kind in KINDS if "step" in vars(kind)}
         for kind, step in before.items():
             kind.step = self._noting(step)
         try:

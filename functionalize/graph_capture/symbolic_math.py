@@ -12,7 +12,7 @@ import contextlib
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -39,23 +39,32 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
         setattr(math, name, _symbolic(function, tracer))
     for function in _CHOOSING:
         setattr(builtins, function.__name__, _choosing(function, tracer))
-    taking = [vars(sys.modules[name]) for name in _TAKING_FLOATS if name in sys.modules]
-    for variables in taking:
-        variables["float"] = _Float
+    taking = floats_of_symbols(vars(sys.modules[name]) for name in _TAKING_FLOATS if name in sys.modules)
     kind: Any = schedulers.MultiStepLR  # of a class nobody is to replace a method
     looking_up = kind.get_lr
     kind.get_lr = lambda scheduler: _at_milestones(scheduler) or looking_up(scheduler)
     try:
-        with _methods_of_symbols(tracer), truths_as_numbers(tracer):
+        with taking, _methods_of_symbols(tracer), truths_as_numbers(tracer):
             yield
     finally:
         kind.get_lr = looking_up
-        for variables in taking:
-            variables.pop("float", None)
         for function in _CHOOSING:
             setattr(builtins, function.__name__, function)
         for name, function in before.items():
             setattr(math, name, function)
+
+
+@contextlib.contextmanager
+def floats_of_symbols(modules: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Have ``float`` give symbols in some modules; by their variables."""
+    taking = [variables for variables in modules if "float" not in variables]
+    for variables in taking:
+        variables["float"] = _Float
+    try:
+        yield
+    finally:
+        for variables in taking:
+            variables.pop("float", None)
 
 
 @contextlib.contextmanager
@@ -141,9 +150,15 @@ def _raised(method: Any, tracer: Any) -> Any:
     return called
 
 
+def _itself(method: Any, tracer: Any) -> Any:
+    """A whole number, made whole: a graph would give it to a function of floats."""
+    return lambda number: number
+
+
 _METHODS: dict[tuple[Any, str], Callable[[Any, Any], Any]] = {
     (torch.SymFloat, "is_integer"): _whole,
     (torch.SymFloat, "__pow__"): _raised,
+    **{(torch.SymInt, name): _itself for name in ("__floor__", "__ceil__", "__trunc__") if name in vars(torch.SymInt)},
     **{(kind, name): _divided for kind in (torch.SymInt, torch.SymFloat) for name in ("__floordiv__", "__rfloordiv__")},
 }
 

@@ -24,7 +24,7 @@ from functionalize.runtime.frozen_values import frozen, same
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.side_effects import SideEffect, Walked
-from functionalize.runtime.slots import NumberSlot, Slot
+from functionalize.runtime.slots import NumberSlot, Slot, is_number
 from functionalize.runtime.state_walk import StateWalk, joined
 from functionalize.runtime.undoing import to_the_end
 
@@ -94,6 +94,7 @@ class EffectReader:
         self._slots = [(n, e.slot) for n, e in enumerate(self._metadata.inputs) if isinstance(e.slot, NumberSlot)]
         self._left: dict[Place, torch.Tensor] = {}  # what a call leaves at a place
         self.rebindings: list[Rebinding] = []
+        self.constants: list[str] = []  # numbers that are none of the graph's inputs, and change
         self.causes: list[str] = []
         for effect in self._metadata.side_effects:
             self._read(effect)
@@ -169,6 +170,8 @@ class EffectReader:
                 if slot.container is container and slot.key == key and slot.steps == steps:
                     self.rebindings.append(Rebinding(number, after))
                     return
+            if is_number(before.get()):
+                self.constants.append(before.path)
         elif same(frozen(after, {}), frozen(before.get(), {})):
             return
         self._refuse(before.path, "a Python value that the program changes")

@@ -6,9 +6,10 @@ but the number. Limits: operators that have a meta kernel.
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +78,17 @@ class Emitter:
         """What is written from now on comes from where another node does."""
         given = {} if node is None else node.meta
         self._origin = {key: given[key] for key in ("stack_trace", "nn_module_stack") if key in given}
+
+    @contextlib.contextmanager
+    def behind(self, node: Node) -> Iterator[None]:
+        """While nodes are written behind one that is there, and come from where it does."""
+        following = node.next
+        while following.op == "placeholder":
+            following = following.next
+        self.at(node)
+        with self.graph.inserting_before(following):
+            yield
+        self.at(None)
 
     def written(self, base: Node, path: Sequence[OpCall], value: Node) -> Node:
         """A tensor of which a part, that a path of views leads to, is another one."""

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from functionalize._torch import SYMBOLS, pytree
 from functionalize.aliasing.strided_layout import tensor_at
@@ -117,10 +118,10 @@ def _elements(where: Sequence[Any]) -> int:
 
 def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
     """A program with the steps of its schedulers as a part of its graph: what is exported has no schedulers."""
-    if not program.current.metadata.steps:
+    if not any(isinstance(one, LRScheduler) for one in program.current.capture.state.seen):
         return program
     call = ExampleCall(program.current)
-    return program.captured_again(call.args, call.kwargs, follows_steps=True)
+    return program.captured_again(call.args, call.kwargs, merges_steps=True)
 
 
 def with_arguments_apart(program: CapturedProgram, known: Specialization) -> CapturedProgram:

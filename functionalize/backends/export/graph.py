@@ -29,7 +29,7 @@ from functionalize.backends.export.views import views_of
 from functionalize.backends.new_values import unlike_memory
 from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
-from functionalize.runtime.decisions import same_answer
+from functionalize.runtime.decisions import Decision, same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
 from functionalize.tracing.metas import METAS
 
@@ -107,6 +107,7 @@ class ExportGraph:
     def _copy(self, node: Node, known: dict[Node, Any]) -> Any:
         read = known.get(node.args[0]) if node.target is aten._local_scalar_dense.default else None  # type: ignore[arg-type]
         if isinstance(read, torch.Tensor):  # a number that is a constant here
+            self.fakes.is_known(node.meta.get("val"), read.item())
             return read.item()
         return (self.numbers if self.numbers.takes(node, known) else self.emitter).copy(node, known)
 
@@ -260,10 +261,6 @@ class ExportGraph:
                         decision.location,
                     )
                 continue
-            self.emitter.at(value)
-            if value in self.numbers.tensors:
-                self.numbers.assert_equal(value, decision.answer, str(decision))
-                continue
             if "val" not in value.meta:
                 self._refuse(
                     f"the program decides by a {type(decision.answer).__name__} number",
@@ -272,8 +269,15 @@ class ExportGraph:
                     decision.location,
                 )
                 continue
-            agrees = self._agrees(value, decision.answer)
-            self.emitter.graph.call_function(aten._assert_scalar.default, (agrees, str(decision))).meta["val"] = None
+            with self.emitter.behind(value):  # before what fails where it does not hold
+                self._assert(value, decision)
+
+    def _assert(self, value: Node, decision: Decision) -> None:
+        if value in self.numbers.tensors:
+            self.numbers.assert_equal(value, decision.answer, str(decision))
+            return
+        agrees = self._agrees(value, decision.answer)
+        self.emitter.graph.call_function(aten._assert_scalar.default, (agrees, str(decision))).meta["val"] = None
 
     def _agrees(self, value: Node, answer: Any) -> Node:
         """Whether an answer is the one of the capture; no symbol is compared with True."""

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
-from functionalize._torch import pytree
+from functionalize._torch import SYMBOLS, pytree
 from functionalize._torch.exporting import on_numbers
 from functionalize._torch.sizes import unbacked
 from functionalize.backends.export.emitter import Emitter
@@ -244,10 +245,19 @@ def _dtype(node: Any) -> torch.dtype:
     return found
 
 
-def _makes_sizes(number: Node) -> bool:
-    """Whether whole numbers are made of a number, or of one that Python computes from it."""
-    users = [user for user in number.users if user.target in _FLOATS or isinstance(user.meta.get("val"), torch.SymInt)]
-    return any(isinstance(user.meta.get("val"), torch.SymInt) or _makes_sizes(user) for user in users)
+def _makes_sizes(number: Node, whole: bool = False) -> bool:
+    """Whether an operator takes whole numbers that Python makes of a number, or of one that it computes from it.
+
+    ``whole``: whether the number is one.
+    """
+    for user in number.users:
+        look = user.meta.get("val")
+        if isinstance(user.target, OpOverload):
+            if whole and user.target is not aten.scalar_tensor.default:
+                return True
+        elif isinstance(look, SYMBOLS) and _makes_sizes(user, whole or isinstance(look, torch.SymInt)):
+            return True
+    return False
 
 
 class Numbers:

@@ -71,8 +71,12 @@ def _exportable(program: CapturedProgram, call: ExampleCall, effects: EffectRead
     simulated = contextlib.nullcontext(dict[int, int]()) if moved else _after_first(call)
     with CAPTURING, simulated as made:
         later = ExampleCall(program.captured_like(call.args, call.kwargs))
-        later_inputs = later.inputs
         found = EffectReader(later)
+        if found.constants:  # which do not change in each call
+            again = program.captured_again(call.args, call.kwargs, changing=found.constants)
+            later = ExampleCall(again.current)
+            found = EffectReader(later)
+        later_inputs = later.inputs
         results = None if found.causes else returned(later)
     if not moved:
         later_inputs = _as_before(later, later_inputs)
