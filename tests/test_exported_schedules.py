@@ -161,3 +161,25 @@ def test_a_function_of_a_schedule_may_count() -> None:
         module(torch.ones(4, 3)), reference(torch.ones(4, 3))
     (counted,) = (value for name, value in module.named_buffers() if name.endswith("late"))
     assert count == {"late": int(counted)} == {"late": 6}  # three epochs for each of two groups
+
+
+def test_a_function_of_a_schedule_may_write_to_a_tensor() -> None:
+    """It is followed then, and writes once."""
+
+    def counting() -> tuple[Tensor, Step]:
+        count = torch.zeros(())
+
+        def factor(epoch: int) -> float:
+            count.add_(1)
+            return 0.5 if epoch > 30 else 1.0
+
+        return count, made(lambda one: schedulers.LambdaLR(one, factor), torch.optim.SGD)[1]
+
+    (count, step), (expected, reference) = counting(), counting()
+    program = capture(step, (torch.randn(4, 3),))
+    program(torch.ones(4, 3)), reference(torch.ones(4, 3))
+    module: Any = program.to_exported_program().module()
+    for _ in range(3):
+        module(torch.ones(4, 3)), reference(torch.ones(4, 3))
+    (counted,) = (value for value in module.buffers() if value.shape == () and value == expected)
+    assert expected == 10 and count == 4

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.fx import Node
 from torch.optim.lr_scheduler import LRScheduler
 
+from functionalize._torch.dispatch import TorchDispatchMode
 from functionalize._torch.traced_symbols import chosen_number
 from functionalize.graph_capture.schedules import KINDS
 from functionalize.graph_capture.symbolic_math import floats_of_symbols
@@ -39,8 +37,17 @@ class _NoWayOn(BaseException):
     """A way on which Python must know a number: no error of the program's, which it could catch."""
 
 
-class _NotMergedError(Exception):
-    """A step may leave other things than other numbers."""
+class _NotMerged(BaseException):
+    """A step computes with tensors, or may leave other things than other numbers."""
+
+
+class _NumbersAlone(TorchDispatchMode):
+    """Lets nobody compute with tensors, which may be a write, other than to read a number off one."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            raise _NotMerged
+        return func(*args, **(kwargs or {}))
 
 
 class MergedSteps:
@@ -103,7 +110,7 @@ class _Ways:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of ways that are not gone
                 left = self._explored(())
-        except _NotMergedError:
+        except _NotMerged:
             left = None
         if left is None or not all(map(self._is_not_gone, self._closed)):
             return False
@@ -116,7 +123,7 @@ class _Ways:
         """What the containers hold after the ways that begin like one; None if all of these raise."""
         self._count += 1
         if self._count > _MANY:
-            raise _NotMergedError
+            raise _NotMerged
         asked: _Asked = []
         left = self._left_by(way, asked)
         for at in reversed(range(len(way), len(asked))):
@@ -140,17 +147,11 @@ class _Ways:
                 asked.append((torch.SymBool(number), known))
             return known
 
-        nodes = self._tracer.graph.nodes
-        last = next(reversed(nodes))
         try:
-            with self._environment.choosing(answer):
+            with self._environment.choosing(answer), _NumbersAlone():
                 self._step()
-            if any(map(_is_operation, itertools.takewhile(lambda node: node is not last, reversed(nodes)))):
-                raise _NotMergedError  # perhaps one that writes
             return [copy_of(one) for one in self._containers]
-        except (Exception, _NoWayOn) as error:
-            if isinstance(error, _NotMergedError):
-                raise
+        except (Exception, _NoWayOn):
             self._closed.append(asked)
             return None
         finally:
@@ -179,9 +180,4 @@ class _Ways:
             return one
         if kind in _NUMBERS and type(other) in _NUMBERS:
             return chosen_number(self._tracer, condition, one, other)
-        raise _NotMergedError
-
-
-def _is_operation(node: Node) -> bool:
-    """Whether a node computes with tensors, other than to read a number off one."""
-    return isinstance(node.target, OpOverload) and node.target is not torch.ops.aten._local_scalar_dense.default
+        raise _NotMerged

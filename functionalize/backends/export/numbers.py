@@ -16,10 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 
-from functionalize._torch import SYMBOLS, pytree
+from functionalize._torch import SYMBOLS, OpOverload, pytree
 from functionalize._torch.exporting import on_numbers
 from functionalize._torch.sizes import unbacked
 from functionalize.backends.export.emitter import Emitter
