@@ -181,5 +181,5 @@ def test_a_function_of_a_schedule_may_write_to_a_tensor() -> None:
     module: Any = program.to_exported_program().module()
     for _ in range(3):
         module(torch.ones(4, 3)), reference(torch.ones(4, 3))
-    (counted,) = (value for value in module.buffers() if value.shape == () and value == expected)
-    assert expected == 10 and count == 4
+    counted = [value for value in module.buffers() if value.shape == () and value == expected]
+    assert len(counted) == 1 and expected == 10 and count == 4

@@ -44,6 +44,9 @@ class _NotMerged(BaseException):
 class _NumbersAlone(TorchDispatchMode):
     """Lets nobody compute with tensors, which may be a write, other than to read a number off one."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten._local_scalar_dense.default:
             raise _NotMerged
