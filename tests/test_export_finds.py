@@ -926,3 +926,29 @@ def test_elements_of_shared_memory_that_nobody_shows(remove: str, dtype: torch.d
             to()
     with pytest.raises(UnsupportedProgramError, match="computes with elements of it that none shows"):
         reading.to_jax()
+
+
+@pytest.mark.parametrize(
+    "kind", [functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW, torch.optim.Muon]
+)
+def test_a_first_step_in_low_precision(kind: Any, tmp_path: Path) -> None:
+    """What is exported rounds otherwise; that is no other first call."""
+
+    def step_of() -> Any:
+        torch.manual_seed(0)
+        layer = nn.Linear(64, 8, bias=False).bfloat16()
+        optimizer = kind(layer.parameters())
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = layer(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    inputs = [torch.randn(16, 64, dtype=torch.bfloat16) for _ in range(3)]
+    module, reference = _module(capture(step_of(), (inputs[0],)), tmp_path), step_of()
+    for x in inputs:
+        torch.testing.assert_close(module(x), reference(x), rtol=2e-2, atol=1e-3)

@@ -81,9 +81,8 @@ def to_exported_program(
         raise UnsupportedExportError(to, graph.causes)
     _end_gradients(graph)
     graph.inputs.settle(graph.written, trains=graph.trains)
+    check_first_call(found, to)
     made = _assembled(graph)
-    if found.first is not None:
-        check_first_call(graph, made.graph_module, to)
     return with_explicit_state(made) if explicit_state else made
 
 

@@ -1,53 +1,53 @@
 """Whether a program of later calls, begun with zeros, does in its first call what the program of the first call does.
 
-Both are run once, on arguments of random numbers, and compared in all that they give and leave.
+Both are run once as they were captured, on arguments of random numbers, and compared in all that they give and leave:
+what is exported may round otherwise than they do, but they round alike.
 
 Invariant: no state of the program's is touched. Limits: what is equal for these numbers is taken to be equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from functionalize.backends.export.effects import Rebinding
 from functionalize.backends.export.example_call import ExampleCall
-from functionalize.backends.export.graph import ExportGraph
-from functionalize.backends.export.returned import returned
+from functionalize.backends.export.returned import InputTensor, returned
 from functionalize.backends.export.shared_places import GraphValue
+from functionalize.backends.export.steady import Exportable
 from functionalize.errors import UnsupportedExportError
+from functionalize.runtime.decisions import same_answer
+from functionalize.runtime.metadata import InputMutation
 
 
-def check_first_call(graph: ExportGraph, function: Any, to: str) -> None:
-    """Compare both programs. ``function``: what computes the graph of later calls.
+def check_first_call(found: Exportable, to: str) -> None:
+    """Compare both programs.
 
     Raises:
         UnsupportedExportError: they differ.
     """
-    found, first = graph.found, graph.found.first
+    first, later = found.first, found.call
     if first is None:
         return
     with torch.no_grad():
-        inputs = first.inputs
-        before = _run(first.program.graph_module, first.program.inputs_of_graph(list(inputs)))
-        try:
-            results = _run(function, _inputs_of(graph))
-        except RuntimeError as error:  # an assertion of the later program's
-            raise _refusal(to, f"the first call decides otherwise than later ones: {error}") from error
-    finals = dict(zip(graph.written, results, strict=False))
-    pairs = [*zip(_returned(first, before), results[len(graph.written) :], strict=True)]
+        one, other = _Run(first, first.inputs), _Run(later, found.inputs, found.effects.rebindings)
+    for decision in later.program.metadata.graph.of_forward:
+        if not same_answer(other.results[decision.output], decision.answer):
+            raise _refusal(to, f"the first call decides otherwise than later ones: {decision}")
+    pairs = [*zip(one.leaves, other.leaves, strict=True)]
     for number, output in found.made.items():
-        of = found.program.metadata.inputs[number].gradient_of
-        one = graph.inputs.by_number[number] if of is None else graph.inputs.gradient(of)
-        after = None if one is None else finals.get(one.name)
-        pairs.append((before[first.program.metadata.outputs[output].result], after))  # type: ignore[index]
-    for target, value in _written(first, inputs, before):
-        one = next((one for one in graph.inputs.all if one.target == target), None)
-        pairs.append((value, None if one is None else finals.get(one.name)))
+        pairs.append((one.value(GraphValue(alias=output)), other.after.get(number)))
+    targets = {entry.target: number for number, entry in enumerate(later.program.metadata.inputs)}
+    for number, value in one.after.items():
+        target = first.program.metadata.inputs[number].target
+        if target is not None:
+            pairs.append((value, other.after.get(targets.get(target, -1))))
     if all(_equal(*pair) for pair in pairs):
         return
-    made = [f"`{found.program.metadata.inputs[number].target}`" for number in sorted(found.made)]
+    made = [f"`{later.program.metadata.inputs[number].target}`" for number in sorted(found.made)]
     if not made:
         raise _refusal(to, "the first call does something else than later calls do")
     what = f"{', '.join(made[:3])}{', ...' if len(made) > 3 else ''}"
@@ -63,46 +63,53 @@ def _refusal(to: str, what: str) -> UnsupportedExportError:
     return UnsupportedExportError(to, [cause])
 
 
-def _run(function: Any, inputs: Sequence[Any]) -> list[Any]:
-    copies = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return list(function(*copies))
+class _Run:
+    """One run of a program, with what it gives and leaves."""
 
+    def __init__(self, call: ExampleCall, inputs: Sequence[Any], rebindings: Sequence[Rebinding] = ()) -> None:
+        self._call, self._metadata, self._inputs = call, call.program.metadata, inputs
+        given = call.program.inputs_of_graph(list(inputs))
+        copies = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.results = list(call.program.graph_module(*copies))
+        mutations = (one for one in self._metadata.mutations if not (one.metadata or one.after or one.layout))
+        self._written = {one.input: self._mutated(one) for one in mutations}
+        self.after = dict(self._written)  # what is in the places of inputs, by their numbers
+        self.after |= {one.input: self.value(one.value) for one in rebindings}
+        for number, entry in enumerate(self._metadata.inputs):
+            gradient = None if entry.gradient_of is None else self._metadata.gradients.get(entry.gradient_of)
+            if gradient is not None:
+                self.after[number] = self.value(GraphValue(alias=gradient))
 
-def _inputs_of(graph: ExportGraph) -> list[Any]:
-    """State, and the arguments of the first call for those of the later ones: they are made alike."""
-    values = graph.found.call.inputs
-    return [one.value if one.target is not None or one.number is None else values[one.number]
-            for one in graph.inputs.all]  # fmt: skip
+    def value(self, one: GraphValue) -> Any:
+        """What a value of the graph comes to."""
+        if one.alias is None:
+            return self.results[one.result]  # type: ignore[index]
+        alias = self._metadata.outputs[one.alias]
+        return self._content(alias.input) if alias.result is None else self.results[alias.result]  # type: ignore[arg-type]
 
+    def _content(self, number: int) -> Any:
+        return self._written.get(number, self._inputs[number])
 
-def _returned(call: ExampleCall, results: Sequence[Any]) -> list[Any]:
-    """The leaves that a program returns; None for what is an input, which is compared by itself."""
-    found = []
-    for value in returned(call).leaves:
-        alias = value.alias if isinstance(value, GraphValue) else None
-        position = value.result if isinstance(value, GraphValue) else None
-        if alias is not None:
-            position = call.program.metadata.outputs[alias].result
-        found.append(None if position is None else results[position])
-    return found
+    @property
+    def leaves(self) -> list[Any]:
+        """What it returns."""
+        return [self._leaf(leaf) for leaf in returned(self._call).leaves]
 
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, InputTensor):
+            return self._content(leaf.number)
+        return self.value(leaf) if isinstance(leaf, GraphValue) else leaf
 
-def _written(call: ExampleCall, inputs: Sequence[Any], results: Sequence[Any]) -> Iterator[tuple[str | None, Any]]:
-    """The state that a program writes, with its new values."""
-    metadata = call.program.metadata
-    for mutation in metadata.mutations:
-        entry = metadata.inputs[mutation.input]
-        if entry.target is None or mutation.metadata or mutation.after or mutation.layout:
-            continue
-        value = inputs[mutation.input].detach().clone()
+    def _mutated(self, mutation: InputMutation) -> torch.Tensor:
+        value: torch.Tensor = self._inputs[mutation.input].detach().clone()
         for write in mutation.writes:
             part = value
             for op, args in write.path:
                 part = op(part, *args)
-            part.copy_(results[write.result])
-        yield entry.target, value
+            part.copy_(self.results[write.result])
+        return value
 
 
 def _equal(one: Any, other: Any) -> bool:
