@@ -952,3 +952,16 @@ def test_a_first_step_in_low_precision(kind: Any, tmp_path: Path) -> None:
     module, reference = _module(capture(step_of(), (inputs[0],)), tmp_path), step_of()
     for x in inputs:
         torch.testing.assert_close(module(x), reference(x), rtol=2e-2, atol=1e-3)
+
+
+def test_a_first_call_that_fails_for_other_data_is_refused() -> None:
+    cache: dict[str, Tensor] = {}
+
+    def second_of_those_above(x: Tensor) -> Tensor:
+        if "last" not in cache:
+            cache["last"] = x[(x > 5).nonzero()[1, 0]].clone()
+        return x + cache["last"]
+
+    program = capture(second_of_those_above, (torch.tensor([9.0, 1.0, 8.0]),))
+    with pytest.raises(UnsupportedExportError, match=r"(?s)fails for others than those of the capture.*try  call the"):
+        program.to_exported_program()

@@ -32,8 +32,12 @@ def check_first_call(found: Exportable, to: str) -> None:
     first, later = found.first, found.call
     if first is None:
         return
-    with torch.no_grad():
-        one, other = _Run(first, first.inputs), _Run(later, found.inputs, found.effects.rebindings)
+    try:
+        with torch.no_grad():
+            one, other = _Run(first, first.inputs), _Run(later, found.inputs, found.effects.rebindings)
+    except Exception as error:  # of kernels, which get other sizes than the data told at the capture
+        what = f"the first call decides by its data, and fails for others than those of the capture: {error}"
+        raise _refusal(to, what) from error
     for decision in later.program.metadata.graph.of_forward:
         if not same_answer(other.results[decision.output], decision.answer):
             raise _refusal(to, f"the first call decides otherwise than later ones: {decision}")
