@@ -965,3 +965,24 @@ def test_a_first_call_that_fails_for_other_data_is_refused() -> None:
     program = capture(second_of_those_above, (torch.tensor([9.0, 1.0, 8.0]),))
     with pytest.raises(UnsupportedExportError, match=r"(?s)fails for others than those of the capture.*try  call the"):
         program.to_exported_program()
+
+
+DRAWS: dict[str, Callable[[Tensor], Any]] = {
+    "rand": lambda x: torch.rand(5, generator=None).to(x),
+    "randn": lambda x: torch.randn(5, generator=None).to(x),
+    "rand_like": lambda x: torch.rand_like(x, generator=None),
+    "randint": lambda x: torch.randint(3, 8, (5,), generator=None),
+    "randperm": lambda x: torch.randperm(5, generator=None),
+    "normal": lambda x: torch.normal(x, 1.0, generator=None),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_without_a_generator_that_may_have_one(name: str, tmp_path: Path) -> None:
+    expected = DRAWS[name](torch.zeros(5))
+    program = capture(DRAWS[name], (torch.zeros(5),))
+    for run in (_module(program, tmp_path), _onnx(program, tmp_path), _stablehlo(program, tmp_path)):
+        first, second = (torch.as_tensor(run(torch.zeros(5))) for _ in range(2))
+        assert first.shape == expected.shape and first.dtype.is_floating_point == expected.dtype.is_floating_point
+        assert name == "randperm" or not torch.equal(first, second)
+        assert name != "randperm" or sorted(first.tolist()) == [0, 1, 2, 3, 4]

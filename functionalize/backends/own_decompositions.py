@@ -6,7 +6,7 @@ Invariant: a row computes what the operator computes; for arguments that it does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -93,7 +93,25 @@ def _every(x: Any) -> list[int]:
     return list(range(x.dim()))
 
 
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+def _without_generator(op: Any) -> Callable[..., Any]:
+    """Of an operator that takes a generator, and is given none."""
+
+    def drawn(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        return NotImplemented if generator is not None else op(*args, **kwargs)
+
+    return drawn
+
+
+def _drawing() -> Iterator[tuple[Any, Callable[..., Any]]]:
+    for name in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"):
+        packet = getattr(aten, name)
+        for overload in packet.overloads():
+            plain = overload.removesuffix("generator").rstrip("_") or "default"
+            if overload.endswith("generator") and plain in packet.overloads():
+                yield getattr(packet, overload), _without_generator(getattr(packet, plain))
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = dict(_drawing()) | {
     aten.mkldnn_rnn_layer.default: recurrent_layer,
     aten.as_strided_scatter.default: as_strided_scatter,
     aten._weight_norm_interface_backward.default: weight_norm_backward,

@@ -32,6 +32,18 @@ def bernoulli_of(like: Any, chance: Any, *, generator: Any = None) -> Any:
     return _drawn(like, chance) if generator is None else NotImplemented
 
 
+@rewrite(aten.normal.Tensor_float, aten.normal.Tensor_Tensor, aten.normal.float_Tensor)
+def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
+    like = mean if isinstance(mean, torch.Tensor) else std
+    return NotImplemented if generator else aten.randn_like.default(mean * std + like) * std + mean
+
+
 @rewrite(aten.uniform.default)
 def uniform(like: Any, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
     return NotImplemented if generator else aten.rand.default(like.size(), dtype=like.dtype) * (high - low) + low
+
+
+@rewrite(aten.randperm.default)
+def randperm(count: Any, *, dtype: Any = None, **_: Any) -> Any:
+    _, order = aten.sort.default(aten.rand.default([count], dtype=torch.float64))
+    return order if dtype is None else order.to(dtype)
