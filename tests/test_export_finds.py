@@ -941,7 +941,7 @@ def test_a_first_step_in_low_precision(kind: Any, tmp_path: Path) -> None:
 
         def step(x: Tensor) -> Tensor:
             optimizer.zero_grad()
-            loss = layer(x).float().square().mean()
+            loss: Tensor = layer(x).float().square().mean()
             loss.backward()
             optimizer.step()
             return loss.detach()
@@ -960,7 +960,8 @@ def test_a_first_call_that_fails_for_other_data_is_refused() -> None:
     def second_of_those_above(x: Tensor) -> Tensor:
         if "last" not in cache:
             cache["last"] = x[(x > 5).nonzero()[1, 0]].clone()
-        return x + cache["last"]
+        result: Tensor = x + cache["last"]
+        return result
 
     program = capture(second_of_those_above, (torch.tensor([9.0, 1.0, 8.0]),))
     with pytest.raises(UnsupportedExportError, match=r"(?s)fails for others than those of the capture.*try  call the"):

@@ -111,7 +111,8 @@ def _drawing() -> Iterator[tuple[Any, Callable[..., Any]]]:
                 yield getattr(packet, overload), _without_generator(getattr(packet, plain))
 
 
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = dict(_drawing()) | {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    **dict(_drawing()),
     aten.mkldnn_rnn_layer.default: recurrent_layer,
     aten.as_strided_scatter.default: as_strided_scatter,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
