@@ -144,6 +144,14 @@ def test_a_schedule_that_ends_raises_as_it_does() -> None:
         module(torch.randn(4, 3))
 
 
+def test_calls_step_schedules_by_themselves_after_an_export() -> None:
+    _, step = made(SCHEDULERS["StepLR"], torch.optim.SGD)
+    program = capture(step, (torch.randn(3, 3),), on_guard_failure="recapture")
+    program.to_exported_program()
+    program(torch.randn(5, 3))
+    assert len(program.specialization.metadata.steps) == 1
+
+
 def test_a_function_of_a_schedule_may_count() -> None:
     def counting() -> tuple[dict[str, int], Step]:
         count = {"late": 0}

@@ -100,12 +100,10 @@ def capture(
     numbers = ChangingNumbers()
 
     def recapture(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None, **how: Any) -> Capture:
-        numbers.merges_steps = how.get("merges_steps", False)
-        numbers.follows_steps |= numbers.merges_steps
         numbers.expect(how.get("changing", ()))
         by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
-        with CAPTURING, exporting:
+        with CAPTURING, exporting, numbers.merging(how.get("merges_steps", False)):
             return _captured(how.get("function", fn), args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
 
     return CapturedProgram(

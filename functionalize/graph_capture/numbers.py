@@ -64,6 +64,18 @@ class ChangingNumbers:
         self._constant |= given
         return bool(given)
 
+    @contextlib.contextmanager
+    def merging(self, merges: bool) -> Iterator[None]:
+        """While schedules may be stepped in the graph, all ways at once: calls go on to step them by themselves."""
+        before = self.follows_steps
+        self.merges_steps, self.follows_steps = merges, before or merges
+        try:
+            yield
+        finally:
+            self.merges_steps = False
+            if merges:
+                self.follows_steps = before
+
     def expect(self, paths: Iterable[str]) -> None:
         """Have numbers be inputs that have not changed yet."""
         self._changing |= set(map(_kind, paths))

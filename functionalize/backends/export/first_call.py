@@ -35,7 +35,7 @@ def check_first_call(found: Exportable, to: str) -> None:
     try:
         with torch.no_grad():
             one, other = _Run(first, first.inputs), _Run(later, found.inputs, found.effects.rebindings)
-    except Exception as error:  # of kernels, which get other sizes than the data told at the capture
+    except _FailsError as error:
         what = f"the first call decides by its data, and fails for others than those of the capture: {error}"
         raise _refusal(to, what) from error
     for decision in later.program.metadata.graph.of_forward:
@@ -67,6 +67,10 @@ def _refusal(to: str, what: str) -> UnsupportedExportError:
     return UnsupportedExportError(to, [cause])
 
 
+class _FailsError(Exception):
+    """A program does not run for random numbers."""
+
+
 class _Run:
     """One run of a program, with what it gives and leaves."""
 
@@ -76,7 +80,10 @@ class _Run:
         copies = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.results = list(call.program.graph_module(*copies))
+            try:
+                self.results = list(call.program.graph_module(*copies))
+            except Exception as error:  # of kernels, which get other sizes than the data told at the capture
+                raise _FailsError(error) from error
         mutations = (one for one in self._metadata.mutations if not (one.metadata or one.after or one.layout))
         self._written = {one.input: self._mutated(one) for one in mutations}
         self.after = dict(self._written)  # what is in the places of inputs, by their numbers
