@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -62,6 +63,7 @@ def settled(first: Specialization) -> Settled | None:
 def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.Tensor]:
     """Do to the program's objects what a call does; the tensors that stand for those that it makes."""
     metadata, made = first.metadata, dict[int, torch.Tensor]()
+    results: Any = first.recorded.graph.output_node().args[0]
     before = [entry.constant if entry.slot is None else entry.slot.get() for entry in metadata.inputs]
 
     def tensor(number: int) -> torch.Tensor:
@@ -69,7 +71,7 @@ def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.T
         if alias.kind is AliasKind.INPUT and metadata.inputs[alias.input].argument is None:  # type: ignore[index]
             value: torch.Tensor = before[alias.input]  # type: ignore[index]
             return value
-        return made.setdefault(number, _of_layout(alias.layout))
+        return made.setdefault(number, _of_layout(alias.layout, results[alias.result].meta["val"].device))
 
     states = first.capture.state, arguments
     maker = Maker(states, tensor, [], ())
@@ -91,6 +93,6 @@ def _like(fake: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device).zero_()
 
 
-def _of_layout(layout: Layout) -> torch.Tensor:
-    made = torch.zeros(layout.extent, dtype=layout.dtype)
+def _of_layout(layout: Layout, device: torch.device) -> torch.Tensor:
+    made = torch.zeros(layout.extent, dtype=layout.dtype, device=device)
     return made.as_strided(layout.size, layout.stride, 0)

@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from functionalize.backends.decompose import decomposed, is_operator, rounds, sized_by_data, without_row
+from functionalize.backends.devices import on_cpu
 from functionalize.backends.registry import Lowering, Lowerings
 from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedProgramError
@@ -96,7 +97,7 @@ class Interpreter:
     def __init__(self, backend: Backend, graph: Graph, root: torch.nn.Module) -> None:
         """``root``: what the attributes of the graph are found on."""
         self.backend = backend
-        self.graph, self.root = decomposed(graph, root, self._computes)
+        self.graph, self.root = decomposed(on_cpu(graph), root, self._computes)
         self._bodies: dict[GraphModule, Interpreter] = {}
         self._key: Any = None
         self.placeholders = self.graph.find_nodes(op="placeholder")

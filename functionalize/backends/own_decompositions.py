@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from functionalize.backends.gpu_kernels import GPU_KERNELS
+
 aten = torch.ops.aten
 LSTM = 2  # among the kinds of layers
 
@@ -120,6 +122,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
     aten._trilinear.default: trilinear,
+    **GPU_KERNELS,
 }
 
 # Of these, what torch takes apart into something else, and for autograd before any table is asked.

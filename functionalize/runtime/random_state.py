@@ -119,6 +119,16 @@ class Seed:
             before.restore()
 
 
+@contextlib.contextmanager
+def default_generators_kept() -> Iterator[None]:
+    """Around what draws, and leaves torch's generators as they were."""
+    before = RandomState(tuple((generator, generator.get_state()) for generator in _default_generators()))
+    try:
+        yield
+    finally:
+        before.restore()
+
+
 def default_generators_of_devices() -> tuple[torch.Generator, ...]:
     """The default generators of all devices that are in use, but the CPU's."""
     return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()

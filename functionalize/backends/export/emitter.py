@@ -23,6 +23,8 @@ from functionalize.backends.interpolation import counting
 
 aten = torch.ops.aten
 _KEPT = ("nn_module_stack", "stack_trace", "unbacked_bindings", "source_fn_stack", "torch_fn")
+# Positions of arguments that torch refuses if they have gradients: weights that the operator takes by themselves, too.
+_DETACHED = {aten._cudnn_rnn.default: 3}
 
 
 class Emitter:
@@ -46,7 +48,7 @@ class Emitter:
         if node.op == "call_function" and not isinstance(node.target, OpOverload) and _of_numbers(node, args, kwargs):
             return node.target(*args, **kwargs)  # type: ignore[operator]
         args = counting(node.target, args, lambda arg: arg.meta["val"] if isinstance(arg, Node) else arg)
-        args = _loadable(node.target, args, kwargs)
+        args = self._without_gradients(node.target, _loadable(node.target, args, kwargs))
         made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
         made.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
         made.meta["stack_trace"] = str(node.meta.get("stack_trace") or "")
@@ -56,6 +58,13 @@ class Emitter:
         if made.meta.get("unbacked_bindings"):
             made.meta["unbacked_bindings"] = self.fakes.settled_bindings(made)
         return made
+
+    def _without_gradients(self, op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments, detached those of which an operator takes no gradients, and refuses such as have some."""
+        at = _DETACHED.get(op)
+        if at is None or not isinstance(args[at], Node):
+            return args
+        return *args[:at], self.detached(args[at]), *args[at + 1 :]
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
         """A new node, after what is written so far."""

@@ -21,6 +21,7 @@ from functionalize.backends.export.steady import Exportable
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.decisions import same_answer
 from functionalize.runtime.metadata import InputMutation
+from functionalize.runtime.random_state import default_generators_kept
 
 
 def check_first_call(found: Exportable, to: str) -> None:
@@ -78,7 +79,7 @@ class _Run:
         self._call, self._metadata, self._inputs = call, call.program.metadata, inputs
         given = call.program.inputs_of_graph(list(inputs))
         copies = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
-        with torch.random.fork_rng(devices=[]):
+        with default_generators_kept():
             torch.manual_seed(0)
             try:
                 self.results = list(call.program.graph_module(*copies))

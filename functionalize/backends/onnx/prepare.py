@@ -7,6 +7,7 @@ ONNX has no assertions. Limits: constants among arguments and results are in the
 from __future__ import annotations
 
 import copy
+import operator
 from typing import Any
 
 import torch
@@ -80,9 +81,17 @@ class Prepared:
                 return list(pytree.tree_map_only(Node, known.__getitem__, list(node.args[0])))
             if node.target in _ASSERTIONS:
                 self._checks.append((known[node.args[0]], node.args[1]))
+            elif _is_an_empty_part(node):
+                known[node] = self._empty(node)
             elif node.op != "placeholder" and node.target not in _DROPPED:
                 known[node] = self._graph.node_copy(node, lambda other: known[other])
         raise AssertionError("a graph without an output")
+
+    def _empty(self, node: Node) -> Node:
+        look = node.meta["val"]
+        made = self._graph.call_function(aten.full.default, (list(look.size()), 0), {"dtype": look.dtype})
+        made.meta, made.name = dict(node.meta), node.name
+        return made
 
     # The convention
 
@@ -225,3 +234,9 @@ class Prepared:
         given = [s.arg.name for s in self._inputs
                  if s.kind is InputKind.USER_INPUT and not isinstance(s.arg, ConstantArgument)]  # fmt: skip
         return [paths.get(name, name) for name in given]
+
+
+def _is_an_empty_part(node: Node) -> bool:
+    """Whether it is a result of several that never has an element: where torch gives none, ONNX's operators may."""
+    look = node.meta.get("val") if node.target is operator.getitem else None
+    return isinstance(look, torch.Tensor) and any(type(size) is int and size == 0 for size in look.size())

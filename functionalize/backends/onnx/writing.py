@@ -25,6 +25,7 @@ from torch.fx import Node
 
 from functionalize._torch import pytree
 from functionalize._torch.onnx import by_torch, by_torch_if_wide, decompositions, quiet, translate, untranslated
+from functionalize.backends.devices import program_on_cpu
 from functionalize.backends.export.core_aten import without_differing
 from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart, user_line
 from functionalize.backends.export.views import with_views
@@ -56,8 +57,9 @@ _LARGE = 2**30  # bytes of weights that go into a file of their own
 def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -> Path:
     """Write a program; the path."""
     exported = to_exported_program(program, to=_TO, by_value=True, scales=False, floats=True)
-    prepared = Prepared(without_differing(with_views(exported)))
-    prepared.convention.shared = _shared(exported)
+    shared = _shared(exported)
+    prepared = Prepared(without_differing(with_views(program_on_cpu(exported))))
+    prepared.convention.shared = shared
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
         rows = either(SPELT_OUT, DECOMPOSITIONS, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)

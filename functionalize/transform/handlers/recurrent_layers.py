@@ -127,7 +127,7 @@ def _simple(activation: Call) -> Call:
     return step
 
 
-def _run(step: Call, data: Tensor, sizes: Sequence[int], first: State, weights: _Weights, backwards: bool) -> Any:
+def run_layer(step: Call, data: Tensor, sizes: Sequence[int], first: State, weights: _Weights, backwards: bool) -> Any:
     """What one layer gives in one direction: of all steps, and its last state of each sequence."""
     gates = linear(data, weights.input, weights.input_bias).split(sizes)
     order = range(len(sizes))[:: -1 if backwards else 1]
@@ -145,7 +145,7 @@ def _run(step: Call, data: Tensor, sizes: Sequence[int], first: State, weights: 
     return torch.cat(given[::-1] if backwards else given), last
 
 
-def _weights(flat: Sequence[Tensor], biases: bool, projects: bool) -> Iterator[_Weights]:
+def weights_of(flat: Sequence[Tensor], biases: bool, projects: bool) -> Iterator[_Weights]:
     count = (4 if biases else 2) + projects
     for at in range(0, len(flat), count):
         own = list(flat[at : at + count])
@@ -186,13 +186,13 @@ def _on_packed(
     if cudnn_layers.runs_there(data):
         cudnn_layers.refuse_dropout(dropout, train, count)
     states = [given] if isinstance(given, Tensor) else given
-    weights = list(_weights(flat, biases, len(states) > 1 and states[0].size(2) != states[1].size(2)))
+    weights = list(weights_of(flat, biases, len(states) > 1 and states[0].size(2) != states[1].size(2)))
     sizes, last = _numbers(batch_sizes), list[State]()
     for number in range(count):
         outputs = []
         for at in range(number * (1 + both), (number + 1) * (1 + both)):
             first = tuple(one[at] for one in states)
-            output, state = _run(step, data, sizes, first, weights[at], at > number * (1 + both))
+            output, state = run_layer(step, data, sizes, first, weights[at], at > number * (1 + both))
             outputs.append(output)
             last.append(state)
         data = torch.cat(outputs, 1) if both else outputs[0]
@@ -225,9 +225,9 @@ def _one_by_one(
     return data, *(torch.cat(parts) for parts in zip(*last, strict=True))
 
 
-_STEPS = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _simple(torch.tanh), "rnn_relu": _simple(torch.relu)}
+CELLS = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _simple(torch.tanh), "rnn_relu": _simple(torch.relu)}
 LAYERS: dict[Any, Call] = {
     RECURRENT["_pack_padded_sequence"]: _pack(RECURRENT["_pack_padded_sequence"]),
     RECURRENT["_pad_packed_sequence"]: _pad(RECURRENT["_pad_packed_sequence"]),
-    **{RECURRENT[name]: _layers(name, step) for name, step in _STEPS.items()},
+    **{RECURRENT[name]: _layers(name, step) for name, step in CELLS.items()},
 }

@@ -72,6 +72,19 @@ for _op in (
     rewrite(_op)(_mean_loss(_op))
 
 
+_OVERFLOWS = 65520.0  # the least number that float16 rounds to infinity
+
+
+@rewrite(aten.soft_margin_loss.default)
+def soft_margin_loss(x: Any, target: Any, reduction: int = _MEAN) -> Any:
+    """Of float16 as eager's kernel, step by step: it overflows, where the engine computes with 32 bits."""
+    if x.dtype is not torch.float16:
+        return NotImplemented
+    powers = (-x * target).float().exp()
+    losses = (aten.where.ScalarSelf(powers >= _OVERFLOWS, math.inf, powers) + 1).log().half()
+    return losses if reduction == 0 else losses.mean() if reduction == _MEAN else losses.sum()
+
+
 @rewrite(aten.var_mean.correction)
 def var_mean(
     values: Any, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False

@@ -1,0 +1,171 @@
+"""What torch runs on a GPU alone, kernels of attention and of recurrent layers, by operators that engines have.
+
+Invariant: a row computes what the kernel computes, but for what only the kernel's own backward reads (states of random
+numbers); for arguments that it does not take it gives NotImplemented. Limits: without dropout, whose random numbers are
+the kernel's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from functionalize.transform.handlers.recurrent_layers import CELLS, run_layer, weights_of
+
+aten = torch.ops.aten
+_NAMES = ("rnn_relu", "rnn_tanh", "lstm", "gru")  # by cuDNN's numbers
+_LSTM = 2
+
+
+def _attention(
+    query: Any, key: Any, value: Any, dropout: float, is_causal: bool, mask: Any, scale: float | None
+) -> Any:
+    if dropout:
+        return NotImplemented
+    options = {"attn_mask": mask, "scale": scale}
+    return aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, 0.0, is_causal, **options)
+
+
+def _gradients(gradient: Any, *tensors: Any, dropout: float, is_causal: bool, mask: Any, scale: float | None) -> Any:
+    if dropout:
+        return NotImplemented
+    options = {"attn_mask": mask, "scale": scale}
+    op = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    return op(gradient, *tensors, 0.0, is_causal, **options)
+
+
+def _unread(like: Any) -> Any:
+    return like.new_zeros([0], dtype=torch.int64)
+
+
+def efficient_attention(
+    query: Any, key: Any, value: Any, mask: Any, keeps: bool, dropout: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None,
+) -> Any:  # fmt: skip
+    found = _attention(query, key, value, dropout, is_causal, mask, scale)
+    return found if found is NotImplemented else (*found, _unread(query), _unread(query))
+
+
+def efficient_attention_backward(
+    gradient: Any, query: Any, key: Any, value: Any, mask: Any, out: Any, total: Any, seed: Any, offset: Any,
+    dropout: float, wanted: Sequence[bool], is_causal: bool = False, *, scale: float | None = None,
+) -> Any:  # fmt: skip
+    """Of the mask there is no gradient here."""
+    if wanted[3] and mask is not None:
+        return NotImplemented
+    options: dict[str, Any] = {"dropout": dropout, "is_causal": is_causal, "mask": mask, "scale": scale}
+    found = _gradients(gradient, query, key, value, out, total, **options)
+    return found if found is NotImplemented else (*found, query.new_zeros([0]))
+
+
+def flash_attention(
+    query: Any, key: Any, value: Any, dropout: float = 0.0, is_causal: bool = False, debugs: bool = False, *,
+    scale: float | None = None,
+) -> Any:  # fmt: skip
+    found = NotImplemented if debugs else _attention(query, key, value, dropout, is_causal, None, scale)
+    return found if found is NotImplemented else _with_lengths(found, query, key)
+
+
+def flash_attention_backward(
+    gradient: Any, query: Any, key: Any, value: Any, out: Any, total: Any, lengths: Any, others: Any, longest: Any,
+    longest_key: Any, dropout: float, is_causal: bool, seed: Any, offset: Any, *, scale: float | None = None,
+) -> Any:  # fmt: skip
+    options: dict[str, Any] = {"dropout": dropout, "is_causal": is_causal, "mask": None, "scale": scale}
+    return _gradients(gradient, query, key, value, out, total, **options)
+
+
+def cudnn_attention(
+    query: Any, key: Any, value: Any, mask: Any, keeps: bool, dropout: float = 0.0, is_causal: bool = False,
+    debugs: bool = False, *, scale: float | None = None,
+) -> Any:  # fmt: skip
+    found = NotImplemented if debugs else _attention(query, key, value, dropout, is_causal, mask, scale)
+    return found if found is NotImplemented else _with_lengths(found, query, key)
+
+
+def cudnn_attention_backward(
+    gradient: Any, query: Any, key: Any, value: Any, out: Any, total: Any, seed: Any, offset: Any, mask: Any,
+    lengths: Any, others: Any, longest: Any, longest_key: Any, dropout: float, is_causal: bool, *,
+    scale: float | None = None,
+) -> Any:  # fmt: skip
+    options: dict[str, Any] = {"dropout": dropout, "is_causal": is_causal, "mask": mask, "scale": scale}
+    return _gradients(gradient, query, key, value, out, total, **options)
+
+
+def _with_lengths(found: Any, query: Any, key: Any) -> Any:
+    unread = [_unread(query) for _ in range(5)]
+    return *found, *unread[:2], query.size(2), key.size(2), *unread[2:]
+
+
+def cudnn_layers(
+    data: Any, flat: Sequence[Any], stride: int, buffer: Any, first: Any, cell: Any, mode: int, size: Any,
+    projected: Any, count: int, batch_first: bool, dropout: float, train: bool, both: bool, batch_sizes: Sequence[Any],
+    state: Any,
+) -> Any:  # fmt: skip
+    """Recurrent layers of sequences of one length, one above the other."""
+    if (dropout and train and count > 1) or batch_first or batch_sizes or type(data.size(0)) is not int:
+        return NotImplemented
+    projects = bool(projected)
+    weights = list(weights_of(flat, stride - projects == 4, projects))
+    last, given = list[Any](), [first] if cell is None else [first, cell]
+    for number in range(count):
+        outputs = []
+        for backwards in range(1 + both):
+            at = number * (1 + both) + backwards
+            output, ended = _layer(mode, data, [one[at] for one in given], weights[at], bool(backwards))
+            outputs.append(output)
+            last.append(ended)
+        data = torch.cat(outputs, 2) if both else outputs[0]
+    ends = [torch.stack(parts) for parts in zip(*last, strict=True)]
+    return data, ends[0], ends[1] if len(ends) > 1 else data.new_zeros([0]), _unread(data), data.new_zeros([0])
+
+
+def _layer(mode: int, data: Any, first: Sequence[Any], weights: Any, backwards: bool) -> tuple[Any, Sequence[Any]]:
+    """One layer in one direction: an LSTM as the CPU's operator for one, of which backends have rows."""
+    if mode == _LSTM and weights.projection is None:
+        biases = weights.input_bias is not None
+        two = (weights.input_bias, weights.hidden_bias) if biases else (data.new_zeros([0]), data.new_zeros([0]))
+        sizes = weights.hidden.size(1), 1, biases, False, False, False
+        given = (one.unsqueeze(0) for one in first)
+        op = aten.mkldnn_rnn_layer.default
+        output, *last = op(data, weights.input, weights.hidden, *two, *given, backwards, [], mode, *sizes)[:3]
+        return output, [one.squeeze(0) for one in last]
+    steps, rows = data.size()[:2]
+    output, last = run_layer(
+        CELLS[_NAMES[mode]], data.reshape(steps * rows, -1), [rows] * steps, tuple(first), weights, backwards
+    )
+    return output.reshape(steps, rows, -1), last
+
+
+def _with(gates: Any, bias: Any) -> Any:
+    return gates if bias is None else gates + bias
+
+
+def lstm_cell(of_input: Any, of_hidden: Any, cell: Any, bias: Any = None, bias_of_hidden: Any = None) -> Any:
+    """With the gates, which its backward reads."""
+    enters, forgets, new, leaves = (_with(of_input, bias) + _with(of_hidden, bias_of_hidden)).chunk(4, 1)
+    gates = enters.sigmoid(), forgets.sigmoid(), new.tanh(), leaves.sigmoid()
+    after = gates[1] * cell + gates[0] * gates[2]
+    return gates[3] * after.tanh(), after, torch.cat(gates, 1)
+
+
+def gru_cell(of_input: Any, of_hidden: Any, hidden: Any, bias: Any = None, bias_of_hidden: Any = None) -> Any:
+    """With what its backward reads."""
+    given, kept = _with(of_input, bias).chunk(3, 1), _with(of_hidden, bias_of_hidden).chunk(3, 1)
+    reset, update = (given[0] + kept[0]).sigmoid(), (given[1] + kept[1]).sigmoid()
+    new = (given[2] + kept[2] * reset).tanh()
+    return (hidden - new) * update + new, torch.cat([reset, update, new, hidden, kept[2]], 1)
+
+
+GPU_KERNELS: dict[Any, Callable[..., Any]] = {
+    aten._scaled_dot_product_efficient_attention.default: efficient_attention,
+    aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention_backward,
+    aten._scaled_dot_product_flash_attention.default: flash_attention,
+    aten._scaled_dot_product_flash_attention_backward.default: flash_attention_backward,
+    aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
+    aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,
+    aten._cudnn_rnn.default: cudnn_layers,
+    aten._thnn_fused_lstm_cell.default: lstm_cell,
+    aten._thnn_fused_gru_cell.default: gru_cell,
+}
