@@ -8,6 +8,7 @@ computed with, and is no size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
@@ -31,7 +32,7 @@ class Backend:
     ``array``: of a tensor, an array of its own. ``dtype``: of a ``torch.dtype``. ``is_array``: whether an argument is
     one, and no plain value. ``split``: of a random key, the next
     key and one to draw with; None for backends that draw no random numbers. ``number``: what an array of no dimensions
-    holds.
+    holds. ``settings``: of the backend, while it runs a graph.
     """
 
     lowerings: Lowerings
@@ -40,6 +41,7 @@ class Backend:
     is_array: Callable[[Any], bool]
     split: Callable[[Any], tuple[Any, Any]] | None = None
     number: Callable[[Any], Any] = methodcaller("item")
+    settings: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def name(self) -> str:
@@ -141,15 +143,19 @@ class Interpreter:
         self._key = key
         values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
         try:
-            for node in self.graph.nodes:
-                if node.op == "call_function":
-                    values[node] = self._called(node, values)
-                elif node.op == "get_attr":
-                    values[node] = self._constant(self._attribute(node))
+            with self.backend.settings():
+                self._run(values)
             results: Any = map_arg(self.graph.output_node().args[0], values.__getitem__)
             return results, self._key
         finally:
             self._key = None
+
+    def _run(self, values: dict[Node, Any]) -> None:
+        for node in self.graph.nodes:
+            if node.op == "call_function":
+                values[node] = self._called(node, values)
+            elif node.op == "get_attr":
+                values[node] = self._constant(self._attribute(node))
 
     def next_key(self) -> Any:
         """A key to draw with.

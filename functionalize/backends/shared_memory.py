@@ -121,9 +121,11 @@ class Memory:
         dtype = members[0][1].dtype
         room = max(room, *(layout.span[1] // dtype.itemsize for _, layout in members))
         self._graph = graph
-        self.node = graph.call_function(aten.full.default, ([room], _nothing(dtype)), {"dtype": dtype})
-        with members[0][0].meta["val"].fake_mode:
-            self.node.meta["val"] = torch.full([room], 0, dtype=dtype)
+        like = members[0][0].meta["val"]
+        options = {"dtype": dtype, "device": like.device}
+        self.node = graph.call_function(aten.full.default, ([room], _nothing(dtype)), options)
+        with like.fake_mode:
+            self.node.meta["val"] = torch.full([room], 0, **options)
         for node, layout in members:
             self.write(layout, node)
 

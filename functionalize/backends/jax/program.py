@@ -23,7 +23,7 @@ from functionalize.backends.jax.backward import with_own_gradients
 from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.symbolic_sizes import SymbolicSizes
-from functionalize.backends.jax.values import dtype_of, from_torch, is_array, is_wide, wide_enough
+from functionalize.backends.jax.values import as_precise_as_torch, dtype_of, from_torch, is_array, is_wide, wide_enough
 from functionalize.backends.registry import Lowerings
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedExportError, UnsupportedProgramError
@@ -91,7 +91,7 @@ class JaxProgram:
         self, program: CapturedProgram, lowerings: Lowerings, seed: int, *, ending: Sequence[str] | None = None
     ) -> None:
         """``ending``: where it ends gradients; None where the program tells, and it is the user's."""
-        backend = Backend(lowerings, from_torch, dtype_of, is_array, _split, _number)
+        backend = Backend(lowerings, from_torch, dtype_of, is_array, _split, _number, as_precise_as_torch)
         self._program = program_of(program.specialization, backend, jax.random.PRNGKey(seed))
         self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
         self._run = with_own_gradients(self._program, program, ending)

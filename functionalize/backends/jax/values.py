@@ -251,3 +251,14 @@ def wide_enough(wide: bool, values: Any) -> AbstractContextManager[Any]:
         )
     enabled: AbstractContextManager[Any] = jax.enable_x64(True)
     return enabled
+
+
+_PRECISIONS = {"highest": "highest", "high": "high", "medium": "default"}  # torch's, as JAX calls them
+
+
+def as_precise_as_torch() -> AbstractContextManager[Any]:
+    """Products of float32 as torch computes them, unless JAX is told otherwise: on GPUs and TPUs JAX rounds more."""
+    if jax.config.jax_default_matmul_precision is not None:  # type: ignore[attr-defined]
+        return contextlib.nullcontext()
+    found: AbstractContextManager[Any] = jax.default_matmul_precision(_PRECISIONS[torch.get_float32_matmul_precision()])
+    return found

@@ -1,6 +1,7 @@
 """Products of matrices, distances, and linear algebra.
 
-Invariant: products are computed in the precision that JAX is set to (``jax_default_matmul_precision``).
+Invariant: products are computed in the precision that JAX is set to (``jax_default_matmul_precision``), else in torch's
+(``torch.set_float32_matmul_precision``).
 """
 
 from __future__ import annotations
