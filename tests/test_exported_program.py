@@ -330,3 +330,20 @@ def test_results_require_no_gradients_where_the_program_ends_some_on_its_own(end
     for found in (one, other):
         assert not found.requires_grad
         torch.testing.assert_close(found, (layer(x) * ends(x @ layer.weight)).detach())
+
+
+def test_gradients_through_complex_numbers() -> None:
+    """As of rotary positions; torch takes none through the copies of some views."""
+
+    def turned(x: Tensor) -> Tensor:
+        numbers = torch.view_as_complex(x.reshape(2, 3, 2))
+        angles = torch.polar(torch.ones(3), torch.arange(3.0))
+        return torch.view_as_real((numbers * angles).conj() * numbers.conj()).flatten(1)
+
+    x = torch.randn(2, 6, requires_grad=True)
+    exported = capture(turned, (x,)).to_exported_program()
+    results = [run(x) for run in (turned, exported.module())]
+    torch.testing.assert_close(*results)
+    gradients = [torch.autograd.grad(result.sin().sum(), x) for result in results]
+    torch.testing.assert_close(*gradients)
+    assert not [node for node in exported.graph.nodes if getattr(node.target, "is_view", False)]

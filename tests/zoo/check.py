@@ -76,8 +76,9 @@ def check(family: Family, name: str, mode: str, *, compare: bool = False, to: Se
             else:
                 status = CRASH
                 status, reason = _exported_to(to, case, mode) if to else _judged(case, mode)
-                if status == WRONG and ": values: " in reason and not to:
-                    again, _ = _judged(case, mode, _nudged(case, mode))
+                if status == WRONG and (to or ": values: " in reason):
+                    rounded = _nudged(case, mode)
+                    again, _ = _exported_to(to, case, mode, rounded) if to else _judged(case, mode, rounded)
                     status, reason = (RIGHT, f"but for rounding: {reason}") if again == RIGHT else (status, reason)
                 export = _exported(case, mode) if compare else ""
     except OutOfTime:
@@ -214,10 +215,12 @@ def _eager_afterwards(case: Case, mode: str, model: nn.Module) -> tuple[str, str
     return (WRONG, f"eager afterwards: {found}") if found else (RIGHT, "")
 
 
-def _exported_to(routes: Sequence[str], case: Case, mode: str) -> tuple[str, str]:
+def _exported_to(
+    routes: Sequence[str], case: Case, mode: str, rounded: list[Observation] | None = None
+) -> tuple[str, str]:
     from tests.zoo.exported import judged
 
-    return judged(case, mode, routes)
+    return judged(case, mode, routes, rounded)
 
 
 def _exported(case: Case, mode: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from functionalize import UnsupportedExportError, capture
 from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
 from tests.zoo.check import CRASH, REFUSED, RIGHT, WRONG, Case, one_line, seed
-from tests.zoo.observe import leaves
+from tests.zoo.observe import Observation, distances, leaves
 from tests.zoo.specimen import Call
 
 _REFUSALS = (UnsupportedProgramError, DataDependentError, InputMismatchError)
@@ -48,8 +48,13 @@ def _onnx(program: Any, folder: Path) -> Route:
 ROUTES: dict[str, Callable[[Any, Path], Route]] = {"module": _module, "onnx": _onnx}
 
 
-def judged(case: Case, mode: str, routes: Sequence[str]) -> tuple[str, str]:
-    """Capture; by each route export, call twice, compare results and state. The first that is not right tells."""
+def judged(
+    case: Case, mode: str, routes: Sequence[str], rounded: Sequence[Observation] | None = None
+) -> tuple[str, str]:
+    """Capture; by each route export, call twice, compare results and state. The first that is not right tells.
+
+    ``rounded``: what eager gives but for roundings, as far from which the values may be.
+    """
     stage = "capture"
     try:
         model = copy.deepcopy(case.model)
@@ -64,8 +69,12 @@ def judged(case: Case, mode: str, routes: Sequence[str]) -> tuple[str, str]:
                 reference = copy.deepcopy(case.model)
                 for number, call in enumerate(case.calls, 1):
                     stage = f"{route}: call {number}"
-                    missing = _missing(_results(reference, call), _results(run, call), values=values)
-                    missing = missing or _other_state(dict(reference.named_buffers()), state(), values=values)
+                    once, nudged = case.expected[number - 1], rounded[number - 1] if rounded else None
+                    far, far_state = (distances(once, nudged, kind) for kind in ("results", "buffers"))
+                    missing = _missing(_results(reference, call), _results(run, call), far, values=values)
+                    missing = missing or _other_state(
+                        dict(reference.named_buffers()), state(), far_state, values=values
+                    )
                     if missing:
                         return WRONG, f"{stage}: {missing}"
     except UnsupportedExportError as error:
@@ -84,41 +93,43 @@ def _draws(program: Any) -> bool:
     return any(seeded in getattr(node.target, "tags", ()) for node in program.graph_module.graph.nodes)
 
 
-def _results(function: Callable[..., Any], call: Call) -> list[Tensor]:
+def _results(function: Callable[..., Any], call: Call) -> dict[str, Tensor]:
     args, kwargs = copy.deepcopy(call)
     seed(7)
-    return [*_tensors(function(*args, **kwargs))]
+    return {path: leaf for path, leaf in leaves(function(*args, **kwargs)) if isinstance(leaf, Tensor)}
 
 
-def _tensors(results: Any) -> Iterator[Tensor]:
-    return (leaf for _, leaf in leaves(results) if isinstance(leaf, Tensor))
-
-
-def _missing(expected: list[Tensor], found: list[Tensor], *, values: bool) -> str | None:
+def _missing(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], far: Mapping[str, float], *, values: bool
+) -> str | None:
     """Which tensor of eager's is not among those that were found."""
-    for number, one in enumerate(expected):
-        if not any(_equal(one, other, values=values) for other in found):
-            alike = [other for other in found if other.shape == one.shape and other.dtype == one.dtype]
+    for number, (path, one) in enumerate(expected.items()):
+        if not any(_equal(one, other, far.get(path), values=values) for other in found.values()):
+            alike = [other for other in found.values() if other.shape == one.shape and other.dtype == one.dtype]
             distance = min((float((other - one).abs().max()) for other in alike if one.numel()), default=None)
             near = "no tensor of that size" if distance is None else f"the nearest differs by {distance:.2g}"
             return f"result {number} of {one.dtype}{list(one.shape)}: {near}"
     return None
 
 
-def _other_state(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *, values: bool) -> str | None:
+def _other_state(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], far: Mapping[str, float], *, values: bool
+) -> str | None:
     for name, one in expected.items():
         other = found.get(name)
-        if other is not None and not _equal(one, other, values=values):
+        if other is not None and not _equal(one, other, far.get(name), values=values):
             return f"the buffer {name} differs"
     return None
 
 
-def _equal(one: Tensor, other: Tensor, *, values: bool) -> bool:
+def _equal(one: Tensor, other: Tensor, far: float | None, *, values: bool) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not values:
         return True
     one, other = one.detach(), other.detach()
+    if far is not None and one.numel() and float((one - other).abs().max()) <= far:
+        return True
     limit = 2e-2 if one.dtype in (torch.float16, torch.bfloat16) else 2e-3
     scale = float(one.abs().max()) if one.numel() and one.is_floating_point() else 1.0
     limits: Any = {"rtol": limit, "atol": limit * max(scale, 1e-3)} if one.is_floating_point() else {}

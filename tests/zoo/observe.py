@@ -104,6 +104,20 @@ def difference(expected: Observation, actual: Observation, rounded: Observation 
     return None
 
 
+def distances(expected: Observation, rounded: Observation | None, kind: str) -> dict[str, float]:
+    """How far values may be from what is expected, by path: see :func:`difference`; none where sizes differ."""
+    if rounded is None:
+        return {}
+    found = dict[str, float]()
+    for path, one in getattr(expected, kind).items():
+        other = getattr(rounded, kind).get(path)
+        if not isinstance(one, Kept) or not isinstance(other, Kept) or one.values.shape != other.values.shape:
+            continue
+        if one.values.is_floating_point() and one.values.numel():
+            found[path] = _FARTHER * float((one.values - other.values).abs().max())
+    return found
+
+
 _FARTHER = 4  # times as far as what differs by roundings
 
 

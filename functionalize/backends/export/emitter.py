@@ -47,6 +47,11 @@ class Emitter:
         args, kwargs = pytree.tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
         if node.op == "call_function" and not isinstance(node.target, OpOverload) and _of_numbers(node, args, kwargs):
             return node.target(*args, **kwargs)  # type: ignore[operator]
+        if node.target in _DIFFERENTIABLE:
+            self.at(node)
+            made = _DIFFERENTIABLE[node.target](self, *args)
+            self.at(None)
+            return made
         args = counting(node.target, args, lambda arg: arg.meta["val"] if isinstance(arg, Node) else arg)
         args = self._without_gradients(node.target, _loadable(node.target, args, kwargs))
         made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
@@ -118,6 +123,18 @@ class Emitter:
         with self.fakes.mode:
             made: torch.Tensor = op(value, *args)
         return made
+
+
+def _as_complex(emitter: Emitter, x: Node) -> Node:
+    real, imaginary = (emitter.call(aten.select.int, x, -1, part) for part in range(2))
+    return emitter.call(aten.complex.default, real, imaginary)
+
+
+# Copies of complex numbers through which torch takes no gradients.
+_DIFFERENTIABLE: dict[Any, Callable[..., Node]] = {
+    aten.view_as_complex_copy.default: _as_complex,
+    aten._conj_copy.default: lambda emitter, x: emitter.call(aten.conj_physical.default, x),
+}
 
 
 class _Lazy:
