@@ -87,7 +87,7 @@ def compared(function: Any, arguments: Any, expected: Any, after: Any, name: str
         expected, outputs = expected[: TIES[name]], outputs[: TIES[name]]
     if name in PHASES:
         expected, outputs = (expected[0], expected[1].abs()), (outputs[0], np.abs(outputs[1]))
-    if name in ORDERS and _orders_alike(arguments[0], expected, outputs):
+    if name in ORDERS and orders_alike(arguments[0], expected, outputs):
         outputs = expected
     found = alike(expected, outputs)
     pairs = [(one, written.get(name, from_torch(old))) for name, one, old in zip(names, after, arguments, strict=True)]
@@ -110,7 +110,7 @@ def alike(expected: Any, actual: Any, *, values: bool = True) -> tuple[str, str]
     return RIGHT, ""
 
 
-def _orders_alike(values: torch.Tensor, expected: Any, outputs: Any) -> bool:
+def orders_alike(values: torch.Tensor, expected: Any, outputs: Any) -> bool:
     """Whether both orders put the same values into each place, along some dimension."""
     wanted, found = (pytree.tree_leaves(one)[-1] for one in (expected, outputs))
     one, two = torch.from_numpy(np.asarray(wanted)), torch.from_numpy(np.array(found))

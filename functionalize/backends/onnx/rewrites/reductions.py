@@ -215,6 +215,12 @@ def sort(values: Any, *, stable: bool | None = None, dim: int = -1, descending: 
     return aten.sort.default(values, dim, descending)
 
 
+@rewrite(aten.nonzero.default)
+def nonzero(values: Any) -> Any:
+    """Of a tensor without dimensions, whose places are rows of no numbers."""
+    return NotImplemented if values.dim() else aten.nonzero.default(values.reshape(1)).narrow(1, 0, 0)
+
+
 def _on_one_element(op: Any) -> Rewrite:
     """Along a dimension of a tensor that has none."""
 

@@ -47,6 +47,35 @@ for _types, _ops in _ROWS.items():
         rewrite(_op)(_through_32_bits(_op, _types))
 
 
+# ONNX Runtime adds up, and compares, at the places of a scatter in these types alone, and says so when it runs.
+_SCATTERED = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.int32}
+
+
+def _scattered(op: Any) -> Rewrite:
+    """A scatter that reduces what goes to one place, in a type that has one."""
+
+    def converted(values: Any, dim: int, index: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        wide = _SCATTERED.get(values.dtype)
+        if wide is None:
+            return NotImplemented
+        return op(values.to(wide), dim, index, source.to(wide), *args, **kwargs).to(values.dtype)
+
+    return converted
+
+
+for _op in (aten.scatter_add.default, aten.scatter_reduce.two):
+    rewrite(_op)(_scattered(_op))
+
+
+@rewrite(aten.index_put.default)
+def index_put(base: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """As other scatters that add up."""
+    wide = _SCATTERED.get(base.dtype) if accumulate else None
+    if wide is None:
+        return NotImplemented
+    return aten.index_put.default(base.to(wide), indices, values.to(wide), True).to(base.dtype)
+
+
 @rewrite(aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
 def rounded(values: Any) -> Any:
     """Of whole numbers, which are."""
