@@ -347,3 +347,39 @@ def test_gradients_through_complex_numbers() -> None:
     gradients = [torch.autograd.grad(result.sin().sum(), x) for result in results]
     torch.testing.assert_close(*gradients)
     assert not [node for node in exported.graph.nodes if getattr(node.target, "is_view", False)]
+
+
+class Positions(torch.nn.Module):
+    """Makes tables at its first call: of constants, of a buffer, of a parameter."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source, self.table = source, None
+        self.rates, self.scales = torch.nn.Buffer(torch.rand(4), persistent=False), torch.nn.Parameter(torch.rand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or self.table.size(0) != x.size(0):
+            rates = {"constants": torch.ones(4), "buffer": self.rates, "parameter": self.scales}[self.source]
+            self.table = torch.outer(torch.arange(float(x.size(0))), rates.detach()).cos()  # type: ignore[assignment]
+        return x * self.table * self.scales  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("source", ["constants", "buffer"])
+def test_what_the_first_call_makes_of_constants(source: str) -> None:
+    module = Positions(source)
+    run = saved_and_loaded(capture(module, (torch.randn(3, 4),)).to_exported_program()).module()
+    assert module.table is None
+    for x in torch.randn(3, 3, 4):
+        torch.testing.assert_close(run(x), module(x))
+
+
+def test_what_the_first_call_makes_of_parameters_is_refused() -> None:
+    """Which are others by the first call, if somebody loads them."""
+    module = Positions("parameter")
+    program = capture(module, (torch.randn(3, 4),))
+    with pytest.raises(UnsupportedExportError, match=r"(?s)the first call makes `table`.*try  call the program once"):
+        program.to_exported_program()
+    program(torch.randn(3, 4))
+    run = saved_and_loaded(program.to_exported_program()).module()
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(run(x), module(x))

@@ -44,7 +44,7 @@ def check_first_call(found: Exportable, to: str) -> None:
             raise _refusal(to, f"the first call decides otherwise than later ones: {decision}")
     pairs = [*zip(one.leaves, other.leaves, strict=True)]
     for number, output in found.made.items():
-        pairs.append((one.value(GraphValue(alias=output)), other.after.get(number)))
+        pairs.append((one.value(GraphValue(alias=output)), other.after.get(number, found.inputs[number])))
     targets = {entry.target: number for number, entry in enumerate(later.program.metadata.inputs)}
     for number, value in one.after.items():
         target = first.program.metadata.inputs[number].target

@@ -1,10 +1,11 @@
 """The program of later calls: what the first call makes (the state of an optimizer, a cache) is there from the start.
 
 A first call and a later one are two programs, and an exported one is called again and again. So the program is captured
-as it is when its state is there, and begins with zeros in its place; where the first call does another thing with
-nothing than a later one with zeros, it is refused.
+as it is when its state is there, and begins with zeros in its place, or with what the first call makes of constants,
+where it stays (a table of positions); where the first call does another thing with nothing than a later one with these,
+it is refused.
 
-Invariant: objects are afterwards as they were. Limits: what is made is zeros, as far as later calls can tell.
+Invariant: objects are afterwards as they were. Limits: what is made is that, as far as later calls can tell.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.fx.node import map_arg
 
 from functionalize._torch.autograd import leave_gradient
 from functionalize.backends.export.effects import EffectReader, applied, changed_entries
@@ -24,8 +28,9 @@ from functionalize.backends.export.returned import Returned, returned
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.containers import entry, write
-from functionalize.runtime.metadata import AliasKind, ProgramMetadata
+from functionalize.runtime.metadata import AliasKind, GraphInput, ProgramMetadata
 from functionalize.runtime.objects import Maker
+from functionalize.runtime.random_state import is_random
 from functionalize.runtime.slots import NumberSlot, Slot
 from functionalize.runtime.specialization import Specialization
 from functionalize.runtime.undoing import to_the_end
@@ -81,6 +86,10 @@ def _exportable(program: CapturedProgram, call: ExampleCall, effects: EffectRead
     if not moved:
         later_inputs = _as_before(later, later_inputs)
     fresh = {number: made[id(value)] for number, value in enumerate(later_inputs) if id(value) in made}
+    for number in fresh.keys() - {one.input for one in (*later.program.metadata.mutations, *found.rebindings)}:
+        constant = _of_constants(call, fresh[number])
+        if constant is not None:
+            later_inputs[number].copy_(constant)
     return Exportable(later, later_inputs, found, results, fresh, None if moved else call)
 
 
@@ -165,3 +174,40 @@ def _number(node: Any) -> Any:
     if isinstance(value, torch.SymFloat):
         return 0.5
     return 1 if isinstance(value, torch.SymInt) else value
+
+
+def _of_constants(call: ExampleCall, output: int) -> Any:
+    """What an output of a first call comes to, where that depends on constants alone, and on buffers that stay."""
+    metadata = call.program.metadata
+    result = _results(call)[metadata.outputs[output].result]  # type: ignore[index]
+    written = {one.input for one in metadata.mutations}
+    placeholders = call.program.recorded.graph.find_nodes(op="placeholder")
+    numbers = dict(zip(placeholders, metadata.taken, strict=True))
+    needed, open_ends = set[Node](), [result]
+    while open_ends:
+        node = open_ends.pop()
+        if node in needed:
+            continue
+        number = numbers.get(node)
+        if is_random(node) or (number is not None and (number in written or not _stays(metadata.inputs[number]))):
+            return None
+        needed.add(node)
+        open_ends += node.all_input_nodes
+    values: dict[Node, Any] = {}
+    module = call.program.graph_module
+    for node in call.program.recorded.graph.nodes:
+        if node in needed:
+            values[node] = call.inputs[numbers[node]] if node in numbers else _computed(module, node, values)
+    return values[result]
+
+
+def _stays(entry: GraphInput) -> bool:
+    return entry.argument is None and entry.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def _computed(module: Any, node: Node, values: Mapping[Node, Any]) -> Any:
+    if node.op == "get_attr":
+        return functools.reduce(getattr, str(node.target).split("."), module)
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    with torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
