@@ -17,7 +17,7 @@ from functionalize.runtime.bindings import bound
 from functionalize.runtime.graph_forms import executable
 from tests.opinfo.cases import op_names, op_table
 
-SHARDS = 16
+SHARDS = 24
 DTYPES = torch.float32, torch.int64, torch.complex64
 pytree = torch.utils._pytree
 

@@ -528,7 +528,7 @@ def test_model_in_evaluation(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.slow(seconds=60)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.full), True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.full) for name in [*MODELS][1:])])
 def test_inductor_equals_eager(name: str, dynamic: bool) -> None:
     model, size = model_of(name)

@@ -987,3 +987,31 @@ def test_draws_without_a_generator_that_may_have_one(name: str, tmp_path: Path) 
         assert first.shape == expected.shape and first.dtype.is_floating_point == expected.dtype.is_floating_point
         assert name == "randperm" or not torch.equal(first, second)
         assert name != "randperm" or sorted(first.tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}], ids=str)
+def test_steps_of_recurrent_layers(options: dict[str, Any], tmp_path: Path) -> None:
+    def step() -> Callable[[Tensor], Tensor]:
+        torch.manual_seed(0)
+        layers = nn.LSTM(4, 5, batch_first=True, **options)
+        first = nn.Parameter(torch.randn((1 + layers.bidirectional) * layers.num_layers, 2, 5))
+        optimizer = torch.optim.SGD([*layers.parameters(), first], 0.5)
+
+        def run(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            output, (hidden, cell) = layers(x, (first, torch.zeros_like(first)))
+            loss: Tensor = output.square().mean() + hidden.sin().mean() + cell.square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return run
+
+    eager, x = step(), torch.randn(4, 2, 3, 4)
+    program = capture(step(), (x[0],))
+    runs = [route(program, tmp_path) for route in (_module, _onnx, _stablehlo)]
+    for batch in x:
+        expected = eager(batch)
+        for run in runs:
+            torch.testing.assert_close(torch.as_tensor(run(batch)), expected)

@@ -354,14 +354,15 @@ class Positions(torch.nn.Module):
 
     def __init__(self, source: str) -> None:
         super().__init__()
-        self.source, self.table = source, None
+        self.source = source
+        self.table: Tensor | None = None
         self.rates, self.scales = torch.nn.Buffer(torch.rand(4), persistent=False), torch.nn.Parameter(torch.rand(4))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.table is None or self.table.size(0) != x.size(0):
             rates = {"constants": torch.ones(4), "buffer": self.rates, "parameter": self.scales}[self.source]
-            self.table = torch.outer(torch.arange(float(x.size(0))), rates.detach()).cos()  # type: ignore[assignment]
-        return x * self.table * self.scales  # type: ignore[operator]
+            self.table = torch.outer(torch.arange(float(x.size(0))), rates.detach()).cos()
+        return x * self.table * self.scales
 
 
 @pytest.mark.parametrize("source", ["constants", "buffer"])

@@ -38,6 +38,7 @@ def _failures(seeds: range) -> list[str]:
 
 @pytest.mark.parametrize("shard", [pytest.param(n, marks=[pytest.mark.slow] * (n >= QUICK)) for n in range(SHARDS)])
 @pytest.mark.slow
+@pytest.mark.every(2)
 def test_programs_equal_eager(shard: int) -> None:
     failures = _failures(range(shard * FAST, (shard + 1) * FAST))
     assert not failures, "\n\n".join(failures)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph
 
-from functionalize.backends import gpu_kernels
+from functionalize.backends import gpu_kernels, recurrent_layers
 from functionalize.backends.devices import on_cpu
 
 aten = torch.ops.aten
@@ -43,7 +43,8 @@ def test_attention(kernel: str, how: str) -> None:
         how = "plain"  # it takes none
     query, key, value = (torch.randn(2, 3, size, 8, requires_grad=True) for size in (6, 9, 9))
     mask = torch.randn(2, 3, 6, 9) if how == "mask" else None
-    causal, options = how == "causal", {"scale": 0.3}
+    causal = how == "causal"
+    options: Any = {"scale": 0.3}
     expected = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, **options)
     gradient = torch.randn_like(expected)
     of_inputs = torch.autograd.grad(expected, [query, key, value], gradient)
@@ -57,7 +58,7 @@ def test_attention(kernel: str, how: str) -> None:
     assert forward(*tensors, *masks, 0.5, causal, **options) is NotImplemented
 
 
-LAYERS = {
+LAYERS: dict[str, Any] = {
     "LSTM": lambda **options: nn.LSTM(4, 5, **options),
     "GRU": lambda **options: nn.GRU(4, 5, **options),
     "tanh": lambda **options: nn.RNN(4, 5, nonlinearity="tanh", **options),
@@ -80,11 +81,28 @@ def test_recurrent_layers(name: str, both: bool, biases: bool) -> None:
     with torch.no_grad():
         expected = layers(data, tuple(states) if states[1] is not None else states[0])
         stride = (4 if biases else 2) + (projected > 0)
-        sizes = MODES[name], 5, projected, 2, False, 0.0, True, both, [], None
-        output, hidden, cell, *_ = gpu_kernels.cudnn_layers(data, layers._flat_weights, stride, None, *states, *sizes)
+        sizes: Any = MODES[name], 5, projected, 2, False, 0.0, True, both, [], None
+        given: Any = data, layers._flat_weights, stride, None, *states
+        output, hidden, cell, *_ = recurrent_layers.cudnn_layers(*given, *sizes)
     torch.testing.assert_close(output, expected[0])
     found = (hidden, cell) if states[1] is not None else hidden
     torch.testing.assert_close(found, expected[1])
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("biases", [False, True])
+def test_gradients_of_recurrent_layers(both: bool, biases: bool) -> None:
+    layers = nn.LSTM(4, 5, num_layers=2, bidirectional=both, bias=biases)
+    data, *states = (torch.randn(size, requires_grad=True) for size in ((3, 2, 4), *[(2 + 2 * both, 2, 5)] * 2))
+    output, last = layers(data, tuple(states))
+    weights = list(layers.parameters())
+    gradients = [torch.randn_like(one) for one in (output, *last)]
+    expected = torch.autograd.grad([output, *last], [data, *states, *weights], gradients)
+    given = data, weights, 4 if biases else 2, None, *states, output, *gradients
+    sizes: Any = 2, 5, 0, 2, False, 0.0, True, both, [], None, None, [True] * 4
+    with torch.no_grad():
+        *found, of_weights = recurrent_layers.cudnn_layers_backward(*given, *sizes)
+    torch.testing.assert_close((*found, *of_weights), expected)
 
 
 @pytest.mark.parametrize("biases", [False, True])
@@ -98,7 +116,7 @@ def test_cells(biases: bool) -> None:
             expected = module(data, state if len(state) > 1 else hidden)
             gates = data @ module.weight_ih.t(), hidden @ module.weight_hh.t()
             given = (module.bias_ih, module.bias_hh) if biases else ()
-            *found, _ = run(*gates, state[-1], *given)  # type: ignore[operator]
+            *found, _ = run(*gates, state[-1], *given)
         torch.testing.assert_close(tuple(found) if len(found) > 1 else found[0], expected)
 
 
@@ -115,5 +133,5 @@ def test_a_graph_of_a_gpu_on_the_cpu() -> None:
     placeholder, made, *_ = moved.nodes
     assert (placeholder.meta["val"].device.type, placeholder.meta["val"].stride()) == ("cpu", (1, 2))
     assert (made.kwargs["device"], made.meta["val"].device) == (torch.device("cpu"), torch.device("cpu"))
-    assert x.meta["val"] is there and ones.kwargs["device"].type == "cuda"
+    assert x.meta["val"] is there and ones.kwargs["device"] == torch.device("cuda")
     assert on_cpu(moved) is moved

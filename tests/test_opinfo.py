@@ -15,7 +15,7 @@ from tests.opinfo.check import FAILED, PASSED, Verdict, check
 from tests.opinfo.runner import Job, Runner
 from tests.opinfo.strides import trusting
 
-SHARDS = 48
+SHARDS = 72
 pytestmark = pytest.mark.slow  # loading the database takes seconds
 
 

@@ -1,4 +1,4 @@
-"""What torch runs on a GPU alone, kernels of attention and of recurrent layers, by operators that engines have.
+"""What torch runs on a GPU alone, kernels of attention and of recurrent cells, by operators that engines have.
 
 Invariant: a row computes what the kernel computes, but for what only the kernel's own backward reads (states of random
 numbers); for arguments that it does not take it gives NotImplemented. Limits: without dropout, whose random numbers are
@@ -12,11 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize.transform.handlers.recurrent_layers import CELLS, run_layer, weights_of
-
 aten = torch.ops.aten
-_NAMES = ("rnn_relu", "rnn_tanh", "lstm", "gru")  # by cuDNN's numbers
-_LSTM = 2
 
 
 def _attention(
@@ -98,46 +94,6 @@ def _with_lengths(found: Any, query: Any, key: Any) -> Any:
     return *found, *unread[:2], query.size(2), key.size(2), *unread[2:]
 
 
-def cudnn_layers(
-    data: Any, flat: Sequence[Any], stride: int, buffer: Any, first: Any, cell: Any, mode: int, size: Any,
-    projected: Any, count: int, batch_first: bool, dropout: float, train: bool, both: bool, batch_sizes: Sequence[Any],
-    state: Any,
-) -> Any:  # fmt: skip
-    """Recurrent layers of sequences of one length, one above the other."""
-    if (dropout and train and count > 1) or batch_first or batch_sizes or type(data.size(0)) is not int:
-        return NotImplemented
-    projects = bool(projected)
-    weights = list(weights_of(flat, stride - projects == 4, projects))
-    last, given = list[Any](), [first] if cell is None else [first, cell]
-    for number in range(count):
-        outputs = []
-        for backwards in range(1 + both):
-            at = number * (1 + both) + backwards
-            output, ended = _layer(mode, data, [one[at] for one in given], weights[at], bool(backwards))
-            outputs.append(output)
-            last.append(ended)
-        data = torch.cat(outputs, 2) if both else outputs[0]
-    ends = [torch.stack(parts) for parts in zip(*last, strict=True)]
-    return data, ends[0], ends[1] if len(ends) > 1 else data.new_zeros([0]), _unread(data), data.new_zeros([0])
-
-
-def _layer(mode: int, data: Any, first: Sequence[Any], weights: Any, backwards: bool) -> tuple[Any, Sequence[Any]]:
-    """One layer in one direction: an LSTM as the CPU's operator for one, of which backends have rows."""
-    if mode == _LSTM and weights.projection is None:
-        biases = weights.input_bias is not None
-        two = (weights.input_bias, weights.hidden_bias) if biases else (data.new_zeros([0]), data.new_zeros([0]))
-        sizes = weights.hidden.size(1), 1, biases, False, False, False
-        given = (one.unsqueeze(0) for one in first)
-        op = aten.mkldnn_rnn_layer.default
-        output, *last = op(data, weights.input, weights.hidden, *two, *given, backwards, [], mode, *sizes)[:3]
-        return output, [one.squeeze(0) for one in last]
-    steps, rows = data.size()[:2]
-    output, last = run_layer(
-        CELLS[_NAMES[mode]], data.reshape(steps * rows, -1), [rows] * steps, tuple(first), weights, backwards
-    )
-    return output.reshape(steps, rows, -1), last
-
-
 def _with(gates: Any, bias: Any) -> Any:
     return gates if bias is None else gates + bias
 
@@ -165,7 +121,6 @@ GPU_KERNELS: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_backward.default: flash_attention_backward,
     aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
     aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,
-    aten._cudnn_rnn.default: cudnn_layers,
     aten._thnn_fused_lstm_cell.default: lstm_cell,
     aten._thnn_fused_gru_cell.default: gru_cell,
 }

@@ -12,31 +12,9 @@ from typing import Any
 import torch
 
 from functionalize.backends.gpu_kernels import GPU_KERNELS
+from functionalize.backends.recurrent_layers import LAYERS
 
 aten = torch.ops.aten
-LSTM = 2  # among the kinds of layers
-
-
-def recurrent_layer(*args: Any) -> Any:
-    """One direction of one layer of an LSTM, step by step: for sequences of one length."""
-    inputs, *weights, first, first_cell, reverse, _, mode, _, _, has_biases, _, _, _ = args
-    if mode != LSTM or type(inputs.size(0)) is not int:
-        return NotImplemented
-    hidden, cell = (one.reshape(one.size()[-2:]) for one in (first, first_cell))  # some have a dimension of layers
-    of_input, of_hidden = weights[:2]
-    bias = weights[2] + weights[3] if has_biases else None
-    before = inputs @ of_input.t()
-    before = before if bias is None else before + bias
-    outputs = []
-    for step in range(inputs.size(0)):
-        gates = before.select(0, inputs.size(0) - 1 - step if reverse else step) + hidden @ of_hidden.t()
-        enters, forgets, new, leaves = gates.chunk(4, -1)
-        cell = forgets.sigmoid() * cell + enters.sigmoid() * new.tanh()
-        hidden = leaves.sigmoid() * cell.tanh()
-        outputs.append(hidden)
-    outputs = outputs[::-1] if reverse else outputs
-    last = hidden.reshape(first.size()), cell.reshape(first_cell.size())
-    return torch.stack(outputs), *last, inputs.new_zeros([0], dtype=torch.uint8)
 
 
 def places(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Any:
@@ -115,7 +93,6 @@ def _drawing() -> Iterator[tuple[Any, Callable[..., Any]]]:
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     **dict(_drawing()),
-    aten.mkldnn_rnn_layer.default: recurrent_layer,
     aten.as_strided_scatter.default: as_strided_scatter,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
@@ -123,6 +100,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
     aten._trilinear.default: trilinear,
     **GPU_KERNELS,
+    **LAYERS,
 }
 
 # Of these, what torch takes apart into something else, and for autograd before any table is asked.

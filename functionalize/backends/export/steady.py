@@ -86,7 +86,8 @@ def _exportable(program: CapturedProgram, call: ExampleCall, effects: EffectRead
     if not moved:
         later_inputs = _as_before(later, later_inputs)
     fresh = {number: made[id(value)] for number, value in enumerate(later_inputs) if id(value) in made}
-    for number in fresh.keys() - {one.input for one in (*later.program.metadata.mutations, *found.rebindings)}:
+    changing = {one.input for one in later.program.metadata.mutations} | {one.input for one in found.rebindings}
+    for number in fresh.keys() - changing:
         constant = _of_constants(call, fresh[number])
         if constant is not None:
             later_inputs[number].copy_(constant)
