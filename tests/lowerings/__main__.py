@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ops", default="", help="a regular expression that names match")
     parser.add_argument("--shard", default="1/1", help="the N-th of M parts, as N/M")
     parser.add_argument("--samples", type=int, default=3, help="of each operator and dtype")
-    parser.add_argument("--dtypes", default="float32,int64,bool,float16,complex64")
+    parser.add_argument("--dtypes", help="default: float32,int64,bool,float16,complex64; with --gradients float64")
     parser.add_argument("--to", choices=["jax", "onnx"], default="jax")
     parser.add_argument("--gradients", action="store_true", help="compare gradients, in float64 unless told otherwise")
     options = parser.parse_args(arguments)
@@ -32,11 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
         from tests.lowerings.onnx import check as checked
     elif options.gradients:
         from tests.lowerings.gradients import check as checked
+    dtypes = options.dtypes or ("float64" if options.gradients else "float32,int64,bool,float16,complex64")
     part, parts = map(int, options.shard.split("/"))
     names = [name for name in op_names() if re.search(options.ops, name)][part - 1 :: parts]
     ops: Counter[str] = Counter()
     for name in names:
-        outcomes = [safely(case, checked) for case in cases_of(name, options.dtypes.split(","), options.samples)]
+        outcomes = [safely(case, checked) for case in cases_of(name, dtypes.split(","), options.samples)]
         kinds = Counter(outcome.kind for outcome in outcomes)
         verdict = next((kind for kind in (WRONG, REFUSED, RIGHT) if kinds[kind]), SKIPPED)
         ops[verdict] += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.onnx.rewrites.registry import rewrite
+from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
 
 aten = torch.ops.aten
 
@@ -47,3 +47,25 @@ def uniform(like: Any, low: float = 0.0, high: float = 1.0, *, generator: Any = 
 def randperm(count: Any, *, dtype: Any = None, **_: Any) -> Any:
     _, order = aten.sort.default(aten.rand.default([count], dtype=torch.float64))
     return order if dtype is None else order.to(dtype)
+
+
+_STEPS = {torch.float16: 2**11, torch.bfloat16: 2**8}  # of numbers between 0 and 1, as eager draws them: never 1
+
+
+def _in_32_bits(op: Any, uniform: bool) -> Rewrite:
+    """With dtypes that the engine draws in: float32 and float64."""
+
+    def drawn(like: Any, *args: Any, **options: Any) -> Any:
+        dtype = options.get("dtype") or (like.dtype if isinstance(like, torch.Tensor) else torch.get_default_dtype())
+        if dtype in (torch.float32, torch.float64):
+            return NotImplemented
+        numbers, steps = op(like, *args, **options | {"dtype": torch.float32}), _STEPS.get(dtype, 1)
+        return ((numbers * steps).floor() / steps if uniform else numbers).to(dtype)
+
+    return drawn
+
+
+for _op in (aten.rand.default, aten.rand_like.default):
+    rewrite(_op)(_in_32_bits(_op, uniform=True))
+for _op in (aten.randn.default, aten.randn_like.default):
+    rewrite(_op)(_in_32_bits(_op, uniform=False))
