@@ -680,3 +680,21 @@ def test_bags_of_embeddings(mode: str, dtype: torch.dtype) -> None:
         program = capture(run, (indices, offsets)).to_jax()
         _, found = program.jit()(program.initial_state, from_torch(indices), from_torch(offsets))
         torch.testing.assert_close(tuple(map(to_torch, found)), run(indices, offsets))
+
+
+def test_products_are_as_precise_as_torch_is_set_to() -> None:
+    """On a CPU all are; on GPUs and TPUs what is not told rounds more than eager."""
+    program, x = capture(torch.nn.Linear(3, 2), (torch.ones(4, 3),)).to_jax(), jnp.ones((4, 3))
+
+    def precision() -> str:
+        return str(jax.make_jaxpr(lambda x: program(program.initial_state, x))(x))
+
+    assert "precision=(Precision.HIGHEST, Precision.HIGHEST)" in precision()
+    with jax.default_matmul_precision("high"):
+        assert "precision=(Precision.HIGH, Precision.HIGH)" in precision()
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert "Precision.HIGH" not in precision()
+    finally:
+        torch.set_float32_matmul_precision(before)
