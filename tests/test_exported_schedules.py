@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
 from functionalize import capture
+from tests.fuzz.schedules import verdict
 
 CALLS = 11
 Scheduler = Callable[[torch.optim.Optimizer], Any]
@@ -191,3 +192,9 @@ def test_a_function_of_a_schedule_may_write_to_a_tensor() -> None:
         module(torch.ones(4, 3)), reference(torch.ones(4, 3))
     counted = [value for value in module.buffers() if value.shape == () and value == expected]
     assert len(counted) == 1 and expected == 10 and count == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(2))
+def test_random_functions_as_schedules(shard: int) -> None:
+    assert not [found for seed in range(4 * shard, 4 * shard + 4) if (found := verdict(seed))]
