@@ -6,6 +6,7 @@ Each program is made twice, and called three times in a row from the same random
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from functionalize import capture, functionalize
 from functionalize.errors import InputMismatchError
+from tests.export_programs import on_jax
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, which all of these programs run on")
 
@@ -327,3 +329,55 @@ def test_a_graph_of_cuda_replays_a_captured_program() -> None:
     graph.replay()
     expected = want_x.add_(y).relu_() * 2
     torch.testing.assert_close((result, x), (expected, want_x))
+
+
+EXPORTED = (
+    *("convolutions", "LSTM", "GRU, two directions", "encoder, eval", "embeddings", "group norm", "attention, float32"),
+    *("attention, bfloat16, causal", "decode", "step of Adam, a loop"),
+)
+
+
+def exported(route: str, program: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> Callable[..., Any]:
+    """A program by a route, as a function of tensors on the GPU."""
+    if route == "module":
+        run: Callable[..., Any] = capture(program, args).to_exported_program().module()
+        return run
+    if route == "onnx":
+        pytest.importorskip("onnxruntime")
+        from functionalize.backends import onnx
+
+        elsewhere: Any = onnx.load(capture(program, args).to_onnx(folder / "program.onnx"))
+    else:
+        pytest.importorskip("jax")
+        elsewhere = on_jax(program, args)
+
+    def on_cpu(*args: Tensor) -> Any:
+        there = [arg.cpu() for arg in args]
+        results = elsewhere(*there)
+        for arg, value in zip(args, there, strict=True):
+            arg.copy_(value)
+        return results
+
+    return on_cpu
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("route", ["module", "onnx", "jax"])
+def test_exports_equal_eager(name: str, route: str, tmp_path: Path) -> None:
+    def made() -> Made:
+        torch.manual_seed(0)
+        program, args = PROGRAMS[name]()
+        return program, tuple(arg.detach() for arg in args)
+
+    program, args = made()
+    state = torch.cuda.get_rng_state()
+    run = exported(route, program, args, tmp_path)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    other, wanted = made()
+    for _ in range(3):
+        found, expected = run(*args), other(*wanted)
+        pairs = zip(*(torch.utils._pytree.tree_leaves(one) for one in (found, expected)), strict=True)
+        coarse = 2e-2 if "bfloat16" in name else 1e-4
+        for one, value in pairs:
+            torch.testing.assert_close(torch.as_tensor(one).cpu(), value.detach().cpu(), rtol=coarse, atol=coarse)
+        torch.testing.assert_close(args, wanted, rtol=coarse, atol=coarse)
