@@ -1015,3 +1015,43 @@ def test_steps_of_recurrent_layers(options: dict[str, Any], tmp_path: Path) -> N
         expected = eager(batch)
         for run in runs:
             torch.testing.assert_close(torch.as_tensor(run(batch)), expected)
+
+
+SCATTERS: dict[str, Callable[..., Tensor]] = {
+    "scatter_add": lambda base, index, values: base.scatter_add(0, index, values),
+    "amin": lambda base, index, values: base.scatter_reduce(0, index, values, "amin"),
+    "amax of others": lambda base, index, values: base.scatter_reduce(0, index, values, "amax", include_self=False),
+    "index_add": lambda base, index, values: base.index_add(0, index, values),
+    "index_put": lambda base, index, values: base.index_put((index,), values, accumulate=True),
+    "masked": lambda base, index, values: torch.ops.aten._unsafe_masked_index_put_accumulate(
+        base, values > 0, [index], values
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bool], ids=str)
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scatters_that_reduce_what_the_engine_has_no_kernel_for(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    args = torch.arange(5).to(dtype), torch.tensor([0, 2, 2, 4]), torch.tensor([3, 0, 5, 7]).to(dtype)
+    run = _onnx(capture(SCATTERS[name], args), tmp_path)
+    assert torch.equal(run(*args), SCATTERS[name](*args))
+
+
+def test_places_of_a_tensor_without_dimensions(tmp_path: Path) -> None:
+    run = _onnx(capture(torch.nonzero, (torch.tensor(0.0),)), tmp_path)
+    assert [run(torch.tensor(value)).shape for value in (0.0, 2.0)] == [(0, 0), (1, 0)]
+
+
+def test_statistics_that_an_evaluation_has_not(tmp_path: Path) -> None:
+    def normalized(x: Tensor, mean: Tensor, variance: Tensor) -> Any:
+        return torch.native_batch_norm(x, None, None, mean, variance, False, 0.1, 1e-5)
+
+    args = torch.randn(3, 2, 4), torch.rand(2), torch.rand(2)
+    found, expected = _onnx(capture(normalized, args), tmp_path)(*args), normalized(*args)
+    torch.testing.assert_close(tuple(found), expected)
+
+
+def test_losses_that_overflow_in_float16(tmp_path: Path) -> None:
+    args = torch.tensor([12.0, -12.5, 3.0]).half(), torch.tensor([-1.0, 1.0, 1.0]).half()
+    run = _onnx(capture(functional.soft_margin_loss, args), tmp_path)
+    torch.testing.assert_close(run(*args), functional.soft_margin_loss(*args))

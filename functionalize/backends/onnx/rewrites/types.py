@@ -67,7 +67,7 @@ for _op in (aten.scatter_add.default, aten.scatter_reduce.two):
     rewrite(_op)(_scattered(_op))
 
 
-@rewrite(aten.index_put.default)
+@rewrite(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(base: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
     """As other scatters that add up."""
     wide = _SCATTERED.get(base.dtype) if accumulate else None
