@@ -350,7 +350,7 @@ def test_gradients_through_complex_numbers() -> None:
 
 
 class Positions(torch.nn.Module):
-    """Makes tables at its first call: of constants, of a buffer, of a parameter."""
+    """Makes tables at its first call: of constants, of a buffer, of a parameter, also with gradients."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -360,12 +360,13 @@ class Positions(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.table is None or self.table.size(0) != x.size(0):
-            rates = {"constants": torch.ones(4), "buffer": self.rates, "parameter": self.scales}[self.source]
-            self.table = torch.outer(torch.arange(float(x.size(0))), rates.detach()).cos()
+            rates = {"constants": torch.ones(4), "buffer": self.rates}.get(self.source, self.scales)
+            rates = rates if self.source == "gradients" else rates.detach()
+            self.table = torch.outer(torch.arange(float(x.size(0))), rates).cos()
         return x * self.table * self.scales
 
 
-@pytest.mark.parametrize("source", ["constants", "buffer"])
+@pytest.mark.parametrize("source", ["constants", "buffer", "parameter"])
 def test_what_the_first_call_makes_of_constants(source: str) -> None:
     module = Positions(source)
     run = saved_and_loaded(capture(module, (torch.randn(3, 4),)).to_exported_program()).module()
@@ -374,9 +375,8 @@ def test_what_the_first_call_makes_of_constants(source: str) -> None:
         torch.testing.assert_close(run(x), module(x))
 
 
-def test_what_the_first_call_makes_of_parameters_is_refused() -> None:
-    """Which are others by the first call, if somebody loads them."""
-    module = Positions("parameter")
+def test_what_the_first_call_makes_with_gradients_is_refused() -> None:
+    module = Positions("gradients")
     program = capture(module, (torch.randn(3, 4),))
     with pytest.raises(UnsupportedExportError, match=r"(?s)the first call makes `table`.*try  call the program once"):
         program.to_exported_program()

@@ -1,9 +1,9 @@
 """The program of later calls: what the first call makes (the state of an optimizer, a cache) is there from the start.
 
 A first call and a later one are two programs, and an exported one is called again and again. So the program is captured
-as it is when its state is there, and begins with zeros in its place, or with what the first call makes of constants,
-where it stays (a table of positions); where the first call does another thing with nothing than a later one with these,
-it is refused.
+as it is when its state is there. It begins with zeros in its place, or, where later calls leave it alone, with what the
+first call makes of constants and of other state (a table of positions). Where the first call does another thing with
+nothing than a later one with these, it is refused.
 
 Invariant: objects are afterwards as they were. Limits: what is made is that, as far as later calls can tell.
 """
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from functionalize._torch.autograd import leave_gradient
+from functionalize._torch.exporting import STATE_KINDS
 from functionalize.backends.export.effects import EffectReader, applied, changed_entries
 from functionalize.backends.export.example_call import ExampleCall, concrete, with_arguments_apart, with_steps_followed
 from functionalize.backends.export.returned import Returned, returned
@@ -178,8 +178,13 @@ def _number(node: Any) -> Any:
 
 
 def _of_constants(call: ExampleCall, output: int) -> Any:
-    """What an output of a first call comes to, where that depends on constants alone, and on buffers that stay."""
+    """What an output of a first call comes to, where that depends on constants alone, and on state that stays.
+
+    Gradients through it to a parameter would be lost: one that requires some has no such value.
+    """
     metadata = call.program.metadata
+    if metadata.outputs[output].requires_grad:
+        return None
     result = _results(call)[metadata.outputs[output].result]  # type: ignore[index]
     written = {one.input for one in metadata.mutations}
     placeholders = call.program.recorded.graph.find_nodes(op="placeholder")
@@ -190,7 +195,7 @@ def _of_constants(call: ExampleCall, output: int) -> Any:
         if node in needed:
             continue
         number = numbers.get(node)
-        if is_random(node) or (number is not None and (number in written or not _stays(metadata.inputs[number]))):
+        if is_random(node) or (number is not None and (number in written or not _is_state(metadata.inputs[number]))):
             return None
         needed.add(node)
         open_ends += node.all_input_nodes
@@ -202,8 +207,8 @@ def _of_constants(call: ExampleCall, output: int) -> Any:
     return values[result]
 
 
-def _stays(entry: GraphInput) -> bool:
-    return entry.argument is None and entry.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+def _is_state(entry: GraphInput) -> bool:
+    return entry.argument is None and entry.kind in STATE_KINDS
 
 
 def _computed(module: Any, node: Node, values: Mapping[Node, Any]) -> Any:
