@@ -280,6 +280,7 @@ def test_evaluation_mode_writes_no_statistics(run: Any) -> None:
     assert refused.exit_code == 1 and "--eval is for modules" in refused.stderr
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -325,6 +326,7 @@ def test_export_writes_what_can_be_loaded(run: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(results[place], model(x))
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("kind", ["pt2", "onnx", "stablehlo", "jax"])
 def test_exported_files_are_run_with_their_state(run: Any, kind: str) -> None:

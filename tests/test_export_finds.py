@@ -303,6 +303,7 @@ def test_four_calls(name: str, route: str, tmp_path: Path) -> None:
 
 
 # Kernels that copy along a dimension that stays as it is, and others that take the scale there as well.
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("mode", "dims"),
     [("linear", 1), ("bilinear", 2), ("trilinear", 3), ("nearest", 1), ("nearest", 2), ("nearest-exact", 2)],
@@ -323,6 +324,7 @@ def test_scales_count_where_eager_takes_them(mode: str, dims: int, factor: float
     torch.testing.assert_close(to_torch(lowered(lowered.initial_state, from_torch(x))[1]), expected)
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize(("mode", "dims"), [("linear", 1), ("bilinear", 2), ("trilinear", 3), ("nearest", 2)])
 @pytest.mark.parametrize("factor", [1.3, pytest.param(2.4, marks=pytest.mark.full)])
@@ -676,6 +678,7 @@ def without_dimensions(x: Tensor, n: Tensor) -> Any:
     return one, n.sort(stable=True), x.max(0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize(
     "function", [whole_quotients, truths, of_no_elements, means_of_no_elements, without_dimensions]
@@ -907,6 +910,7 @@ class Gaps(nn.Module):
         return one * 1, other * 1, one.as_strided((16,), (1,), 0) * 1 if self.reads else one + 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
 def test_elements_of_shared_memory_that_nobody_shows(remove: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -978,6 +982,7 @@ DRAWS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_without_a_generator_that_may_have_one(name: str, tmp_path: Path) -> None:
     expected = DRAWS[name](torch.zeros(5))
@@ -989,6 +994,7 @@ def test_draws_without_a_generator_that_may_have_one(name: str, tmp_path: Path) 
         assert name != "randperm" or sorted(first.tolist()) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.every(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}], ids=str)
 def test_steps_of_recurrent_layers(options: dict[str, Any], tmp_path: Path) -> None:
@@ -1029,6 +1035,7 @@ SCATTERS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bool], ids=str)
 @pytest.mark.parametrize("name", SCATTERS)
 def test_scatters_that_reduce_what_the_engine_has_no_kernel_for(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def by_module(program: Any) -> tuple[Step, Callable[[], Mapping[str, Tensor]]]:
     return module, lambda: dict(module.named_buffers())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_step_goes_each_way_in_one_exported_program(name: str) -> None:
     check(SCHEDULERS[name], torch.optim.SGD, by_module)
@@ -107,6 +108,7 @@ def test_what_a_schedule_changes_besides_rates_changes(name: str) -> None:
     check(SCHEDULERS[name], torch.optim.AdamW, by_module)  # betas, in tuples
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["StepLR", "CosineAnnealingWarmRestarts", "SequentialLR", "LambdaLR"])
 def test_onnx_runtime_goes_each_way(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
@@ -119,6 +121,7 @@ def test_onnx_runtime_goes_each_way(name: str, tmp_path: Path) -> None:
     check(SCHEDULERS[name], torch.optim.SGD, by_onnx)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["StepLR", "MultiStepLR", "SequentialLR", "LambdaLR"])
 def test_jitted_jax_goes_each_way(name: str) -> None:
     pytest.importorskip("jax")

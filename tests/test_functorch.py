@@ -138,6 +138,7 @@ def same(call: Program, eager: Program, plain: Program, mode: Any) -> None:
     torch.testing.assert_close(y, x)
 
 
+@pytest.mark.every(2)
 @WHILE
 @EITHER
 @pytest.mark.parametrize(("name", "func"), cases())
@@ -146,6 +147,7 @@ def test_over_a_functionalized_function(name: str, func: Program, mode: Any, rem
     same(apply(functionalize(func, remove=remove)), apply(func), apply(func), mode)
 
 
+@pytest.mark.every(2)
 @WHILE
 @EITHER
 @pytest.mark.parametrize(("name", "func"), cases())
@@ -310,6 +312,7 @@ def test_what_the_program_traces_is_left_as_it_is() -> None:
     assert found[-2:] == (["select.int", "mul_.Tensor"], "copy_.default")
 
 
+@pytest.mark.every(2)
 @WHILE
 @pytest.mark.parametrize("inner", REMOVES)
 @EITHER

@@ -63,6 +63,7 @@ def test_more_programs_equal_eager(shard: int) -> None:
     assert not failures, "\n\n".join(failures)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(CALLED))
 def test_other_calls_equal_eager(seed: int) -> None:
     """A captured program is called otherwise than it was captured; each call equals eager, or is refused."""

@@ -91,6 +91,7 @@ def observed(
     return flags, [(t.stride(), t.detach().clone()) for t in shown], grad
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_programs(shard: int) -> None:
     equal = refused = 0
@@ -114,6 +115,7 @@ def test_random_programs(shard: int) -> None:
     assert equal > refused
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_programs_called_otherwise(shard: int) -> None:
     """With other inputs than those of the capture, and under other modes."""

@@ -182,6 +182,7 @@ CASES = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_further_derivatives_are_those_of_eager(name: str, way: Callable[..., Run]) -> None:
     torch.manual_seed(1)

@@ -595,6 +595,7 @@ def test_the_backend_of_the_examples_runs(capsys: pytest.CaptureFixture[str]) ->
     assert len(path.read_text().splitlines()) <= 150
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_programs_of_all_exporters(name: str) -> None:
@@ -658,6 +659,7 @@ def test_written_whole_numbers_wrap_around() -> None:
     torch.testing.assert_close(tuple(map(to_torch, found)), run(x))
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

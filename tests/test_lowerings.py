@@ -36,12 +36,14 @@ def test_the_core_set_is_covered() -> None:
     assert kinds["missing"] == 0 and kinds["refused"] == 3 and kinds["row"] >= 170
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["add", "div.floor_rounding", "index_put", "var", "scatter_reduce.amax", "as_strided"])
 def test_operators_of_the_database(name: str) -> None:
     outcomes = [safely(case) for case in cases_of(name, ["float32", "int64"], 1)]
     assert all(outcome.kind == RIGHT for outcome in outcomes), outcomes
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cholesky", "linalg.cholesky", "cumprod", "nn.functional.conv2d", "index_put"])
 def test_gradients_of_operators_of_the_database(name: str) -> None:

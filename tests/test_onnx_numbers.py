@@ -65,6 +65,7 @@ def loaded(function: Any, path: Path, *args: Any, **options: Any) -> Any:
     return onnx.load(capture(function, args, **options).to_onnx(path / "program.onnx"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full), torch.float16])
 @pytest.mark.parametrize("function", [of_one, of_two])

@@ -127,6 +127,7 @@ def captures_of_worlds(make: Callable[[], Any], inside: bool = True) -> int:
     return made
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("scheduler", ["ExponentialLR", "StepLR"])
 @pytest.mark.parametrize("optimizer", ["SGD-dampening", "AdamW-foreach", "NAdam"])
 def test_a_schedule_needs_few_captures(optimizer: str, scheduler: str) -> None:
@@ -147,6 +148,7 @@ def test_each_scheduler_between_calls(scheduler: str) -> None:
     assert captures_of("Adam", SCHEDULERS[scheduler], inside=False) <= FEW
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_each_scheduler_inside(scheduler: str) -> None:

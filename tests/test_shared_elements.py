@@ -116,6 +116,7 @@ def part_of_the_windows_of_an_input(x: Tensor) -> Any:
 PROGRAMS = [value for value in list(globals().values()) if getattr(value, "__module__", None) == __name__]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize("mode", [None, *MODES], ids=str)
 @pytest.mark.parametrize("func", PROGRAMS, ids=lambda func: func.__name__)

@@ -101,6 +101,7 @@ def check(func: Program, views: Callable[[torch.Tensor], tuple[torch.Tensor, ...
     torch.testing.assert_close(seen(func, views, make), wanted)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("make", [compiled, capture], ids=["compiled", "captured"])
 @pytest.mark.parametrize("views", APART.values(), ids=APART.keys())
 @pytest.mark.parametrize("func", PROGRAMS, ids=lambda func: func.__name__)
@@ -108,6 +109,7 @@ def test_written_inputs_that_are_apart(func: Program, views: Any, make: Any) -> 
     check(func, views, make)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("views", OVERLAPPING.values(), ids=OVERLAPPING.keys())
 @pytest.mark.parametrize("func", PROGRAMS, ids=lambda func: func.__name__)
 def test_written_inputs_that_overlap(func: Program, views: Any) -> None:
