@@ -120,10 +120,11 @@ def test_cells(biases: bool) -> None:
         torch.testing.assert_close(tuple(found) if len(found) > 1 else found[0], expected)
 
 
-def test_a_graph_of_a_gpu_on_the_cpu() -> None:
+@pytest.mark.parametrize("stride", [(1, 2), (0, 1), (3, 1)])
+def test_a_graph_of_a_gpu_on_the_cpu(stride: tuple[int, int]) -> None:
     graph = Graph()
     with FakeTensorMode():
-        there = torch.empty_strided((2, 3), (1, 2), device="cuda:0")
+        there = torch.empty_strided((2, 3), stride, device="cuda:0")
         x = graph.placeholder("x")
         x.meta["val"] = there
         ones = graph.call_function(aten.ones.default, ([3],), {"device": torch.device("cuda")})
@@ -131,7 +132,7 @@ def test_a_graph_of_a_gpu_on_the_cpu() -> None:
         graph.output((graph.call_function(aten.add.Tensor, (x, ones)),))
     moved = on_cpu(graph)
     placeholder, made, *_ = moved.nodes
-    assert (placeholder.meta["val"].device.type, placeholder.meta["val"].stride()) == ("cpu", (1, 2))
+    assert (placeholder.meta["val"].device.type, placeholder.meta["val"].stride()) == ("cpu", stride)
     assert (made.kwargs["device"], made.meta["val"].device) == (torch.device("cpu"), torch.device("cpu"))
     assert x.meta["val"] is there and ones.kwargs["device"] == torch.device("cuda")
     assert on_cpu(moved) is moved

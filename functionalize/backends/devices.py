@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 from torch.fx import Graph, Node
 
-from functionalize._torch import pytree
+from functionalize._torch import FakeTensor, pytree
 
 CPU = torch.device("cpu")
 
@@ -45,4 +45,7 @@ def _device(leaf: Any) -> Any:
 
 
 def _tensor(leaf: Any) -> Any:
-    return leaf.to(CPU) if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, FakeTensor) or leaf.layout is not torch.strided:
+        return leaf.to(CPU) if isinstance(leaf, torch.Tensor) else leaf
+    with leaf.fake_mode:  # `to` would lay out in order what is expanded
+        return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=CPU)

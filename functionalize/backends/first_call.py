@@ -71,7 +71,8 @@ def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.T
         if alias.kind is AliasKind.INPUT and metadata.inputs[alias.input].argument is None:  # type: ignore[index]
             value: torch.Tensor = before[alias.input]  # type: ignore[index]
             return value
-        return made.setdefault(number, _of_layout(alias.layout, results[alias.result].meta["val"].device))
+        device = "cpu" if alias.result is None else results[alias.result].meta["val"].device
+        return made.setdefault(number, _of_layout(alias.layout, device))
 
     states = first.capture.state, arguments
     maker = Maker(states, tensor, [], ())
@@ -93,6 +94,6 @@ def _like(fake: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device).zero_()
 
 
-def _of_layout(layout: Layout, device: torch.device) -> torch.Tensor:
+def _of_layout(layout: Layout, device: torch.device | str) -> torch.Tensor:
     made = torch.zeros(layout.extent, dtype=layout.dtype, device=device)
     return made.as_strided(layout.size, layout.stride, 0)
