@@ -97,6 +97,22 @@ def _exact_rules() -> Iterator[None]:
             one._rel_tol, one._abs_tol = limits
 
 
+# What the optimizer computes of constants otherwise than ONNX Runtime does: by kernels of a reference, in Python.
+_NOT_FOLDED = ("AveragePool", "Conv", "ConvTranspose", "GridSample", "LpPool", "MaxPool", "Resize", "RoiAlign")
+
+
+@contextlib.contextmanager
+def _windows_unfolded() -> Iterator[None]:
+    """While windows over constants are left to the engine: the reference takes others where a step is wide."""
+    names = _exporters.onnxscript.optimizer._constant_folding.DEFAULT_CONSTANT_FOLD_BLACKLIST
+    before = list(names)
+    names.extend(_NOT_FOLDED)
+    try:
+        yield
+    finally:
+        names[:] = before
+
+
 _dtype_of_input: Any = _building._determine_input_dtype
 
 
@@ -130,6 +146,26 @@ def _say_dtypes(program: ExportedProgram) -> None:
         types = {argument.name: str(argument.type) for argument in schema.arguments}
         if "dtype" in types and "Tensor" not in types.values() and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": look.dtype}
+
+
+def _type_numbers(program: ExportedProgram) -> None:
+    """Give numbers the types that the exporter's promotion wants: of several bounds it promotes the integers alone,
+    and where an operator takes tensors it looks for one that takes the number.
+    """
+    for node in program.graph.nodes:
+        schema, look = getattr(node.target, "_schema", None), node.meta.get("val")
+        if schema is None or not isinstance(look, torch.Tensor) or not look.is_floating_point():
+            continue
+        types = [str(argument.type) for argument in schema.arguments]
+        for position, (of, value) in enumerate(zip(types, node.args, strict=False)):
+            if of == "Tensor" and type(value) in (int, float):
+                with program.graph.inserting_before(node):
+                    made = program.graph.call_function(torch.ops.aten.full.default, ([], value), {"dtype": look.dtype})
+                made.meta = {key: node.meta[key] for key in ("stack_trace",) if key in node.meta}
+                made.meta["val"] = look.new_empty([])
+                node.update_arg(position, made)
+            elif "number" in of and type(value) is int and node.target is torch.ops.aten.clamp.default:
+                node.update_arg(position, float(value))
 
 
 def _is_wide(program: ExportedProgram) -> bool:
@@ -184,6 +220,7 @@ def translate(program: ExportedProgram, translations: Mapping[Any, Callable[...,
     """The program as the exporter writes it; ``translations``: of operators that it does not know."""
     options["custom_translation_table"] = dict(translations)
     _say_dtypes(program)
+    _type_numbers(program)
     numbers = _wide_numbers() if _is_wide(program) else contextlib.nullcontext()
-    with _registries_kept(), _exact_rules(), numbers:
+    with _registries_kept(), _exact_rules(), _windows_unfolded(), numbers:
         return torch.onnx.export(program, dynamo=True, verbose=False, **options)

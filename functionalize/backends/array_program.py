@@ -350,7 +350,7 @@ class ArrayProgram:
     def _causes(self) -> list[tuple[str, str]]:
         found = []
         for mutation in self.metadata.mutations:
-            why = changes_metadata(mutation)
+            why = changes_metadata(mutation, self.metadata, self._capture.guards.aliasing)
             if why is not None:
                 found.append((self.metadata.inputs[mutation.input].label, why))
         found += unlike_memory(self.metadata, self._capture.guards.aliasing)

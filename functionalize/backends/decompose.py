@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
 from functionalize.backends import interpolation, opmath, optimizer_steps
+from functionalize.backends.backwards import OF_INTERPOLATIONS
 from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.backends.primitives import PRIMITIVES
 from functionalize.call_stack import line_of_trace
@@ -74,14 +75,15 @@ class _AllBut(frozenset[Any]):
 
 
 def without_scales(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:
-    """The same, where interpolations by scales that count, and to the exact nearest, are spelt out.
+    """The same, where interpolations by scales that count, to the exact nearest, and backwards, are spelt out.
 
     Engines take the quotients of the sizes for scales.
 
     Raises:
         UnsupportedProgramError: a scale counts at some sizes alone, or torch cannot spell it out.
     """
-    made, attributes = decomposed(graph, root, lambda node: not (_scaled(node) or node.target in interpolation.EXACT))
+    spelt = interpolation.EXACT | set(OF_INTERPOLATIONS)
+    made, attributes = decomposed(graph, root, lambda node: not (_scaled(node) or node.target in spelt))
     for node in filter(_scaled, made.nodes):
         interpolation.refuse_scales(node.target, line_of_trace(node.stack_trace))
     return made, attributes

@@ -31,7 +31,7 @@ def with_new_values(graph: Graph, metadata: ProgramMetadata, pattern: Sequence[A
     made, copies = Graph(), dict[Node, Node]()
     results: Any = list(made.graph_copy(graph, copies))  # type: ignore[arg-type]
     inputs = dict(zip(metadata.taken, made.find_nodes(op="placeholder"), strict=True))
-    mutations = [one for one in metadata.mutations if changes_metadata(one) is None and one.writes]
+    mutations = [one for one in metadata.mutations if changes_metadata(one, metadata, pattern) is None and one.writes]
     values: dict[int, Node] = {}
     together = _written_together(metadata, pattern)
     for group in together:
@@ -78,14 +78,23 @@ def _values_of_group(
     return {number: memory.read(layout) for number, layout in layouts.items()}
 
 
-def changes_metadata(mutation: InputMutation) -> str | None:
+def changes_metadata(mutation: InputMutation, metadata: ProgramMetadata, pattern: Sequence[Any]) -> str | None:
     """Why no value alone says what an input is after the call; None where one does."""
-    if mutation.metadata or mutation.after:
+    together = (number for group in groups_of(pattern) for number in group)
+    replaced = is_replaced(mutation, metadata) and mutation.input not in together
+    if mutation.after or (mutation.metadata and not replaced):
         op = (mutation.metadata or mutation.after)[0][0]
         return f"it changes size, strides or storage of an input ({op}), and not its elements alone"
     if mutation.layout is not None:
         return "it writes to memory of an input's storage that the input does not show"
     return None
+
+
+def is_replaced(mutation: InputMutation, metadata: ProgramMetadata) -> bool:
+    """Whether an input gets a whole new value of its size and dtype, in whatever memory: ``x.data = x * 2``."""
+    before, after = metadata.layouts_before.get(mutation.input), metadata.layouts_after.get(mutation.input)
+    alike = before is not None and after is not None and (before.size, before.dtype) == (after.size, after.dtype)
+    return alike and bool(mutation.writes) and not mutation.writes[0].path
 
 
 def _after(graph: Graph, target: Node, mutation: InputMutation, results: Sequence[Any]) -> Node:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from functionalize.backends.backwards import BACKWARDS, DIFFERENTIATED
+from functionalize.backends.embedding_bags import BAGS
 from functionalize.backends.gpu_kernels import GPU_KERNELS
 from functionalize.backends.recurrent_layers import LAYERS
 
@@ -61,12 +63,29 @@ def multilabel_margin_loss(x: Any, targets: Any, reduction: int) -> Any:
     return found, is_target.to(x.dtype).reshape(targets.size())
 
 
+def multilabel_margin_loss_backward(gradient: Any, x: Any, targets: Any, reduction: int, _: Any) -> Any:
+    _, backward = torch.func.vjp(lambda x: multilabel_margin_loss(x, targets, reduction)[0], x)
+    return backward(gradient)[0]
+
+
 def trilinear(*args: Any) -> Any:
     """The product of three tensors with dimensions put in, summed up over some: what `nn.Bilinear` computes."""
     factors, added, summed = args[:3], args[3:6], args[6]
     dims = range(factors[0].dim() + len(added[0]))
     names = [[chr(ord("a") + dim) for dim in dims if dim not in own] for own in (*added, summed)]
     return torch.einsum(f"{','.join(map(''.join, names[:3]))}->{''.join(names[3])}", *factors)
+
+
+def fake_quantize(x: Any, scale: Any, zero_point: Any, enabled: Any, least: int, most: int) -> Any:
+    """Rounded to the numbers of a scale, where that is switched on, and which of them are within the bounds."""
+    places = (x * (1 / scale)).round() + zero_point
+    within = torch.logical_and(places >= least, places <= most)
+    found = ((places.clamp(least, most) - zero_point) * scale).to(x.dtype)
+    return torch.where(enabled != 0, found, x), torch.logical_or(within, enabled == 0)
+
+
+def _zeros(size: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return aten.full.default(size, 0, dtype=dtype or torch.get_default_dtype())
 
 
 def _every(x: Any) -> list[int]:
@@ -96,12 +115,18 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.as_strided_scatter.default: as_strided_scatter,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
+    aten.multilabel_margin_loss_backward.default: multilabel_margin_loss_backward,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: fake_quantize,
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
     aten._trilinear.default: trilinear,
+    **BACKWARDS,
+    **BAGS,
+    aten._efficientzerotensor.default: _zeros,
     **GPU_KERNELS,
     **LAYERS,
 }
 
-# Of these, what torch takes apart into something else, and for autograd before any table is asked.
-DIFFERING = frozenset({aten.multilabel_margin_loss_forward.default})
+# Of these, what torch takes apart into something else, and for autograd before any table is asked; and what is
+# differentiated, which it cannot do where it takes programs apart.
+DIFFERING = DIFFERENTIATED | {aten.multilabel_margin_loss_forward.default, aten.multilabel_margin_loss_backward.default}

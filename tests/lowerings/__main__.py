@@ -23,16 +23,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ops", default="", help="a regular expression that names match")
     parser.add_argument("--shard", default="1/1", help="the N-th of M parts, as N/M")
     parser.add_argument("--samples", type=int, default=3, help="of each operator and dtype")
-    parser.add_argument("--dtypes", help="default: float32,int64,bool,float16,complex64; with --gradients float64")
+    parser.add_argument("--dtypes", help="default: float32,int64,bool,float16,complex64; with gradients float64")
     parser.add_argument("--to", choices=["jax", "onnx"], default="jax")
     parser.add_argument("--gradients", action="store_true", help="compare gradients, in float64 unless told otherwise")
+    parser.add_argument("--backwards", action="store_true", help="run the gradients that torch takes")
     options = parser.parse_args(arguments)
     checked = check
-    if options.to == "onnx":
+    if options.backwards:
+        from tests.lowerings.backwards import checker
+
+        checked = checker(options.to)
+    elif options.to == "onnx":
         from tests.lowerings.onnx import check as checked
     elif options.gradients:
         from tests.lowerings.gradients import check as checked
-    dtypes = options.dtypes or ("float64" if options.gradients else "float32,int64,bool,float16,complex64")
+    differentiates = options.gradients or options.backwards
+    dtypes = options.dtypes or ("float64" if differentiates else "float32,int64,bool,float16,complex64")
     part, parts = map(int, options.shard.split("/"))
     names = [name for name in op_names() if re.search(options.ops, name)][part - 1 :: parts]
     ops: Counter[str] = Counter()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from functionalize._torch.decompositions import decomposition_of
+from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.backends.registry import view_of
 from functionalize.ops.tables import row
 
@@ -30,7 +31,7 @@ def core_operators() -> Iterator[Any]:
 
 
 def coverage(rows: Mapping[Any, Any]) -> dict[str, str]:
-    """By operator of the core set, how it is computed: by a row, by torch's decomposition, or why it is not."""
+    """By operator of the core set, how it is computed: by a row, by a decomposition, or why it is not."""
     found = {}
     for op in core_operators():
         name = op.name()
@@ -39,5 +40,5 @@ def coverage(rows: Mapping[Any, Any]) -> dict[str, str]:
         elif name in SIZED_BY_DATA | OF_STRIDES:
             found[name] = f"refused: {(SIZED_BY_DATA | OF_STRIDES)[name]}"
         else:
-            found[name] = "missing" if decomposition_of(op) is None else "decomposed"
+            found[name] = "missing" if op not in DECOMPOSITIONS and decomposition_of(op) is None else "decomposed"
     return found

@@ -54,7 +54,7 @@ def check(case: Case) -> Outcome:
         return Outcome(SKIPPED, "nothing has gradients, or they are random")
     with jax.enable_x64(True):
         try:
-            step = capture(lambda *inputs: _results(program, inputs), tuple(program.inputs), on_data="raise").to_jax()
+            step = capture(lambda *inputs: results_of(program, inputs), tuple(program.inputs), on_data="raise").to_jax()
         except Exception as error:  # the database has operators that no fake tensor goes through
             return Outcome(REFUSED, f"capture: {reason(error)}")
         try:
@@ -69,7 +69,7 @@ def in_eager(program: Program) -> Differentiated | None:
     before = torch.random.get_rng_state()
     places = [place for place, value in enumerate(program.inputs) if value.is_floating_point()]
     inputs = [value.clone().requires_grad_(place in places) for place, value in enumerate(program.inputs)]
-    results = _results(program, inputs)
+    results = results_of(program, inputs)
     flowing = [number for number, result in enumerate(results) if result.requires_grad]
     if not (flowing and places and torch.equal(before, torch.random.get_rng_state())):
         return None
@@ -93,7 +93,7 @@ def by_jax(step: JaxProgram, program: Program, expected: Differentiated) -> list
     return [np.asarray(one) for one in backward([from_torch(one) for one in expected.cotangents])]
 
 
-def _results(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def results_of(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What it gives with gradients: complex numbers as pairs."""
     leaves = [leaf for leaf in pytree.tree_leaves(program.run(*inputs)) if isinstance(leaf, torch.Tensor)]
     real = [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves]

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from functionalize import UnsupportedExportError, capture
 from tests.lowerings.check import ORDERS, REFUSED, RIGHT, TIES, UNSPECIFIED, WRONG, Outcome, in_eager, orders_alike
 from tests.opinfo.cases import Case
+from tests.opinfo.programs import Program
 
 # What draws is seeded by the database, which is no part of what is exported.
 _UNSEEDED = mock.patch.object(
@@ -30,12 +31,14 @@ _TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5}
 
 def check(case: Case) -> Outcome:
     """Run one case by ONNX Runtime and by eager."""
+    begun = in_eager(case)
+    return begun if isinstance(begun, Outcome) else held_to_eager(case, *begun)
+
+
+def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch.Tensor]) -> Outcome:
+    """A program on ONNX Runtime beside what eager gave. ``after``: the inputs as eager left them."""
     from functionalize.backends import onnx
 
-    begun = in_eager(case)
-    if isinstance(begun, Outcome):
-        return begun
-    program, expected, after = begun
     try:
         with _UNSEEDED:
             captured = capture(program.run, tuple(program.inputs))

@@ -24,7 +24,13 @@ from functionalize.backends.interpolation import counting
 aten = torch.ops.aten
 _KEPT = ("nn_module_stack", "stack_trace", "unbacked_bindings", "source_fn_stack", "torch_fn")
 # Positions of arguments that torch refuses if they have gradients: weights that the operator takes by themselves, too.
-_DETACHED = {aten._cudnn_rnn.default: 3}
+_DETACHED = {
+    aten._cudnn_rnn.default: (3,),
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: (1, 2),
+    aten.fake_quantize_per_tensor_affine.tensor_qparams: (1, 2),
+    aten.fake_quantize_per_channel_affine_cachemask.default: (1, 2),
+    aten.fake_quantize_per_channel_affine.default: (1, 2),
+}
 
 
 class Emitter:
@@ -66,10 +72,9 @@ class Emitter:
 
     def _without_gradients(self, op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments, detached those of which an operator takes no gradients, and refuses such as have some."""
-        at = _DETACHED.get(op)
-        if at is None or not isinstance(args[at], Node):
-            return args
-        return *args[:at], self.detached(args[at]), *args[at + 1 :]
+        taken = enumerate(args)
+        detached = {n: self.detached(arg) for n, arg in taken if n in _DETACHED.get(op, ()) and isinstance(arg, Node)}
+        return tuple(detached.get(n, arg) for n, arg in enumerate(args))
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
         """A new node, after what is written so far."""

@@ -26,7 +26,7 @@ from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.export.views import views_of
-from functionalize.backends.new_values import unlike_memory
+from functionalize.backends.new_values import is_replaced, unlike_memory
 from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import Decision, same_answer
@@ -164,18 +164,17 @@ class ExportGraph:
 
     def _refused(self, mutation: InputMutation) -> str | None:
         """What a mutation does that is no new value of the same tensor."""
-        before = self._metadata.layouts_before.get(mutation.input)
-        after = self._metadata.layouts_after.get(mutation.input)
         if mutation.layout is not None:
             return "writes memory beyond"
         if mutation.overlaps or mutation.after:
             return "writes positions that share one element of"
         name = self._metadata.inputs[mutation.input].name
-        stays = before is not None and after is not None and before.size == after.size and before.dtype == after.dtype
-        if stays and self.inputs.is_argument(name):  # the caller's very tensor
-            stays = before.stride == after.stride  # type: ignore[union-attr]
+        replaced = is_replaced(mutation, self._metadata)
+        if replaced and self.inputs.is_argument(name):  # the caller's very tensor
+            layouts = [one[mutation.input] for one in (self._metadata.layouts_before, self._metadata.layouts_after)]
+            replaced = layouts[0].stride == layouts[1].stride
         shared = any(name in group for group in self.found.program.recorded.shared)
-        if mutation.metadata and not (stays and mutation.writes and not shared):
+        if mutation.metadata and (shared or not replaced):
             return "changes the size, the strides or the memory of"
         return None
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from functionalize.backends.interpreter import Call
 from functionalize.backends.jax.lowerings.registry import lowering
 
 aten = torch.ops.aten
@@ -228,54 +227,3 @@ def adaptive_avg_pool2d_backward(grad: Array, x: Array) -> Array:
 @lowering(aten._adaptive_avg_pool3d_backward.default)
 def adaptive_avg_pool3d_backward(grad: Array, x: Array) -> Array:
     return jax.vjp(lambda x: _adaptive_avg_pool(3, x, grad.shape[-3:]), x)[1](grad)[0]
-
-
-@lowering(aten._embedding_bag.default, takes_call=True)
-def embedding_bag(
-    call: Call,
-    weight: Array,
-    indices: Array,
-    offsets: Array,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Array | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[Array, Array, Array, Array]:
-    """Sums, means or maxima of the rows of bags: each index is of the last bag that begins at or before it.
-
-    With it, what eager keeps for a backward: the bag of each index, sizes of bags, and which index is the largest.
-    """
-    begins = offsets[:-1] if include_last_offset else offsets
-    bags, places = begins.shape[0], jnp.arange(indices.shape[0])
-    bag = jnp.searchsorted(begins, places, side="right") - 1
-    counted = (indices != padding_idx)[:, None]
-    rows = jnp.take(weight, indices, 0)
-    rows = rows if per_sample_weights is None else rows * per_sample_weights[:, None]
-    counts = jnp.zeros(bags, offsets.dtype).at[bag].add(counted[:, 0])
-    of_index = bag.astype(offsets.dtype) if call.value[1].size(0) else jnp.zeros(0, offsets.dtype)
-    if mode == _MAX:
-        low = jnp.full((bags, weight.shape[1]), -jnp.inf, weight.dtype)
-        found = low.at[bag].max(jnp.where(counted, rows, -jnp.inf))
-        first = (
-            jnp.full(found.shape, len(places))
-            .at[bag]
-            .min(jnp.where(counted & (rows == found[bag]), places[:, None], len(places)))
-        )
-        largest = jnp.where(counts[:, None] == 0, 0, indices[first]).astype(offsets.dtype)
-        return jnp.where(counts[:, None] == 0, 0, found), of_index, counts, largest
-    found = jnp.zeros((bags, weight.shape[1]), weight.dtype).at[bag].add(jnp.where(counted, rows, 0))
-    if mode == _SUM:
-        return found, of_index, jnp.zeros_like(counts), jnp.zeros_like(counts)
-    return found / jnp.maximum(counts, 1)[:, None].astype(found.dtype), of_index, counts, counts
-
-
-@lowering(aten._embedding_bag_forward_only.default, takes_call=True)
-def embedding_bag_forward_only(call: Call, weight: Array, indices: Array, offsets: Array, *options: Any) -> Any:
-    """The same, with as many sizes as there are offsets."""
-    found, of_index, sizes, largest = embedding_bag(call, weight, indices, offsets, *options)
-    return found, of_index, jnp.pad(sizes, (0, offsets.shape[0] - sizes.shape[0])), largest
-
-
-_SUM, _MAX = 0, 2  # among the modes of bags

@@ -33,6 +33,44 @@ def avg_pool(
     return found / divisor
 
 
+def _adaptive_max_pool(dims: int) -> Callable[..., Any]:
+    """The maxima of windows of several sizes, and their places in the plane."""
+
+    def pooled(inputs: Any, output_size: Any) -> Any:
+        plane, lead = inputs.size()[-dims:], inputs.dim() - dims
+        if not inputs.is_floating_point() or any(type(size) is not int for size in (*plane, *output_size)):
+            return NotImplemented
+        found, places = inputs, aten.full.default([], 0, dtype=torch.int64)
+        for dim, (size, count) in enumerate(zip(plane, output_size, strict=True)):
+            windows, within = _windows(size, count)
+            shape = [1] * (2 * dims)
+            shape[2 * dim], shape[2 * dim + 1] = windows.size()
+            at = lead + 2 * dim  # behind the windows and their elements of the dimensions before
+            found = found.index_select(at, windows.reshape(-1)).unflatten(at, list(windows.size()))
+            found = torch.where(within.reshape(shape[: 2 * dim + 2] + [1] * (dims - 1 - dim)), found, -math.inf)
+            places = places * size + windows.reshape(shape)
+        order = [*range(0, 2 * dims, 2), *range(1, 2 * dims, 2)]
+        found = found.permute([*range(lead), *(lead + one for one in order)]).flatten(lead + dims)
+        best = aten.argmax.default(found, -1, True)
+        places = places.permute(order).flatten(dims).expand(found.size()).gather(-1, best)
+        return found.gather(-1, best).squeeze(-1), places.squeeze(-1)
+
+    return pooled
+
+
+def _windows(size: int, count: int) -> tuple[Any, Any]:
+    """For each window of an adaptive pooling the places of its elements, and which of them are in it."""
+    first = aten.arange.default(count, dtype=torch.int64)
+    starts, ends = first * size // count, ((first + 1) * size + count - 1) // count
+    most = max(-(-(one + 1) * size // count) - one * size // count for one in range(count))
+    places = starts.unsqueeze(-1) + aten.arange.default(most, dtype=torch.int64)
+    return places.clamp(max=size - 1), places < ends.unsqueeze(-1)
+
+
+rewrite(aten.adaptive_max_pool2d.default)(_adaptive_max_pool(2))
+rewrite(aten.adaptive_max_pool3d.default)(_adaptive_max_pool(3))
+
+
 @rewrite(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def replication_pad(inputs: Any, padding: Any) -> Any:
     """What is cut off, before what is added: ONNX Runtime does the first by itself for zeros alone."""
@@ -68,7 +106,7 @@ def convolution_backward(
 ) -> Any:  # fmt: skip
     """By convolutions: of the gradient with the weight, and of the input with the gradient."""
     if transposed:
-        return NotImplemented
+        return _transposed_backward(gradient, inputs, weight, (stride, padding, dilation, groups), wanted)
     dims = list(range(2, inputs.dim()))
     of_input = of_weight = of_bias = None
     if wanted[0]:
@@ -83,6 +121,22 @@ def convolution_backward(
         of_weight = _weight_gradient(gradient, inputs, weight, (stride, padding, dilation, groups))
     if wanted[2]:
         of_bias = gradient.sum([0, *dims])
+    return of_input, of_weight, of_bias
+
+
+def _transposed_backward(gradient: Any, inputs: Any, weight: Any, options: Any, wanted: Any) -> Any:
+    """A transposed convolution is what a plain one gives its input for a gradient: so the two change places."""
+    stride, padding, dilation, groups = options
+    of_input = of_weight = of_bias = None
+    if wanted[0]:
+        rest = (stride, padding, dilation, False, [0] * len(stride), groups)
+        of_input = aten.convolution.default(gradient, weight, None, *rest)
+        for dim in range(2, inputs.dim()):  # more elements at the end than a step has are no output
+            of_input = of_input.narrow(dim, 0, inputs.size(dim))
+    if wanted[1]:
+        of_weight = _weight_gradient(inputs, gradient, weight, options)
+    if wanted[2]:
+        of_bias = gradient.sum([0, *range(2, inputs.dim())])
     return of_input, of_weight, of_bias
 
 

@@ -130,3 +130,9 @@ def product(values: Any, dim: int, keepdim: bool = False, *, dtype: torch.dtype 
 def added_product(added: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """ONNX Runtime has no such kernel."""
     return added * beta + aten.mm.default(one, other) * alpha if added.dtype in _MULTIPLIED else NotImplemented
+
+
+@rewrite(aten.relu.default)
+def relu(values: Any) -> Any:
+    """Of 64 bits, of which ONNX Runtime has none."""
+    return aten.clamp.default(values, 0) if values.dtype is torch.int64 else NotImplemented

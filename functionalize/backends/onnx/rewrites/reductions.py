@@ -235,3 +235,66 @@ def _on_one_element(op: Any) -> Rewrite:
 
 for _op in (aten.all.dim, aten.prod.dim_int, aten.topk.default, aten.scatter.src, aten.scatter.value):
     rewrite(_op)(_on_one_element(_op))
+
+
+def _whole(of_dim: Rewrite) -> Rewrite:
+    """Of all elements."""
+
+    def of_all(values: Any) -> Any:
+        found = of_dim(values.reshape(-1), 0)
+        return found if found is NotImplemented else found[0]
+
+    return of_all
+
+
+def _ordered(values: Any, dim: int, place: Any, keepdim: bool) -> Any:
+    """The element at a place of the order along a dimension, and where it is; ``place``: as a tensor with that size."""
+    found = [one.gather(dim, place) for one in aten.sort.default(values, dim)]
+    return tuple(found if keepdim else [one.squeeze(dim) for one in found])
+
+
+def _at(values: Any, dim: int, place: Any) -> Any:
+    size = [1 if one == dim % values.dim() else values.size(one) for one in range(values.dim())]
+    return aten.full.default(size, place, dtype=torch.int64)
+
+
+@rewrite(aten.kthvalue.default)
+def kthvalue(values: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    if not values.dim():
+        return aten.clone.default(values), aten.full.default([], 0, dtype=torch.int64)
+    return _ordered(values, dim, _at(values, dim, k - 1), keepdim)
+
+
+@rewrite(aten.median.dim)
+def median(values: Any, dim: int, keepdim: bool = False) -> Any:
+    """The lower one of two; what is no number counts for all."""
+    if not values.numel():
+        return NotImplemented
+    if not values.dim():
+        return aten.clone.default(values), aten.full.default([], 0, dtype=torch.int64)
+    found, index = _ordered(values, dim, _at(values, dim, (values.size(dim) - 1) // 2), keepdim)
+    if values.is_floating_point():
+        none = aten.isnan.default(values).to(torch.int64)
+        some = none.sum([dim], keepdim=keepdim) > 0
+        found = torch.where(some, math.nan, found)
+        index = torch.where(some, aten.argmax.default(none, dim, keepdim), index)
+    return found, index
+
+
+@rewrite(aten.nanmedian.dim)
+def nanmedian(values: Any, dim: int, keepdim: bool = False) -> Any:
+    """The same of what is a number."""
+    if not values.is_floating_point():
+        return median(values, dim, keepdim)
+    if not values.dim() or not values.numel():
+        return NotImplemented if values.dim() else median(values, dim)
+    none = aten.isnan.default(values)
+    count = aten.logical_not.default(none).to(torch.int64).sum([dim], keepdim=True)
+    place = ((count - 1) // 2).clamp(min=0)
+    found, index = _ordered(torch.where(none, math.inf, values), dim, place, keepdim)
+    count = count if keepdim else count.squeeze(dim)
+    return torch.where(count == 0, math.nan, found), torch.where(count == 0, 0, index)
+
+
+rewrite(aten.median.default)(_whole(median))
+rewrite(aten.nanmedian.default)(_whole(nanmedian))

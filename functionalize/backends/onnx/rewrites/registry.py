@@ -45,8 +45,6 @@ FIRST_ALONE = frozenset(
     {
         aten.embedding_bag.default,
         aten.embedding_bag.padding_idx,
-        aten._embedding_bag.default,
-        aten._embedding_bag_forward_only.default,
         aten._linalg_det.default,
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
