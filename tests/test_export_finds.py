@@ -208,7 +208,60 @@ def returned_state() -> tuple[Any, Inputs]:
     return program, lambda: (torch.randn(3),)
 
 
+class Turned(nn.Module):
+    """Puts whole new values into its buffers: by other data, and by other strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.turned = nn.Buffer(torch.arange(4.0).reshape(2, 2)), nn.Buffer(torch.rand(2, 2))
+
+    def forward(self, x: Tensor) -> Any:
+        self.other.data = self.other.data * 0.5 + x
+        self.other[0].add_(1)
+        self.turned.t_()[0].add_(x[0])
+        return self.other[0] + self.turned[0]
+
+
+def of_a_number_first() -> tuple[Any, Inputs]:
+    return lambda x: torch.add(0.25, x, alpha=0.5) + x.clamp(-0.5, 2), lambda: (torch.randn(3),)
+
+
+def bounded_steps() -> tuple[Any, Inputs]:
+    """Its optimizer bounds by a float and an integer."""
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.Rprop(layer.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step(torch.ones(2, 3))
+    return step, lambda: (torch.randn(2, 3),)
+
+
+def fake_quantized() -> tuple[Any, Inputs]:
+    scale, place = torch.tensor([0.1]), torch.tensor([3], dtype=torch.int32)
+    layer, on = nn.Linear(3, 2), torch.ones(1, dtype=torch.int64)
+
+    def run(x: Tensor) -> Tensor:
+        scale.mul_(1.5)
+        with torch.no_grad():
+            found: Tensor = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+                layer(x), scale, place, on, 0, 15
+            )[0]
+        return found
+
+    return run, lambda: (torch.randn(4, 3),)
+
+
 PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
+    "turned": lambda: (Turned(), lambda: (torch.randn(2),)),
+    "of-a-number-first": of_a_number_first,
+    "bounded-steps": bounded_steps,
+    "fake-quantized": fake_quantized,
     "replaced": lambda: (Replaced(), lambda: (torch.randn(3),)),
     "begun-as-one": lambda: (BegunAsOne(), lambda: (torch.randn(3),)),
     "returned-state": returned_state,
@@ -451,6 +504,29 @@ def test_floats_made_whole_are_saved_and_loaded() -> None:
         expected = whole_numbers(x, torch.tensor(number))
         found = module(x, torch.tensor(number))
         torch.testing.assert_close(found, tuple(map(torch.as_tensor, expected)))
+
+
+def test_what_an_operator_takes_no_gradients_of_has_none(tmp_path: Path) -> None:
+    """A scale that is computed of weights, by an observer that reads them without gradients."""
+    from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
+
+    fake = FakeQuantize(observer=MovingAverageMinMaxObserver, quant_min=0, quant_max=255)
+    model = nn.Sequential(nn.Linear(3, 2), fake)
+    model(torch.ones(2, 3))
+    run = _module(capture(model, (torch.randn(4, 3),)), tmp_path)
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(run(x), model(x).detach())
+
+
+@pytest.mark.parametrize(
+    "product", [torch.mv, lambda m, v: torch.addmv(v[:3], m, v, beta=2), lambda m, v: m.expand(2, 3, 4) @ v]
+)
+def test_transposed_matrices_times_vectors_in_onnx(product: Any, tmp_path: Path) -> None:
+    """What ONNX Runtime joins the two operators to is wrong for vectors."""
+    matrix, vector = torch.randn(4, 3), torch.randn(4)
+    run = _onnx(capture(lambda m, v: product(m.t(), v), (matrix, vector)), tmp_path)
+    torch.testing.assert_close(run(matrix, vector), product(matrix.t(), vector))
 
 
 @pytest.mark.parametrize("op", [torch.addmm, torch.baddbmm, torch.addmv])

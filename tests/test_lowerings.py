@@ -33,7 +33,7 @@ from tests.transformer_models import TRANSFORMERS
 
 def test_the_core_set_is_covered() -> None:
     kinds = Counter(how.split(":")[0] for how in coverage(lowering).values())
-    assert kinds["missing"] == 0 and kinds["refused"] == 3 and kinds["row"] >= 170
+    assert kinds["missing"] == 0 and kinds["refused"] == 3 and kinds["row"] >= 169
 
 
 @pytest.mark.every(2)

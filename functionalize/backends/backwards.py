@@ -146,6 +146,10 @@ def _differentiated(function: Function, inputs: Sequence[Any], gradient: Any) ->
     return backward(gradient)
 
 
+def shrink_backward(gradient: Any, x: Any, limit: Any) -> Any:
+    return torch.where((x >= -limit) & (x <= limit), 0, gradient)
+
+
 def grid_sampler_2d_backward(
     gradient: Any, x: Any, grid: Any, mode: int, padding: int, align_corners: bool, wanted: Any
 ) -> Any:
@@ -251,6 +255,8 @@ BACKWARDS: dict[Any, Function] = {
     aten.fractional_max_pool2d_backward.default: _of_maximum_pool(2),
     aten.fractional_max_pool3d_backward.default: _of_maximum_pool(3),
     aten.masked_scatter_backward.default: masked_scatter_backward,
+    aten.hardshrink_backward.default: shrink_backward,
+    aten.softshrink_backward.default: shrink_backward,
     aten.grid_sampler_2d_backward.default: grid_sampler_2d_backward,
     aten.multi_margin_loss_backward.default: multi_margin_loss_backward,
     aten._cdist_backward.default: cdist_backward,

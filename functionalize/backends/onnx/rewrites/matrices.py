@@ -39,6 +39,20 @@ def solve_triangular(matrix: Any, right: Any, *, upper: bool, left: bool = True,
     return torch.cat(rows, -2) if rows else right
 
 
+@rewrite(aten.mv.default)
+def mv(matrix: Any, vector: Any) -> Any:
+    """With a matrix of one column: ONNX Runtime is wrong where it joins a transposed matrix and its vector."""
+    return aten.mm.default(matrix, vector.unsqueeze(-1)).squeeze(-1)
+
+
+@rewrite(aten.addmv.default)
+def addmv(base: Any, matrix: Any, vector: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    if isinstance(beta, (bool, int, float)) and beta == 0:
+        return NotImplemented
+    found = aten.addmm.default(base.unsqueeze(-1), matrix, vector.unsqueeze(-1), beta=beta, alpha=alpha)
+    return found.squeeze(-1)
+
+
 def _added(product: Callable[..., Any]) -> Rewrite:
     """To a base that counts nothing, of which nothing does: infinities neither."""
 
