@@ -101,7 +101,7 @@ def _decoder() -> tuple[Any, Callable[[], tuple[Tensor, ...]]]:
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = model(x).square().mean()
+        loss: Tensor = model(x).square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()

@@ -233,7 +233,7 @@ def bounded_steps() -> tuple[Any, Inputs]:
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = layer(x).square().mean()
+        loss: Tensor = layer(x).square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()

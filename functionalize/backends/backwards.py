@@ -142,7 +142,7 @@ def masked_scatter_backward(gradient: Any, mask: Any, sizes: Any) -> Any:
 
 def _differentiated(function: Function, inputs: Sequence[Any], gradient: Any) -> Any:
     """The gradients of a function of tensors."""
-    _, backward = torch.func.vjp(function, *inputs)
+    backward: Any = torch.func.vjp(function, *inputs)[1]
     return backward(gradient)
 
 

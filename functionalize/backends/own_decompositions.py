@@ -64,7 +64,7 @@ def multilabel_margin_loss(x: Any, targets: Any, reduction: int) -> Any:
 
 
 def multilabel_margin_loss_backward(gradient: Any, x: Any, targets: Any, reduction: int, _: Any) -> Any:
-    _, backward = torch.func.vjp(lambda x: multilabel_margin_loss(x, targets, reduction)[0], x)
+    backward: Any = torch.func.vjp(lambda x: multilabel_margin_loss(x, targets, reduction)[0], x)[1]
     return backward(gradient)[0]
 
 

@@ -28,15 +28,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gradients", action="store_true", help="compare gradients, in float64 unless told otherwise")
     parser.add_argument("--backwards", action="store_true", help="run the gradients that torch takes")
     options = parser.parse_args(arguments)
-    checked = check
+    checked: Callable[[Any], Outcome] = check
     if options.backwards:
         from tests.lowerings.backwards import checker
 
         checked = checker(options.to)
     elif options.to == "onnx":
-        from tests.lowerings.onnx import check as checked
+        from tests.lowerings import onnx
+
+        checked = onnx.check
     elif options.gradients:
-        from tests.lowerings.gradients import check as checked
+        from tests.lowerings import gradients
+
+        checked = gradients.check
     differentiates = options.gradients or options.backwards
     dtypes = options.dtypes or ("float64" if differentiates else "float32,int64,bool,float16,complex64")
     part, parts = map(int, options.shard.split("/"))

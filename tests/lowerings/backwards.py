@@ -39,7 +39,7 @@ def checker(to: str) -> Callable[[Case], Outcome]:
         program = dataclasses.replace(forward, run=_backward(forward, found))
         expected, after = list(found.gradients), [value.clone() for value in program.inputs]
         if to == "onnx":
-            return held_to_eager(case, program, expected, after)
+            return held_to_eager(dataclasses.replace(case, op=f"{case.op}, backwards"), program, expected, after)
         return compared(program.run, program.inputs, expected, after)
 
     return check

@@ -128,8 +128,11 @@ def product(values: Any, dim: int, keepdim: bool = False, *, dtype: torch.dtype 
 
 @rewrite(aten.addmm.default)
 def added_product(added: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """ONNX Runtime has no such kernel."""
-    return added * beta + aten.mm.default(one, other) * alpha if added.dtype in _MULTIPLIED else NotImplemented
+    """ONNX Runtime has no such kernel. Factors are whole numbers, too."""
+    if added.dtype not in _MULTIPLIED:
+        return NotImplemented
+    beta, alpha = (int(one) if isinstance(one, float) else one for one in (beta, alpha))
+    return added * beta + aten.mm.default(one, other) * alpha
 
 
 @rewrite(aten.relu.default)

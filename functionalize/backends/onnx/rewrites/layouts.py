@@ -107,6 +107,13 @@ def index_copy(base: Any, dim: int, index: Any, source: Any) -> Any:
     return aten.scatter.src(base, dim, index.reshape(shape).expand(source.size()), source)
 
 
+@rewrite(aten.put.default)
+def put(base: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    """Places of all elements, one after the other."""
+    found = aten.index_put.default(base.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
+    return found.reshape(base.size())
+
+
 @rewrite(aten.index_put.default)
 def index_put(base: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
     """Rows along one dimension, by :func:`index_copy`."""

@@ -69,7 +69,10 @@ for _op in (aten.scatter_add.default, aten.scatter_reduce.two):
 
 @rewrite(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(base: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
-    """As other scatters that add up."""
+    """As other scatters that add up; places are of 64 bits."""
+    if any(one is not None and one.dtype is torch.int32 for one in indices):
+        places = [one if one is None or one.dtype is not torch.int32 else one.long() for one in indices]
+        return aten.index_put.default(base, places, values, accumulate)
     wide = _SCATTERED.get(base.dtype) if accumulate else None
     if wide is None:
         return NotImplemented
@@ -96,6 +99,15 @@ def where(condition: Any, one: Any, other: Any) -> Any:
     if dtype not in _NOT_CHOSEN:
         return NotImplemented
     return aten.where.self(condition, one.int(), other.int()).to(dtype)
+
+
+@rewrite(aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
+def where_of_numbers(condition: Any, one: Any, other: Any) -> Any:
+    """Of two, of which some are no tensors."""
+    dtype = torch.result_type(one, other)
+    both = [value if isinstance(value, torch.Tensor) else aten.full.default([], value, dtype=dtype)
+            for value in (one, other)]  # fmt: skip
+    return aten.where.self(condition, *both)
 
 
 @rewrite(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
