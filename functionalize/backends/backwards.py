@@ -35,7 +35,9 @@ def _transposed(gradient: Any, sizes: Sequence[Any], resampled: Along) -> Any:
         shape = [size if one == dim else 1 for one in range(dims)]
         identity = torch.eye(size, dtype=wide, device=gradient.device).reshape([1, size, *shape])
         matrix = resampled(identity, dim, size).reshape(size, -1)
-        found = torch.matmul(found.movedim(dim - dims, -1), matrix.t()).movedim(-1, dim - dims)
+        rows = found.movedim(dim - dims, -1)
+        product = aten.mm.default(rows.reshape([-1, matrix.size(1)]), matrix.t())
+        found = product.reshape([*rows.size()[:-1], size]).movedim(-1, dim - dims)
     return found.to(dtype)
 
 
