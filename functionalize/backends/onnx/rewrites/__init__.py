@@ -16,6 +16,8 @@ from functionalize.backends.onnx.rewrites import (
     recurrent,
     reductions,
     scans,
+    searching,
+    special,
     types,
 )
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
@@ -25,6 +27,9 @@ from functionalize.backends.onnx.rewrites.registry import MISTRANSLATED as MISTR
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-_OF_VALUES = (convolutions, elementwise, integers, layouts, matrices, numbers, randomness, reductions, scans, types)
+_OF_VALUES = (
+    *(convolutions, elementwise, integers, layouts, matrices, numbers),
+    *(randomness, reductions, scans, searching, special, types),
+)
 FAMILIES = (attention, *_OF_VALUES)
 TRANSLATIONS = convolutions.TRANSLATIONS | matrices.TRANSLATIONS | python_numbers.TRANSLATIONS | recurrent.TRANSLATIONS

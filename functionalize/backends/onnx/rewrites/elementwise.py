@@ -118,13 +118,6 @@ rewrite(aten.clamp_min.Tensor)(aten.maximum.default)
 rewrite(aten.clamp_max.Tensor)(aten.minimum.default)
 
 
-@rewrite(aten.bucketize.Tensor)
-def bucketize(values: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
-    """How many boundaries are not above: what is not a number is above all."""
-    above = (aten.gt if right else aten.ge).Tensor(boundaries, values.unsqueeze(-1))
-    return aten.logical_not.default(above).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
-
-
 _SHIFTS = {
     shift: whole
     for one, other, whole in (

@@ -43,6 +43,19 @@ def uniform(like: Any, low: float = 0.0, high: float = 1.0, *, generator: Any = 
     return NotImplemented if generator else aten.rand.default(like.size(), dtype=like.dtype) * (high - low) + low
 
 
+@rewrite(aten.rrelu_with_noise_functional.default)
+def rrelu(
+    x: Any, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> Any:
+    """The slope of each number that is not above zero is drawn, and is the noise that the gradient reads."""
+    if not training:
+        return aten.leaky_relu.default(x, (lower + upper) / 2), aten.clone.default(noise)
+    if generator is not None:
+        return NotImplemented
+    slopes = torch.where(x <= 0, uniform(x, lower, upper), 1.0)
+    return x * slopes, slopes
+
+
 @rewrite(aten.randperm.default)
 def randperm(count: Any, *, dtype: Any = None, **_: Any) -> Any:
     _, order = aten.sort.default(aten.rand.default([count], dtype=torch.float64))

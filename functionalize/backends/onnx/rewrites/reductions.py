@@ -209,18 +209,6 @@ def scatter_extreme(
     return aten.scatter_reduce.two(cleared, dim, index, source, reduce)
 
 
-@rewrite(aten.sort.stable)
-def sort(values: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """ONNX's operator gives equal elements in their order."""
-    return aten.sort.default(values, dim, descending)
-
-
-@rewrite(aten.nonzero.default)
-def nonzero(values: Any) -> Any:
-    """Of a tensor without dimensions, whose places are rows of no numbers."""
-    return NotImplemented if values.dim() else aten.nonzero.default(values.reshape(1)).narrow(1, 0, 0)
-
-
 def _on_one_element(op: Any) -> Rewrite:
     """Along a dimension of a tensor that has none."""
 
@@ -233,68 +221,16 @@ def _on_one_element(op: Any) -> Rewrite:
     return with_a_dimension
 
 
-for _op in (aten.all.dim, aten.prod.dim_int, aten.topk.default, aten.scatter.src, aten.scatter.value):
+for _op in (
+    *(aten.all.dim, aten.prod.dim_int, aten.topk.default),
+    *(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two),
+):
     rewrite(_op)(_on_one_element(_op))
 
 
-def _whole(of_dim: Rewrite) -> Rewrite:
-    """Of all elements."""
-
-    def of_all(values: Any) -> Any:
-        found = of_dim(values.reshape(-1), 0)
-        return found if found is NotImplemented else found[0]
-
-    return of_all
-
-
-def _ordered(values: Any, dim: int, place: Any, keepdim: bool) -> Any:
-    """The element at a place of the order along a dimension, and where it is; ``place``: as a tensor with that size."""
-    found = [one.gather(dim, place) for one in aten.sort.default(values, dim)]
-    return tuple(found if keepdim else [one.squeeze(dim) for one in found])
-
-
-def _at(values: Any, dim: int, place: Any) -> Any:
-    size = [1 if one == dim % values.dim() else values.size(one) for one in range(values.dim())]
-    return aten.full.default(size, place, dtype=torch.int64)
-
-
-@rewrite(aten.kthvalue.default)
-def kthvalue(values: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    if not values.dim():
-        return aten.clone.default(values), aten.full.default([], 0, dtype=torch.int64)
-    return _ordered(values, dim, _at(values, dim, k - 1), keepdim)
-
-
-@rewrite(aten.median.dim)
-def median(values: Any, dim: int, keepdim: bool = False) -> Any:
-    """The lower one of two; what is no number counts for all."""
-    if not values.numel():
-        return NotImplemented
-    if not values.dim():
-        return aten.clone.default(values), aten.full.default([], 0, dtype=torch.int64)
-    found, index = _ordered(values, dim, _at(values, dim, (values.size(dim) - 1) // 2), keepdim)
-    if values.is_floating_point():
-        none = aten.isnan.default(values).to(torch.int64)
-        some = none.sum([dim], keepdim=keepdim) > 0
-        found = torch.where(some, math.nan, found)
-        index = torch.where(some, aten.argmax.default(none, dim, keepdim), index)
-    return found, index
-
-
-@rewrite(aten.nanmedian.dim)
-def nanmedian(values: Any, dim: int, keepdim: bool = False) -> Any:
-    """The same of what is a number."""
-    if not values.is_floating_point():
-        return median(values, dim, keepdim)
-    if not values.dim() or not values.numel():
-        return NotImplemented if values.dim() else median(values, dim)
-    none = aten.isnan.default(values)
-    count = aten.logical_not.default(none).to(torch.int64).sum([dim], keepdim=True)
-    place = ((count - 1) // 2).clamp(min=0)
-    found, index = _ordered(torch.where(none, math.inf, values), dim, place, keepdim)
-    count = count if keepdim else count.squeeze(dim)
-    return torch.where(count == 0, math.nan, found), torch.where(count == 0, 0, index)
-
-
-rewrite(aten.median.default)(_whole(median))
-rewrite(aten.nanmedian.default)(_whole(nanmedian))
+@rewrite(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_joined(values: Any, dim: int, index: Any, source: Any, *, reduce: str) -> Any:
+    """By the names that ``scatter`` has for these."""
+    if not isinstance(source, torch.Tensor):
+        source = aten.full.default(index.size(), source, dtype=values.dtype)
+    return aten.scatter_reduce.two(values, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
