@@ -24,6 +24,7 @@ from functionalize.errors import UnsupportedExportError
 pytestmark = pytest.mark.filterwarnings("ignore")  # of compilers, about their own tools
 Compiled = Callable[..., list[Tensor]]
 Program = Callable[[Tensor], Tensor]
+PRECISE = {"INFERENCE_PRECISION_HINT": "f32"}  # OpenVINO computes with bfloat16 where the processor does
 IREE = {"iree.compiler.tools": "iree-base-compiler", "iree.runtime": "iree-base-runtime"}
 
 
@@ -111,7 +112,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Program], tuple[int, ...]]] = {
 
 def openvino(exported: ExportedProgram) -> Compiled:
     ov: Any = importlib.import_module("openvino")
-    compiled = ov.compile_model(ov.convert_model(exported), "CPU")
+    compiled = ov.compile_model(ov.convert_model(exported), "CPU", PRECISE)
     return lambda *inputs: [torch.tensor(one) for one in compiled([x.numpy() for x in inputs]).values()]
 
 
@@ -301,7 +302,7 @@ def test_openvino_takes_the_onnx_file(name: str, tmp_path: Path) -> None:
     for one in convention["state"]:
         zeros = torch.zeros(one["shape"], dtype=getattr(torch, one["dtype"]))
         state[one["input"]] = initial[one["initial"]] if one["initial"] else zeros
-    compiled = ov.compile_model(file, "CPU")
+    compiled = ov.compile_model(file, "CPU", PRECISE)
 
     def call(x: Tensor) -> Tensor:
         results = compiled({key: value.numpy() for key, value in {**state, "x": x}.items()})

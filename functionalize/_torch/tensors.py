@@ -136,6 +136,7 @@ def share_gradient_hooks(of: torch.Tensor, to: torch.Tensor) -> None:
 # What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
 OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "kinds of hooks on its gradient", "is a leaf"
 VERSION, STORAGE, GRADIENT = "version", "storage size in bytes", "has a gradient"
+LAYOUT, BEGIN = "strides", "place in its storage"  # asked outright, or such as decide what is written
 LEAF_VIEW = "is a leaf, and a view"  # told to require gradients when it was a view of what requires none
 KIND = "kind"  # a parameter, a buffer, or neither
 _KINDS = torch.nn.Parameter, torch.nn.Buffer

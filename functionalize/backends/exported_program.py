@@ -62,20 +62,21 @@ def to_exported_program(
     by_value: bool = False,
     scales: bool = True,
     floats: bool = False,
+    layouts: bool = True,
 ) -> ExportedProgram:
     """See :meth:`CapturedProgram.to_exported_program`.
 
     ``to``: what messages call the backend; ``by_value``: whether it gets inputs without the memory that they share;
     ``scales``: whether interpolations may have some, beside the sizes that they give; ``floats``: whether those that
-    Python makes of integers are tensors.
+    Python makes of integers are tensors; ``layouts``: whether it asserts how its arguments lie in memory.
     """
-    layouts = refused_layouts(program.graph)
-    if layouts:
-        causes = [UnsupportedExportError.cause(what, why=why, hint=hint, at=at) for what, why, hint, at in layouts]
+    refused = refused_layouts(program.graph)
+    if refused:
+        causes = [UnsupportedExportError.cause(what, why=why, hint=hint, at=at) for what, why, hint, at in refused]
         raise UnsupportedExportError(to, causes)
     found = exportable(program)
     by_value = by_value or explicit_state
-    options = {"by_value": by_value, "scales": scales, "floats": floats}
+    options = {"by_value": by_value, "scales": scales, "floats": floats, "layouts": layouts}
     graph = ExportGraph(found, copies=program.remove == "mutations_and_views", **options)
     if graph.causes:
         raise UnsupportedExportError(to, graph.causes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import LEAF_VIEW, VIEW, FakeTensor, pytree, storage_key
+from functionalize._torch import LAYOUT, LEAF_VIEW, VIEW, FakeTensor, pytree, storage_key
 from functionalize._torch.dispatch import identity_of
 from functionalize._torch.tensors import (
     autograd_base,
@@ -106,6 +106,7 @@ class AutogradNotes:
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
+        self._laid: set[int] = set()  # storages of tensors that are views of one another or copies, by their strides
         # By identity, views of what is not contiguous, which was written since.
         self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
         # Storages of which `as_strided` took what the tensor does not show, and the lines.
@@ -132,6 +133,10 @@ class AutogradNotes:
         if is_given:
             self._told[id(handle)] = handle, True  # written later, a view gets its gradients past that
 
+    def note_laid(self, source: torch.Tensor, out: torch.Tensor) -> None:
+        """Note a view that would have been a copy, or the reverse, had the tensor other strides."""
+        self._laid |= {storage_key(source), storage_key(out)}
+
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
         """Note a write: of what is no tensor of the trace's, or of which autograd does not tell all that share memory.
 
@@ -139,6 +144,8 @@ class AutogradNotes:
         """
         self.reshapes.lost_views.note_write(handle, base)
         self.finds_beyond |= base.key in self._beyond
+        if base.key in self._laid:
+            self.asked.add(LAYOUT)
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
         if handle.requires_grad and len(base.handles) > 1:

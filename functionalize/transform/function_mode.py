@@ -17,8 +17,10 @@ from functionalize._torch import (
     ASK_BASE,
     ASK_HOOKS,
     ASK_VERSION,
+    BEGIN,
     GRADIENT,
     HOOKS,
+    LAYOUT,
     LEAF,
     OFFSET,
     PLAIN_TYPES,
@@ -65,6 +67,8 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
     torch.Tensor.untyped_storage: (OFFSET, STORAGE),
     **dict.fromkeys((_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__), (GRADIENT,)),
     ASK_VERSION: (VERSION,),
+    torch.Tensor.storage_offset: (OFFSET, BEGIN),
+    **dict.fromkeys((torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.dim_order), (LAYOUT,)),
 }
 _HOOK: Any = torch.Tensor.register_hook
 _GRAD_FN: Any = torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
@@ -165,6 +169,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         """Copy, or say how a tensor lies: torch takes no size that the data tell for one, which can lie in any way."""
         source = args[0] if args else kwargs["input"]
         out = func(*args, **kwargs)
+        if _is_plain(source) and isinstance(out, torch.Tensor):
+            self._context.notes.note_laid(source, out)
         if not (_is_plain(source) and is_symbolic(source)) or out is True:
             return out
         if out is not False and storage_key(out) == storage_key(source):

@@ -7,16 +7,19 @@ is exported may read apart what a capture was given as one tensor.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from functionalize._torch import SYMBOLS, pytree
+from functionalize._torch import OFFSET, SYMBOLS, pytree
 from functionalize.aliasing.strided_layout import tensor_at
+from functionalize.call_stack import decisive_line
+from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.alias_pattern import Shared, same_tensors
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
@@ -72,11 +75,12 @@ class ExampleCall:
     def _alone(self, number: int, like: int) -> torch.Tensor:
         """A tensor that shares no memory; ``like``: an input of its kind, which the graph takes."""
         look = self._looks[like]
-        dtype, size, stride = look.dtype, look.size(), look.stride()
+        dtype, size, stride, offset = look.dtype, look.size(), look.stride(), 0
         if number not in self._looks and number in self.program.metadata.layouts_before:
             layout = self.program.metadata.layouts_before[number]
-            dtype, size, stride = layout.dtype, layout.size, layout.stride
-        where = [list(map(concrete, size)), list(map(concrete, stride)), 0]
+            dtype, size, stride, offset = layout.dtype, layout.size, layout.stride, layout.offset
+        offset = self.program.guards.asked.get((number, OFFSET), offset)
+        where = [list(map(concrete, size)), list(map(concrete, stride)), concrete(offset)]
         return self._like(number, tensor_at(self._storage(dtype, look.device, _elements(where)), where, dtype))  # type: ignore[arg-type]
 
     def _like(self, number: int, made: torch.Tensor) -> torch.Tensor:
@@ -116,6 +120,23 @@ def _elements(where: Sequence[Any]) -> int:
     return 0 if 0 in size else offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
+@contextlib.contextmanager
+def no_memory_beyond() -> Iterator[None]:
+    """Name the line of a program that reads what its arguments do not show, where it runs with such as examples."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "out of bounds for storage" not in str(error):
+            raise
+        raise UnsupportedProgramError(
+            "the program reads memory of an argument's storage that the argument does not show",
+            why="to be exported it is captured once more, with arguments that lie in no larger memory",
+            hint="pass a tensor that shows that memory, and take the view of it",
+            at=decisive_line(error),
+        ) from error
+
+
+@no_memory_beyond()
 def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
     """A program with the steps of its schedulers as a part of its graph: what is exported has no schedulers."""
     if not any(isinstance(one, LRScheduler) for one in program.current.capture.state.seen):
@@ -124,6 +145,7 @@ def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
     return program.captured_again(call.args, call.kwargs, merges_steps=True)
 
 
+@no_memory_beyond()
 def with_arguments_apart(program: CapturedProgram, known: Specialization) -> CapturedProgram:
     """A program that reads each argument by itself, also those that shared memory at the capture: by their values.
 

@@ -12,13 +12,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from functionalize._torch import SYMBOLS, pytree
+from functionalize._torch import BEGIN, OFFSET, SYMBOLS, pytree
 from functionalize._torch.exporting import ExportFakes, viewing
 from functionalize.backends.decompose import without_lists, without_scales
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
+from functionalize.backends.export.layouts import assert_layouts, counts_from_storage
 from functionalize.backends.export.numbers import NUMBER, Numbers
 from functionalize.backends.export.refused_nodes import refused_nodes
 from functionalize.backends.export.returned import InputTensor, Returned
@@ -44,10 +46,13 @@ _SIZES_STAY = (
 class ExportGraph:
     """One graph that is being exported: what goes in, what is written, what the caller gets."""
 
-    def __init__(self, found: Exportable, *, copies: bool, by_value: bool, scales: bool, floats: bool) -> None:
+    def __init__(
+        self, found: Exportable, *, copies: bool, by_value: bool, scales: bool, floats: bool, layouts: bool
+    ) -> None:
         """``copies``: whether views are to be copied; others: see :func:`to_exported_program`."""
         self.found, recorded = found, found.program.recorded
         self._graph, self.root = without_lists(recorded.graph, recorded.root)
+        self._asserts_layouts = layouts
         self.causes: list[str] = []
         if not scales:
             try:
@@ -93,6 +98,8 @@ class ExportGraph:
             made = self.emitter.placeholder(one.name, look)
             self._nodes |= {} if one.number is None else {one.number: made}
             known |= {} if old is None else {old: made}
+        if self._asserts_layouts:
+            self._assert_layouts({number for number, old in olds.items() if counts_from_storage(old)})
         for number, value in self.inputs.numbers.items():
             known[olds[number]] = value
         for number, argument in self.inputs.passed.items():
@@ -103,6 +110,15 @@ class ExportGraph:
             if node.op != "placeholder" and getattr(node.target, "namespace", None) not in _UNSEEN:
                 known[node] = self._copy(node, known)
         raise AssertionError("a graph without an output")
+
+    def _assert_layouts(self, counted: set[int]) -> None:
+        """``counted``: inputs of which elements are taken by their places in storages."""
+        asked, answers = self.found.program.recorded.asked, self.found.program.guards.asked
+        for one, node in zip(self.inputs.all, list(self.emitter.graph.nodes), strict=True):
+            if one.kind is not InputKind.USER_INPUT or not isinstance(node.meta["val"], torch.Tensor):
+                continue
+            begin = answers.get((one.number, OFFSET), 0) if BEGIN in asked or one.number in counted else None
+            self.causes += assert_layouts(self.emitter.graph, node, asked, begin)
 
     def _copy(self, node: Node, known: dict[Node, Any]) -> Any:
         read = known.get(node.args[0]) if node.target is aten._local_scalar_dense.default else None  # type: ignore[arg-type]

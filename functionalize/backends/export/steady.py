@@ -23,7 +23,13 @@ from torch.fx.node import map_arg
 from functionalize._torch.autograd import leave_gradient
 from functionalize._torch.exporting import STATE_KINDS
 from functionalize.backends.export.effects import EffectReader, applied, changed_entries
-from functionalize.backends.export.example_call import ExampleCall, concrete, with_arguments_apart, with_steps_followed
+from functionalize.backends.export.example_call import (
+    ExampleCall,
+    concrete,
+    no_memory_beyond,
+    with_arguments_apart,
+    with_steps_followed,
+)
 from functionalize.backends.export.returned import Returned, returned
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING
@@ -53,6 +59,7 @@ class Exportable:
         return self.call.program
 
 
+@no_memory_beyond()
 def exportable(program: CapturedProgram) -> Exportable:
     """What is to be exported of a program."""
     program = with_steps_followed(program)

@@ -59,7 +59,7 @@ def _of_tensors(program: CapturedProgram) -> CapturedProgram | None:
         UnsupportedProgramError: it decides by data as well: an exported program asserts what JAX cannot.
     """
     try:
-        exported = to_exported_program(program, to="JAX")
+        exported = to_exported_program(program, to="JAX", layouts=False)
     except UnsupportedExportError:
         return None
     assertion = next((node for node in exported.graph.nodes if node.target in _ASSERTIONS), None)

@@ -18,7 +18,7 @@ import torch
 from functionalize._torch import pytree
 from functionalize.backends.onnx.sizes import Sizes
 
-KEY, FORMAT = "functionalize", 1
+KEY, FORMAT = "functionalize", 2
 ELEMENTS: dict[torch.dtype, int] = {  # ONNX's numbers for types
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float64: onnx.TensorProto.DOUBLE,
@@ -73,6 +73,14 @@ class Check:
 
 
 @dataclass
+class Layout:
+    """How an argument must lie in memory: in a memory format, at an offset, or with strides."""
+
+    argument: str
+    look: str | int | list[int]
+
+
+@dataclass
 class Convention:
     """All of it."""
 
@@ -83,6 +91,7 @@ class Convention:
     state: list[State] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
     writes: dict[str, str] = field(default_factory=dict)  # arguments that are written: the outputs with the new values
     sizes: Sizes = field(default_factory=Sizes)  # of arguments, where some may differ from call to call
     shared: list[list[Any]] = field(default_factory=list)  # arguments that share memory, and how far they lie apart
@@ -102,6 +111,7 @@ class Convention:
         if data.pop("format", None) != FORMAT:
             raise ValueError("another version of functionalize wrote the file\n    try  write it again by to_onnx")
         kinds: dict[str, Any] = {"arguments": Argument, "state": State, "results": Result, "checks": Check}
+        kinds["layouts"] = Layout
         for name, kind in kinds.items():
             data[name] = [kind(**one) for one in data[name]]
         data["sizes"] = Sizes(**data["sizes"])

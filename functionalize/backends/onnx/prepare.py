@@ -26,8 +26,9 @@ from torch.fx import Graph, Node
 from functionalize._torch import SYMBOLS, pytree
 from functionalize._torch.sizes import hint_of
 from functionalize._torch.symbols import sizes_of
+from functionalize.backends.export.layouts import counts_from_storage, layout_of, serves_layouts
 from functionalize.backends.export.numbers import NUMBER
-from functionalize.backends.onnx.convention import Argument, Check, Convention, Result, State
+from functionalize.backends.onnx.convention import Argument, Check, Convention, Layout, Result, State
 from functionalize.backends.onnx.sizes import Sizes, evaluate
 from functionalize.errors import UnsupportedExportError
 
@@ -51,7 +52,7 @@ class Prepared:
         self._mutated = {spec.target for spec in specs if spec.kind in _MUTATIONS}
         inputs = [self._now(spec) for spec in self._signature.input_specs]
         self._inputs = sorted(inputs, key=lambda spec: spec.kind is InputKind.USER_INPUT)
-        self._graph, self._checks = Graph(), list[tuple[Any, str]]()
+        self._graph, self._checks, self._layouts = Graph(), list[tuple[Any, str]](), list[Layout]()
         self._results = self._copied()
         self._outputs: list[Node] = []  # each once
         self.output_names: list[str] = []
@@ -67,7 +68,7 @@ class Prepared:
 
     def _copied(self) -> list[Any]:
         """The graph, its inputs in their new order, without assertions; its results."""
-        olds = {node.name: node for node in self._exported.graph.find_nodes(op="placeholder")}
+        olds = self._placeholders = {node.name: node for node in self._exported.graph.find_nodes(op="placeholder")}
         known: dict[Node, Any] = {}
         for spec in self._inputs:
             old = olds[spec.arg.name]
@@ -79,13 +80,29 @@ class Prepared:
         for node in self._exported.graph.nodes:
             if node.op == "output":
                 return list(pytree.tree_map_only(Node, known.__getitem__, list(node.args[0])))
-            if node.target in _ASSERTIONS:
+            look = layout_of(node)
+            if look is not None:
+                self._layouts.append(self._layout(*look))
+            elif serves_layouts(node):
+                continue
+            elif node.target in _ASSERTIONS:
                 self._checks.append((known[node.args[0]], node.args[1]))
             elif _is_an_empty_part(node):
                 known[node] = self._empty(node)
             elif node.op != "placeholder" and node.target not in _DROPPED:
                 known[node] = self._graph.node_copy(node, lambda other: known[other])
         raise AssertionError("a graph without an output")
+
+    def _layout(self, name: str, look: Any) -> Layout:
+        """How an argument lies: to ONNX it is its elements, and these begin where its storage does."""
+        if isinstance(look, int) and look and counts_from_storage(self._placeholders[name]):
+            cause = UnsupportedExportError.cause(
+                f"as_strided of `{name}`, which begins at {look} in its storage",
+                why="to ONNX a tensor is its elements, without others that its storage has",
+                hint="capture with a tensor of its own memory (.clone()), or use views by dimension",
+            )
+            raise UnsupportedExportError("ONNX", [cause])
+        return Layout(name, look)
 
     def _empty(self, node: Node) -> Node:
         look = node.meta["val"]
@@ -114,6 +131,7 @@ class Prepared:
                 constant = isinstance(spec.arg, ConstantArgument)
                 value = spec.arg.value if constant else None
                 convention.arguments.append(Argument(spec.arg.name, value, constant))
+        convention.layouts = self._layouts
         self.describe_sizes()
         self._describe_outputs()
 

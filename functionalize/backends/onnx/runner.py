@@ -21,8 +21,9 @@ from google.protobuf.message import DecodeError  # what reading a file of anothe
 
 from functionalize._torch import FakeTensor, pytree
 from functionalize.aliasing.geometry import Layout
+from functionalize.backends.export.layouts import lies_so
 from functionalize.backends.onnx.convention import ELEMENTS, KEY, Convention, Result, spec_of
-from functionalize.backends.onnx.sharing import shared_memory
+from functionalize.backends.onnx.sharing import lie_alike
 from functionalize.errors import DataDependentError, InputMismatchError
 
 _NAMES = {
@@ -125,6 +126,7 @@ class OnnxProgram:
             if not argument.constant:
                 self._check_tensor(argument.name, value)
         self.convention.sizes.check(found)
+        self._check_layouts(found)
         self._check_memory(found)
         return found
 
@@ -164,6 +166,16 @@ class OnnxProgram:
                 hint="pass a tensor of that size and type, or write the program with dynamic_shapes",
             )
 
+    def _check_layouts(self, leaves: dict[str, Any]) -> None:
+        """How arguments lie in memory counts where the program asks for it."""
+        for layout in self.convention.layouts:
+            if not lies_so(leaves[layout.argument], layout.look):
+                raise InputMismatchError(
+                    f"the argument `{layout.argument}` lies otherwise in memory than at the capture ({layout.look}), "
+                    "and what the program computes depends on that",
+                    hint="pass a tensor that lies so (.contiguous()), or capture again",
+                )
+
     def _check_memory(self, leaves: dict[str, Any]) -> None:
         """Which arguments share memory counts where the program writes some."""
         if not (self.convention.writes or self.convention.shared):
@@ -171,7 +183,7 @@ class OnnxProgram:
         for name in self.convention.writes:
             _check_writable(name, leaves[name])
         tensors = {name: value for name, value in leaves.items() if isinstance(value, torch.Tensor) and value.numel()}
-        if shared_memory(tensors) != [tuple(pair) for pair in self.convention.shared]:
+        if not lie_alike(tensors, self.convention.shared, self.convention.writes):
             raise InputMismatchError(
                 "the arguments share memory otherwise than those that the program was captured with",
                 hint="pass tensors that share memory as those did, or capture again",

@@ -29,6 +29,22 @@ def _in_order(base: Any) -> Any:
     return base.reshape(-1)
 
 
+def _shown(base: Any, size: Any, stride: Any, offset: Any) -> Any:
+    """Where the elements of a layout of its storage are in a tensor that lies in order."""
+    begin = 0 if offset is None else offset - base.storage_offset()
+    numbers = (*size, *stride, begin, base.numel())
+    if all(type(one) is int for one in numbers) and 0 not in size:
+        last = begin + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+        if begin < 0 or last >= base.numel():
+            cause = UnsupportedExportError.cause(
+                "as_strided shows elements of a storage that the tensor itself does not show",
+                why="to ONNX a tensor is its elements",
+                hint="pass a tensor that shows that memory, and take the view of it",
+            )
+            raise UnsupportedExportError("ONNX", [cause])
+    return places(size, stride, begin)
+
+
 @rewrite(aten.squeeze.dims)
 def squeeze(x: Any, dims: Any) -> Any:
     """One by one: torch's primitive is spelt out by this operator again."""
@@ -40,12 +56,12 @@ def squeeze(x: Any, dims: Any) -> Any:
 @rewrite(aten.as_strided_scatter.default)
 def as_strided_scatter(base: Any, value: Any, size: Any, stride: Any, offset: Any = None) -> Any:
     flat = _in_order(base)
-    return aten.scatter.src(flat, 0, places(size, stride, offset or 0), value.reshape(-1)).reshape(base.size())
+    return aten.scatter.src(flat, 0, _shown(base, size, stride, offset), value.reshape(-1)).reshape(base.size())
 
 
 @rewrite(aten.as_strided.default)
 def as_strided(base: Any, size: Any, stride: Any, offset: Any = None) -> Any:
-    return aten.index_select.default(_in_order(base), 0, places(size, stride, offset or 0)).reshape(size)
+    return aten.index_select.default(_in_order(base), 0, _shown(base, size, stride, offset)).reshape(size)
 
 
 @rewrite(aten.diagonal_scatter.default)

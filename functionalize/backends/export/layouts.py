@@ -1,0 +1,107 @@
+"""How arguments lie in memory, where the results depend on it: asserted in an exported graph, read by who drops that.
+
+A captured program compares the strides of each call. An exported one runs on any: most compute the same there. Not so
+where the program asks for strides, or writes what ``reshape`` and its like give, which is a view or a copy by these.
+
+Invariant: assertions are of arguments alone; all other strides follow. Limits: torch's decompositions drop them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize._torch import LAYOUT
+from functionalize.backends.export.example_call import concrete
+from functionalize.errors import UnsupportedExportError
+
+aten = torch.ops.aten
+_FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+_FORMAT, _OFFSET = aten.is_contiguous.memory_format, aten.sym_storage_offset.default
+_STRIDES = aten._assert_tensor_metadata.default
+_ADDRESSING = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
+_WHY = "the program asks how its arguments lie in memory, or writes what is a view or a copy by that"
+Look = tuple[str, Any]  # an argument's name; a memory format, an offset, or strides
+
+
+def counts_from_storage(tensor: Node) -> bool:
+    """Whether a graph takes elements of a tensor by their places in its storage."""
+    return any(user.target in _ADDRESSING and user.args[0] is tensor for user in tensor.users)
+
+
+def assert_layouts(graph: Graph, argument: Node, asked: frozenset[str], begin: int | None) -> Iterator[str]:
+    """Assert at the end of a graph that an argument lies as it does; why that cannot be.
+
+    ``begin``: where it begins in its storage, if elements are taken by their places there.
+    """
+    look = argument.meta["val"]
+    if begin is not None:
+        found = _call(graph, _OFFSET, (argument,), begin)
+        _assert(graph, _call(graph, operator.eq, (found, begin), True), f"began at {begin} in its storage")
+    if LAYOUT not in asked or not look.dim():
+        return
+    memory_format = _format(look)
+    if memory_format is not None:
+        name = str(memory_format).removeprefix("torch.")
+        _assert(graph, _call(graph, _FORMAT, (argument, memory_format), True), f"was in {name}")
+    elif all(type(step) is int for step in look.stride()):
+        _call(graph, _STRIDES, (argument, None, list(look.stride())), None)
+    else:
+        yield UnsupportedExportError.cause(
+            f"`{argument.name}` has sizes that may differ, and is in no memory format",
+            why=_WHY,
+            hint="capture with a contiguous tensor, or call .contiguous() before the program",
+        )
+
+
+def layout_of(node: Node) -> Look | None:
+    """What an assertion says of an argument's layout; None: it is about something else."""
+    if node.target is _STRIDES and len(node.args) > 2 and node.args[2] is not None:
+        return str(node.args[0]), node.args[2]
+    if node.target is not aten._assert_scalar.default or not isinstance(node.args[0], Node):
+        return None
+    asked = node.args[0]
+    if asked.target is _FORMAT:
+        return str(asked.args[0]), str(asked.args[1]).removeprefix("torch.")
+    of = asked.args[0] if asked.target is operator.eq else None
+    return (str(of.args[0]), asked.args[1]) if isinstance(of, Node) and of.target is _OFFSET else None
+
+
+def serves_layouts(node: Node) -> bool:
+    """Whether a node is what such an assertion asks."""
+    of = node.args[0] if node.target is operator.eq else node
+    return isinstance(of, Node) and of.target in (_FORMAT, _OFFSET)
+
+
+def lies_so(tensor: torch.Tensor, look: Any) -> bool:
+    """Whether a tensor lies in memory as :func:`layout_of` says."""
+    if isinstance(look, str):
+        return tensor.is_contiguous(memory_format=getattr(torch, look))
+    return tensor.storage_offset() == look if isinstance(look, int) else list(tensor.stride()) == list(look)
+
+
+def _format(look: torch.Tensor) -> torch.memory_format | None:
+    like = torch.empty_strided(*(list(map(concrete, some)) for some in (look.size(), look.stride())), device="meta")
+    ranks = {torch.channels_last: 4, torch.channels_last_3d: 5}
+    fitting = (one for one in _FORMATS if ranks.get(one, look.dim()) == look.dim())
+    return next((one for one in fitting if like.is_contiguous(memory_format=one)), None)
+
+
+def _call(graph: Graph, target: Any, args: tuple[Any, ...], value: Any) -> Node:
+    made = graph.call_function(target, args)
+    made.meta["val"] = value
+    return made
+
+
+def _assert(graph: Graph, condition: Node, what: str) -> None:
+    of: Any = condition.args[0]
+    name = (of.args[0] if of.target is _OFFSET else of).name
+    message = (
+        f"the argument `{name}` lies otherwise in memory than at the capture, where it {what}\n    why  {_WHY}\n"
+        "    try  pass a tensor that lies so (.contiguous()), or capture again"
+    )
+    _call(graph, aten._assert_scalar.default, (condition, message), None)

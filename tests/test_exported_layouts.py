@@ -1,0 +1,191 @@
+"""Programs whose results depend on how their arguments lie in memory: exported, they refuse what lies otherwise."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functionalize import UnsupportedExportError, UnsupportedProgramError, capture
+
+Program = Callable[..., Any]
+
+
+def in_one_piece(x: Tensor) -> Tensor:
+    return x + 1 if x.is_contiguous() else x + 2
+
+
+def steps(x: Tensor) -> Tensor:
+    return x * x.stride(0)
+
+
+def written_flat(x: Tensor) -> Tensor:
+    x.reshape(-1).add_(1)
+    return x * 2
+
+
+def written_copy(x: Tensor) -> Tensor:
+    flat = x.contiguous()
+    flat.mul_(3)
+    return flat - x
+
+
+def written_between(x: Tensor) -> Tensor:
+    flat = torch.flatten(x)
+    x.add_(1)
+    return flat * 2
+
+
+def place(x: Tensor) -> Tensor:
+    return x + x.storage_offset()
+
+
+def by_places(x: Tensor) -> Tensor:
+    return x[1:].as_strided((2,), (1,), 1) + 1
+
+
+def square() -> Tensor:
+    return torch.arange(4.0).view(2, 2)
+
+
+def turned() -> Tensor:
+    return torch.tensor([[0.0, 2.0], [1.0, 3.0]]).t()
+
+
+def part() -> Tensor:
+    return torch.arange(12.0)[4:8]
+
+
+def whole() -> Tensor:
+    return torch.arange(4.0)
+
+
+def images(memory_format: torch.memory_format) -> Tensor:
+    return torch.arange(16.0).view(1, 4, 2, 2).contiguous(memory_format=memory_format)
+
+
+CASES: dict[str, tuple[Program, Callable[[], Tensor], Callable[[], Tensor]]] = {
+    "contiguous": (in_one_piece, square, turned),
+    "turned": (in_one_piece, turned, square),
+    "strides": (steps, square, turned),
+    "reshape": (written_flat, square, turned),
+    "reshape of turned": (written_flat, turned, square),
+    "copy": (written_copy, square, turned),
+    "flatten": (written_between, square, turned),
+    "channels last": (
+        written_flat,
+        lambda: images(torch.channels_last),
+        lambda: images(torch.contiguous_format),
+    ),
+    "offset": (place, whole, part),
+    "offset of a part": (place, part, whole),
+    "as_strided": (by_places, whole, part),
+}
+
+
+def exported(program: Program, path: Path, *args: Tensor, **options: Any) -> Any:
+    """The module of an ExportedProgram that was saved and loaded."""
+    file = io.BytesIO()
+    torch.export.save(capture(program, args, **options).to_exported_program(), file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+def on_onnx(program: Program, path: Path, *args: Tensor, **options: Any) -> Any:
+    pytest.importorskip("onnxscript", reason="needs onnxscript")
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    from functionalize.backends import onnx
+
+    return onnx.load(capture(program, args, **options).to_onnx(path / "program.onnx"))
+
+
+both = pytest.mark.parametrize("route", [exported, on_onnx])
+
+
+@both
+@pytest.mark.parametrize("name", CASES)
+def test_arguments_that_lie_otherwise_are_refused(name: str, route: Any, tmp_path: Path) -> None:
+    program, example, other = CASES[name]
+    called = route(program, tmp_path, example())
+    for _ in range(2):
+        mine, eager = example(), example()
+        torch.testing.assert_close(called(mine), program(eager), rtol=0, atol=0)
+        torch.testing.assert_close(mine, eager, rtol=0, atol=0)
+    untouched = other()
+    with pytest.raises((RuntimeError, ValueError), match=r"otherwise in memory|strides mismatch"):
+        called(untouched)
+    torch.testing.assert_close(untouched, other(), rtol=0, atol=0)
+
+
+@both
+def test_other_programs_take_arguments_that_lie_in_any_way(route: Any, tmp_path: Path) -> None:
+    def program(x: Tensor) -> Tensor:
+        return (x.reshape(-1) * 2).view(2, 2) + x
+
+    called = route(program, tmp_path, square())
+    torch.testing.assert_close(called(turned()), program(turned()), rtol=0, atol=0)
+
+
+@both
+def test_sizes_that_differ(route: Any, tmp_path: Path) -> None:
+    called = route(written_flat, tmp_path, torch.zeros(3, 2), dynamic_shapes=({0: torch.export.Dim("n")},))
+    mine, eager = torch.ones(5, 2), torch.ones(5, 2)
+    torch.testing.assert_close(called(mine), written_flat(eager), rtol=0, atol=0)
+    torch.testing.assert_close(mine, eager, rtol=0, atol=0)
+    with pytest.raises((RuntimeError, ValueError), match="otherwise in memory"):
+        called(torch.ones(2, 5).t())
+
+
+@both
+def test_arguments_that_are_taken_apart_begin_where_they_did(route: Any, tmp_path: Path) -> None:
+    """Both share memory that nobody writes: what is exported takes each by itself."""
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return x.sum() + y * y.storage_offset()
+
+    def arguments() -> tuple[Tensor, Tensor]:
+        memory = torch.arange(6.0)
+        return memory[:4], memory[2:]
+
+    torch.testing.assert_close(route(program, tmp_path, *arguments())(*arguments()), program(*arguments()))
+
+
+def test_memory_that_an_argument_does_not_show_is_named() -> None:
+    def program(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return x.as_strided((1,), (1,), 3) + 1
+
+    memory = torch.arange(4.0)
+    captured = capture(program, (torch.arange(4.0)[::2], memory[:2], memory[1:]))
+    for export in (captured.to_exported_program, captured.to_core_aten):
+        with pytest.raises(UnsupportedProgramError, match=r"does not show\n    at .*as_strided\(\(1,\), \(1,\), 3\)"):
+            export()
+
+
+def test_onnx_has_no_elements_before_those_of_a_tensor(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs onnxscript")
+    captured = capture(by_places, (part(),))
+    with pytest.raises(UnsupportedExportError, match="begins at 4 in its storage"):
+        captured.to_onnx(tmp_path / "program.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@both
+def test_what_nobody_writes_may_share_memory(route: Any, tmp_path: Path) -> None:
+    """An argument that is written has its own memory; the others share some, as they may."""
+
+    def program(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        z.add_(1)
+        return x.sum() + y + z
+
+    def arguments() -> tuple[Tensor, Tensor, Tensor]:
+        memory = torch.arange(6.0)
+        return memory[:4], memory[2:], torch.zeros(4)
+
+    mine, eager = arguments(), arguments()
+    torch.testing.assert_close(route(program, tmp_path, *arguments())(*mine), program(*eager))
+    torch.testing.assert_close(mine, eager)
