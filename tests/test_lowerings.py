@@ -136,6 +136,16 @@ def test_programs_of_the_fuzzer() -> None:
     assert not found[WRONG] and found[RIGHT] > 15
 
 
+@pytest.mark.slow(seconds=10)
+@pytest.mark.parametrize("to", ["pt2", "onnx"])
+def test_programs_of_the_fuzzer_that_are_exported(to: str) -> None:
+    if to == "onnx":
+        pytest.importorskip("onnxscript", reason="needs onnxscript")
+    programs = map(generate, range(90, 105))
+    found = Counter(outcome.kind for program in programs for outcome in fuzz.check_exported(program, to))
+    assert not found[WRONG] and found[RIGHT] > 15
+
+
 WRITES: dict[str, Any] = {
     "view": lambda x: x.view(-1)[2:].mul_(2),
     "reshape": lambda x: x.reshape(2, 8)[1].mul_(2),

@@ -1,22 +1,31 @@
 """The fuzzer's programs on jitted JAX, beside eager: writes through views of views, aliased inputs, outputs that alias.
 
-``python -m tests.lowerings.fuzz --count 500`` prints what differs, and how many were refused and why.
+``python -m tests.lowerings.fuzz --count 500`` prints what differs, and how many were refused and why. ``--to pt2`` and
+``--to onnx`` are the same programs as an ExportedProgram's module and on ONNX Runtime, three calls each.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import sys
+import tempfile
 import warnings
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from functionalize import UnsupportedProgramError, jaxify
+from functionalize import UnsupportedExportError, UnsupportedProgramError, capture, jaxify
 from functionalize.backends.array_program import Written
 from functionalize.backends.jax import from_torch
+from functionalize.runtime.captured_program import CapturedProgram
 from tests.fuzz.generate import generate
 from tests.fuzz.program import Program
+from tests.lowerings import onnx
 from tests.lowerings.check import REFUSED, RIGHT, SKIPPED, WRONG, Outcome, alike, compared
 
 
@@ -53,15 +62,58 @@ def _jaxified(function: object, arguments: list[torch.Tensor]) -> Outcome:
     return Outcome(*alike([expected, *own], [outputs, *left]))
 
 
+def check_exported(program: Program, to: str) -> list[Outcome]:
+    """One program as a module of an ExportedProgram, or as an ONNX file: three calls, with arguments that alias so."""
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory() as folder, quiet:
+        warnings.simplefilter("ignore")
+        function = program.function()
+        try:
+            expected = [_called(function, program) for _ in range(3)]
+        except Exception as error:
+            return [Outcome(SKIPPED, type(error).__name__)]
+        if onnx.alike(*expected[:2]).kind == WRONG:
+            return [Outcome(SKIPPED, "it draws random numbers")]
+        try:
+            run = _loaded(capture(function, tuple(program.arguments())), to, Path(folder))
+        except UnsupportedExportError as error:
+            return [Outcome(REFUSED, error.causes[0].splitlines()[0])]
+        except (UnsupportedProgramError, ValueError) as error:  # the engine has no kernel
+            return [Outcome(REFUSED, str(error).splitlines()[0])]
+        return [onnx.alike(wanted, _called(run, program)) for wanted in expected]
+
+
+def _called(function: Any, program: Program) -> list[Any]:
+    """What a call gives, and its arguments afterwards; complex numbers by their parts."""
+    arguments = program.arguments()
+    leaves = pytree.tree_leaves([function(*arguments), arguments])
+    return [_settled(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves if leaf is not None]
+
+
+def _settled(tensor: torch.Tensor) -> torch.Tensor:
+    """What is in a tensor now; complex numbers by their parts."""
+    found = tensor.detach().resolve_conj().resolve_neg().clone()
+    return torch.view_as_real(found) if found.is_complex() else found
+
+
+def _loaded(captured: CapturedProgram, to: str, folder: Path) -> Any:
+    if to == "pt2":
+        return captured.to_exported_program().module()
+    from functionalize.backends.onnx import load
+
+    return load(captured.to_onnx(folder / "program.onnx"))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--to", choices=["jax", "pt2", "onnx"], default="jax")
     options = parser.parse_args(arguments)
     kinds, whys = Counter[str](), Counter[str]()
     for seed in range(options.first, options.first + options.count):
         program = generate(seed)
-        for outcome in check(program):
+        for outcome in check(program) if options.to == "jax" else check_exported(program, options.to):
             kinds[outcome.kind] += 1
             whys[outcome.why[:90]] += outcome.kind == REFUSED
             if outcome.kind == WRONG:

@@ -61,10 +61,11 @@ def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch
         found = expected
     if case.op in TIES:
         expected, found = expected[: TIES[case.op]], found[: TIES[case.op]]
-    return _alike([expected, after], [found, given], values=not drawn and case.op not in UNSPECIFIED)
+    return alike([expected, after], [found, given], values=not drawn and case.op not in UNSPECIFIED)
 
 
-def _alike(expected: Any, found: Any, *, values: bool) -> Outcome:
+def alike(expected: Any, found: Any, *, values: bool = True) -> Outcome:
+    """Tensors and numbers beside those of eager."""
     leaves = [[leaf for leaf in pytree.tree_leaves(one) if leaf is not None] for one in (expected, found)]
     if len(leaves[0]) != len(leaves[1]):
         return Outcome(WRONG, f"{len(leaves[1])} results for {len(leaves[0])}")
