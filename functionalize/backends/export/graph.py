@@ -115,7 +115,9 @@ class ExportGraph:
         """``counted``: inputs of which elements are taken by their places in storages."""
         asked, answers = self.found.program.recorded.asked, self.found.program.guards.asked
         for one, node in zip(self.inputs.all, list(self.emitter.graph.nodes), strict=True):
-            if one.kind is not InputKind.USER_INPUT or not isinstance(node.meta["val"], torch.Tensor):
+            if one.number is None or one.kind is not InputKind.USER_INPUT:
+                continue
+            if not isinstance(node.meta["val"], torch.Tensor):
                 continue
             begin = answers.get((one.number, OFFSET), 0) if BEGIN in asked or one.number in counted else None
             self.causes += assert_layouts(self.emitter.graph, node, asked, begin)

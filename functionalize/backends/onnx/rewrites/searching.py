@@ -62,7 +62,7 @@ def nonzero_static(values: Any, *, size: int, fill_value: int = -1) -> Any:
     whole = aten.arange.default(values.numel(), dtype=torch.int64)
     found = aten.scatter.src(aten.full.default([size + 1], 0, dtype=torch.int64), 0, ranks, whole).narrow(0, 0, size)
     filled = aten.arange.default(size, dtype=torch.int64) >= count
-    columns, step = [], 1
+    columns, step = list[Any](), 1
     for length in reversed(values.size()):
         columns.insert(0, torch.where(filled, fill_value, (found // step) % max(length, 1)))
         step *= max(length, 1)
