@@ -52,7 +52,6 @@ class ExportGraph:
         """``copies``: whether views are to be copied; others: see :func:`to_exported_program`."""
         self.found, recorded = found, found.program.recorded
         self._graph, self.root = without_lists(recorded.graph, recorded.root)
-        self._asserts_layouts = layouts
         self.causes: list[str] = []
         if not scales:
             try:
@@ -71,7 +70,7 @@ class ExportGraph:
         self.emitter = Emitter(self.fakes, copies=copies)
         self.numbers = Numbers(self.emitter, floats=floats)
         self._nodes: dict[int, Node] = {}  # of the program's inputs
-        self._results = self._copied()
+        self._results = self._copied(layouts=layouts)
         self._after: dict[str, Node] = {}  # what is in tensors that are written, by the names that the inputs had
         self.written: dict[str, Node] = {}  # the final values of inputs, by the inputs' names
         self.outputs: list[Any] = []  # nodes and constants
@@ -86,8 +85,8 @@ class ExportGraph:
     def _metadata(self) -> ProgramMetadata:
         return self.found.program.metadata
 
-    def _copied(self) -> list[Any]:
-        """The program's nodes, after all inputs; its results."""
+    def _copied(self, *, layouts: bool) -> list[Any]:
+        """The program's nodes, after all inputs; its results. ``layouts``: whether how these lie is asserted."""
         graph = self._graph
         olds = dict(zip(self._metadata.taken, graph.find_nodes(op="placeholder"), strict=True))
         known: dict[Node, Any] = {}
@@ -98,7 +97,7 @@ class ExportGraph:
             made = self.emitter.placeholder(one.name, look)
             self._nodes |= {} if one.number is None else {one.number: made}
             known |= {} if old is None else {old: made}
-        if self._asserts_layouts:
+        if layouts:
             self._assert_layouts({number for number, old in olds.items() if counts_from_storage(old)})
         for number, value in self.inputs.numbers.items():
             known[olds[number]] = value
