@@ -189,3 +189,11 @@ def test_what_nobody_writes_may_share_memory(route: Any, tmp_path: Path) -> None
     mine, eager = arguments(), arguments()
     torch.testing.assert_close(route(program, tmp_path, *arguments())(*mine), program(*eager))
     torch.testing.assert_close(mine, eager)
+
+
+def test_other_dtypes_are_refused() -> None:
+    """A conversion to what a tensor is already is in no graph, as ``torch.export`` asserts as well."""
+    module = capture(lambda x: x.to(torch.float32) * 2, (whole(),)).to_exported_program().module()
+    torch.testing.assert_close(module(whole()), whole() * 2)
+    with pytest.raises(RuntimeError, match="dtype mismatch"):
+        module(whole().double())

@@ -20,7 +20,7 @@ from functionalize._torch.exporting import ExportFakes, viewing
 from functionalize.backends.decompose import without_lists, without_scales
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
-from functionalize.backends.export.layouts import assert_layouts, counts_from_storage
+from functionalize.backends.export.layouts import assert_arguments, counts_from_storage
 from functionalize.backends.export.numbers import NUMBER, Numbers
 from functionalize.backends.export.refused_nodes import refused_nodes
 from functionalize.backends.export.returned import InputTensor, Returned
@@ -98,7 +98,7 @@ class ExportGraph:
             self._nodes |= {} if one.number is None else {one.number: made}
             known |= {} if old is None else {old: made}
         if layouts:
-            self._assert_layouts({number for number, old in olds.items() if counts_from_storage(old)})
+            self._assert_arguments({number for number, old in olds.items() if counts_from_storage(old)})
         for number, value in self.inputs.numbers.items():
             known[olds[number]] = value
         for number, argument in self.inputs.passed.items():
@@ -110,7 +110,7 @@ class ExportGraph:
                 known[node] = self._copy(node, known)
         raise AssertionError("a graph without an output")
 
-    def _assert_layouts(self, counted: set[int]) -> None:
+    def _assert_arguments(self, counted: set[int]) -> None:
         """``counted``: inputs of which elements are taken by their places in storages."""
         asked, answers = self.found.program.recorded.asked, self.found.program.guards.asked
         for one, node in zip(self.inputs.all, list(self.emitter.graph.nodes), strict=True):
@@ -119,7 +119,7 @@ class ExportGraph:
             if not isinstance(node.meta["val"], torch.Tensor):
                 continue
             begin = answers.get((one.number, OFFSET), 0) if BEGIN in asked or one.number in counted else None
-            self.causes += assert_layouts(self.emitter.graph, node, asked, begin)
+            self.causes += assert_arguments(self.emitter.graph, node, asked, begin)
 
     def _copy(self, node: Node, known: dict[Node, Any]) -> Any:
         read = known.get(node.args[0]) if node.target is aten._local_scalar_dense.default else None  # type: ignore[arg-type]

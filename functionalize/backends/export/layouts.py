@@ -1,9 +1,11 @@
-"""How arguments lie in memory, where the results depend on it: asserted in an exported graph, read by who drops that.
+"""The dtypes of arguments, and how they lie in memory where the results depend on it: asserted in an exported graph.
 
-A captured program compares the strides of each call. An exported one runs on any: most compute the same there. Not so
-where the program asks for strides, or writes what ``reshape`` and its like give, which is a view or a copy by these.
+A captured program compares the dtypes and strides of each call. An exported one would run on any. A conversion to a
+dtype that a tensor has is in no graph. Most programs compute the same with other strides; not so where one asks for
+them, or writes what ``reshape`` and its like give, which is a view or a copy by these.
 
-Invariant: assertions are of arguments alone; all other strides follow. Limits: torch's decompositions drop them.
+Invariant: assertions are of arguments alone; all else follows. Limits: torch's decompositions drop those of memory
+formats and offsets.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from functionalize.errors import UnsupportedExportError
 aten = torch.ops.aten
 _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _FORMAT, _OFFSET = aten.is_contiguous.memory_format, aten.sym_storage_offset.default
-_STRIDES = aten._assert_tensor_metadata.default
+_METADATA = aten._assert_tensor_metadata.default
 _ADDRESSING = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _WHY = "the program asks how its arguments lie in memory, or writes what is a view or a copy by that"
 Look = tuple[str, Any]  # an argument's name; a memory format, an offset, or strides
@@ -33,12 +35,13 @@ def counts_from_storage(tensor: Node) -> bool:
     return any(user.target in _ADDRESSING and user.args[0] is tensor for user in tensor.users)
 
 
-def assert_layouts(graph: Graph, argument: Node, asked: frozenset[str], begin: int | None) -> Iterator[str]:
-    """Assert at the end of a graph that an argument lies as it does; why that cannot be.
+def assert_arguments(graph: Graph, argument: Node, asked: frozenset[str], begin: int | None) -> Iterator[str]:
+    """Assert at the end of a graph that an argument is of its dtype, and lies as it does; why that cannot be.
 
     ``begin``: where it begins in its storage, if elements are taken by their places there.
     """
     look = argument.meta["val"]
+    _call(graph, _METADATA, (argument, None, None, look.dtype), None)
     if begin is not None:
         found = _call(graph, _OFFSET, (argument,), begin)
         _assert(graph, _call(graph, operator.eq, (found, begin), True), f"began at {begin} in its storage")
@@ -49,7 +52,7 @@ def assert_layouts(graph: Graph, argument: Node, asked: frozenset[str], begin: i
         name = str(memory_format).removeprefix("torch.")
         _assert(graph, _call(graph, _FORMAT, (argument, memory_format), True), f"was in {name}")
     elif all(type(step) is int for step in look.stride()):
-        _call(graph, _STRIDES, (argument, None, list(look.stride())), None)
+        _call(graph, _METADATA, (argument, None, list(look.stride())), None)
     else:
         yield UnsupportedExportError.cause(
             f"`{argument.name}` has sizes that may differ, and is in no memory format",
@@ -60,7 +63,7 @@ def assert_layouts(graph: Graph, argument: Node, asked: frozenset[str], begin: i
 
 def layout_of(node: Node) -> Look | None:
     """What an assertion says of an argument's layout; None: it is about something else."""
-    if node.target is _STRIDES and len(node.args) > 2 and node.args[2] is not None:
+    if node.target is _METADATA and len(node.args) > 2 and node.args[2] is not None:
         return str(node.args[0]), node.args[2]
     if node.target is not aten._assert_scalar.default or not isinstance(node.args[0], Node):
         return None
@@ -93,7 +96,7 @@ def _format(look: torch.Tensor) -> torch.memory_format | None:
 
 def _call(graph: Graph, target: Any, args: tuple[Any, ...], value: Any) -> Node:
     made = graph.call_function(target, args)
-    made.meta["val"] = value
+    made.meta |= {"val": value, "stack_trace": "", "nn_module_stack": {}}
     return made
 
 
