@@ -187,7 +187,8 @@ ENGINES: dict[str, tuple[Callable[[ExportedProgram], Compiled], dict[str, str]]]
 REFUSED = {  # by the engine, with its words
     ("openvino", "cache"): "Model wasn't fully converted",  # indices of some dimensions
     ("tvm", "cache"): "IndexPut requires the number of index tensors",
-    ("tvm", "adamw"): "expect Tensor with dtype float32 but get float64",  # it promotes by scalars
+    ("tvm", "sgd"): "expect Tensor with dtype float32 but get float64",  # it promotes by scalars
+    ("tvm", "adamw"): "expect Tensor with dtype float32 but get float64",  # likewise
     ("litert", "adamw"): "failed to legalize operation 'tfl.pow'",  # of float64
 }
 

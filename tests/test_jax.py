@@ -462,6 +462,8 @@ def test_calls_of_another_kind_are_refused() -> None:
         program({}, jnp.ones(3), 3)
     with pytest.raises(InputMismatchError, match="dtype"):
         program({}, jnp.ones(2, jnp.int32), 3)
+    with jax.enable_x64(True), pytest.raises(InputMismatchError, match="has the dtype float64, and had float32"):
+        program({}, jnp.ones(2, jnp.float64), 3)
     with pytest.raises(InputMismatchError, match="`n` is 4"):
         program({}, jnp.ones(2), 4)
     with pytest.raises(InputMismatchError, match="the state comes with more"):

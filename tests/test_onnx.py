@@ -66,25 +66,26 @@ def test_nesting_keywords_and_dynamic_axes(tmp_path: Path) -> None:
 
     def nested(x: torch.Tensor, *, more: dict[str, torch.Tensor], factor: int = 2) -> dict[str, Any]:
         x[0].mul_(factor)
-        return {"y": model(x) + more["z"], "x": x, "rows": x.size(0)}
+        return {"y": model(x) + more["z"] - 2 * more["a"], "x": x, "rows": x.size(0)}
 
     def eager(x: torch.Tensor, *, more: dict[str, torch.Tensor]) -> dict[str, Any]:
         x[0].mul_(2)
-        return {"y": twin(x) + more["z"], "x": x, "rows": x.size(0)}
+        return {"y": twin(x) + more["z"] - 2 * more["a"], "x": x, "rows": x.size(0)}
 
-    shapes = {"x": {0: torch.export.Dim("rows", min=2)}, "more": {"z": None}, "factor": None}
-    program = capture(nested, (torch.randn(4, 3),), {"more": {"z": torch.randn(3)}, "factor": 2}, dynamic_shapes=shapes)
+    shapes = {"x": {0: torch.export.Dim("rows", min=2)}, "more": {"z": None, "a": None}, "factor": None}
+    more = {"z": torch.randn(3), "a": torch.randn(3)}
+    program = capture(nested, (torch.randn(4, 3),), {"more": more, "factor": 2}, dynamic_shapes=shapes)
     run = onnx.load(program.to_onnx(tmp_path / "nested.onnx"))
     for rows in (2, 5, 7):
-        x, z = torch.randn(rows, 3), torch.randn(3)
+        x, other = torch.randn(rows, 3), {"a": torch.randn(3), "z": torch.randn(3)}  # the keys in another order
         mine = x.clone()
-        expected, found = eager(x, more={"z": z}), run(more={"z": z}, factor=2, x=mine)
+        expected, found = eager(x, more=other), run(more=other, factor=2, x=mine)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         assert found["x"] is mine
         torch.testing.assert_close(mine, x)
     for wrong in ({"factor": 3}, {"more": [torch.zeros(3)]}, {"x": torch.zeros(4, 2)}, {"x": 1}, {"y": 1}):
         with pytest.raises(InputMismatchError):
-            run(**{"x": torch.randn(4, 3), "more": {"z": torch.zeros(3)}, "factor": 2} | wrong)
+            run(**{"x": torch.randn(4, 3), "more": more, "factor": 2} | wrong)
 
 
 @pytest.mark.slow(seconds=3)

@@ -241,9 +241,10 @@ def _parted(values: Mapping[Any, Any], chosen: Any) -> tuple[dict[Any, Any], dic
 
 
 def _of_dtype(array: Any, wanted: Any, label: str) -> Any:
-    """An array of a dtype: of that dtype already, or of the 32 bits that JAX makes of its 64."""
+    """An array of a dtype: of that dtype already, or of the 32 bits that JAX makes of its 64, or of the array's."""
     narrow = {"int64": "int32", "float64": "float32", "uint64": "uint32", "complex128": "complex64"}
-    if array.dtype != wanted and array.dtype != narrow.get(str(wanted)):
+    given = {str(array.dtype), str(jax.dtypes.canonicalize_dtype(array.dtype))}
+    if given.isdisjoint({str(wanted), narrow.get(str(wanted))}):  # as text: to NumPy float64 equals None
         raise InputMismatchError(
             f"{label} has the dtype {array.dtype}, and had {wanted} when the program was captured",
             hint="convert it, or capture the program for that dtype",

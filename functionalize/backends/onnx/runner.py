@@ -109,12 +109,14 @@ class OnnxProgram:
 
     def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         args, kwargs = self._in_order(args, kwargs)
-        values, spec = pytree.tree_flatten((tuple(args), kwargs))
-        if spec != self._specs[0]:
+        given = tuple(args), kwargs
+        try:
+            values = self._specs[0].flatten_up_to(given)  # keys of dicts in any order
+        except ValueError as error:
             raise InputMismatchError(
-                f"the arguments are nested as {spec}, and were as {self._specs[0]}",
+                f"the arguments are nested as {pytree.tree_structure(given)}, and were as {self._specs[0]}",
                 hint="pass arguments like those of the capture",
-            )
+            ) from error
         found = {}
         for argument, value in zip(self.convention.arguments, values, strict=True):
             found[argument.name] = value
