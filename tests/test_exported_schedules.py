@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
-from functionalize import capture
+from functionalize import UnsupportedExportError, capture
 from tests.fuzz.schedules import verdict
 
 CALLS = 11
@@ -201,3 +201,23 @@ def test_a_function_of_a_schedule_may_write_to_a_tensor() -> None:
 @pytest.mark.parametrize("shard", range(2))
 def test_random_functions_as_schedules(shard: int) -> None:
     assert not [found for seed in range(4 * shard, 4 * shard + 4) if (found := verdict(seed))]
+
+
+def test_steps_of_every_second_call_are_refused() -> None:
+    """The first call makes gradients that the second one adds to, and steps by: each call is a program of its own."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = [0]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(x).pow(2).sum()
+        loss.backward()
+        calls[0] += 1
+        if calls[0] % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    program = capture(step, (torch.randn(3, 4),))
+    with pytest.raises(UnsupportedExportError, match="the first call decides otherwise than later ones: .*% 2 == 0"):
+        program.to_exported_program()

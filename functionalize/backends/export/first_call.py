@@ -76,8 +76,9 @@ class _Run:
     """One run of a program, with what it gives and leaves."""
 
     def __init__(self, call: ExampleCall, inputs: Sequence[Any], rebindings: Sequence[Rebinding] = ()) -> None:
-        self._call, self._metadata, self._inputs = call, call.program.metadata, inputs
-        given = call.program.inputs_of_graph(list(inputs))
+        self._call, self._metadata = call, call.program.metadata
+        self._inputs = self._with_gradients(inputs)
+        given = call.program.inputs_of_graph(list(self._inputs))
         copies = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
         with default_generators_kept():
             torch.manual_seed(0)
@@ -93,6 +94,15 @@ class _Run:
             gradient = None if entry.gradient_of is None else self._metadata.gradients.get(entry.gradient_of)
             if gradient is not None:
                 self.after[number] = self.value(GraphValue(alias=gradient))
+
+    def _with_gradients(self, inputs: Sequence[Any]) -> list[Any]:
+        """What the program takes, with zeros for gradients that it reads or writes in place, and that are not there."""
+        used = {*self._metadata.taken, *(one.input for one in self._metadata.mutations)}
+        found = list(inputs)
+        for number, entry in enumerate(self._metadata.inputs):
+            if number in used and entry.gradient_of is not None and found[number] is None:
+                found[number] = torch.zeros_like(inputs[entry.gradient_of])
+        return found
 
     def value(self, one: GraphValue) -> Any:
         """What a value of the graph comes to."""
