@@ -92,7 +92,7 @@ def to_core_aten(program: CapturedProgram, *, explicit_state: bool = False) -> E
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's, about its own specs
         # Not by memory: torch takes no program apart whose state shares any.
-        how = {"by_value": True, "scales": False, "layouts": False}
+        how: Any = {"by_value": True, "scales": False, "layouts": False}
         exported = to_exported_program(program, explicit_state=explicit_state, **how)
         with sizes_stay_free(exported, "core ATen"):
             return in_core(taken_apart(unshared(without_differing(with_views(exported))), None, "core ATen"))
