@@ -25,14 +25,14 @@ aten = torch.ops.aten
 _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _FORMAT, _OFFSET = aten.is_contiguous.memory_format, aten.sym_storage_offset.default
 _METADATA = aten._assert_tensor_metadata.default
-_ADDRESSING = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
+ADDRESSING = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _WHY = "the program asks how its arguments lie in memory, or writes what is a view or a copy by that"
 Look = tuple[str, Any]  # an argument's name; a memory format, an offset, or strides
 
 
 def counts_from_storage(tensor: Node) -> bool:
     """Whether a graph takes elements of a tensor by their places in its storage."""
-    return any(user.target in _ADDRESSING and user.args[0] is tensor for user in tensor.users)
+    return any(user.target in ADDRESSING and user.args[0] is tensor for user in tensor.users)
 
 
 def assert_arguments(graph: Graph, argument: Node, asked: frozenset[str], begin: int | None) -> Iterator[str]:

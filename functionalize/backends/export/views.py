@@ -17,12 +17,11 @@ from torch.fx import Graph, Node
 
 from functionalize._torch.exporting import viewing
 from functionalize.aliasing.geometry import Layout
+from functionalize.backends.export.layouts import ADDRESSING
 
 aten = torch.ops.aten
 # A value may have other strides than the program's tensor had, and be no view of that size: torch decides.
 _BY_SIZE = {aten.view_copy.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
-
-_ADDRESSING = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 
 
 def with_views(exported: ExportedProgram) -> ExportedProgram:
@@ -31,7 +30,7 @@ def with_views(exported: ExportedProgram) -> ExportedProgram:
     results: Any = graph.graph_copy(exported.graph, {})
     for old, new in zip(*(one.find_nodes(op="placeholder") for one in (exported.graph, graph)), strict=True):
         new.name = old.name  # FX gives another to those that Python has a function for
-    for node in [node for node in graph.nodes if node.target in _ADDRESSING]:
+    for node in [node for node in graph.nodes if node.target in ADDRESSING]:
         _keep_memory(graph, node)
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         node.target = _BY_SIZE.get(node.target) or viewing(node.target) or node.target
