@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
-from functionalize import UnsupportedExportError, capture
+from functionalize import UnsupportedExportError, UnsupportedProgramError, capture
 from tests.fuzz.schedules import verdict
 
 CALLS = 11
@@ -221,3 +221,15 @@ def test_steps_of_every_second_call_are_refused() -> None:
     program = capture(step, (torch.randn(3, 4),))
     with pytest.raises(UnsupportedExportError, match=r"the first call decides otherwise than later ones: .*% 2 == 0"):
         program.to_exported_program()
+
+
+def test_numbers_of_another_type_after_the_first_call_are_named() -> None:
+    last = {"size": 0.5}
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        result = x * last["size"]
+        last["size"] = x.shape[0]
+        return result
+
+    with pytest.raises((UnsupportedExportError, UnsupportedProgramError), match="size"):
+        capture(program, (torch.randn(3, 4),)).to_exported_program()

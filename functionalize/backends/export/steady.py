@@ -31,6 +31,7 @@ from functionalize.backends.export.example_call import (
     with_steps_followed,
 )
 from functionalize.backends.export.returned import Returned, returned
+from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.containers import entry, write
@@ -129,12 +130,23 @@ def _as_before(call: ExampleCall, inputs: list[Any]) -> list[Any]:
     found = list(inputs)
     for number, (known, value) in enumerate(zip(call.program.metadata.inputs, inputs, strict=True)):
         if isinstance(known.slot, NumberSlot):
-            found[number] = known.slot.get()
+            found[number] = _known_number(known.slot)
         elif known.slot is not None and known.gradient_of is None:
             before = known.slot.found()
             if isinstance(before, torch.Tensor) and before.size() == value.size() and before.dtype == value.dtype:
                 found[number] = before
     return found
+
+
+def _known_number(slot: NumberSlot) -> Any:
+    try:
+        return slot.get()
+    except TypeError as error:
+        raise UnsupportedProgramError(
+            f"`{slot.path}` is another number after the first call: of type {slot.kind.__name__}, or in more of them",
+            why="a number that is state is a tensor of one dtype in what is exported",
+            hint="begin with a number of that type, or call the program once, and export it then",
+        ) from error
 
 
 @contextlib.contextmanager
