@@ -197,3 +197,12 @@ def test_other_dtypes_are_refused() -> None:
     torch.testing.assert_close(module(whole()), whole() * 2)
     with pytest.raises(RuntimeError, match="dtype mismatch"):
         module(whole().double())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_random_arguments_lie_as_they_must(name: str, tmp_path: Path) -> None:
+    program, example, _ = CASES[name]
+    called = on_onnx(program, tmp_path, example())
+    args, _ = called.random_arguments(0)
+    assert args[0].size() == example().size()
+    assert called(*args).size() == program(example()).size()

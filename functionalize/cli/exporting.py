@@ -5,6 +5,7 @@ Invariant: a format is known by its suffix when it is read. Limits: formats that
 
 from __future__ import annotations
 
+import copy
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ def _read_pt2(path: Path) -> Loaded:
     import torch
 
     from functionalize._torch import pytree
+    from functionalize.aliasing.geometry import Layout
 
     if not zipfile.is_zipfile(path):
         raise TargetError(f"{path} is no program of torch.export, or is not complete")
@@ -73,16 +75,14 @@ def _read_pt2(path: Path) -> Loaded:
         return {name: value for name, value in [*module.named_parameters(), *module.named_buffers()] if name in named}
 
     def inputs(seed: int) -> Call:
+        """Of random numbers, which lie in memory as the example inputs do."""
         generator = torch.Generator().manual_seed(seed)
-        args, kwargs = exported.example_inputs or ((), {})
-
-        def other(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or not leaf.dtype.is_floating_point:
-                return leaf
-            return torch.randn(leaf.size(), generator=generator).to(leaf.dtype)
-
-        made = pytree.tree_map(other, (tuple(args), dict(kwargs)))
-        return made  # type: ignore[no-any-return]
+        args, kwargs = copy.deepcopy(exported.example_inputs or ((), {}))
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            is_dense = isinstance(leaf, torch.Tensor) and not Layout.of(leaf).has_internal_overlap
+            if is_dense and leaf.dtype.is_floating_point:
+                leaf.detach().copy_(torch.randn(leaf.size(), generator=generator))
+        return tuple(args), dict(kwargs)
 
     return Loaded(module, state, inputs)
 

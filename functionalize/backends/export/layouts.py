@@ -87,6 +87,16 @@ def lies_so(tensor: torch.Tensor, look: Any) -> bool:
     return tensor.storage_offset() == look if isinstance(look, int) else list(tensor.stride()) == list(look)
 
 
+def laid_out(tensor: torch.Tensor, look: Any) -> torch.Tensor:
+    """The same elements, so that they lie as :func:`layout_of` says."""
+    if isinstance(look, str):
+        return tensor.contiguous(memory_format=getattr(torch, look))
+    if isinstance(look, int):
+        memory = tensor.new_zeros(look + tensor.numel())
+        return memory.as_strided(tensor.size(), tensor.contiguous().stride(), look).copy_(tensor)
+    return torch.empty_strided(tensor.size(), look, dtype=tensor.dtype).copy_(tensor)
+
+
 def _format(look: torch.Tensor) -> torch.memory_format | None:
     like = torch.empty_strided(*(list(map(concrete, some)) for some in (look.size(), look.stride())), device="meta")
     ranks = {torch.channels_last: 4, torch.channels_last_3d: 5}

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError  # what reading a file of anothe
 
 from functionalize._torch import FakeTensor, pytree
 from functionalize.aliasing.geometry import Layout
-from functionalize.backends.export.layouts import lies_so
+from functionalize.backends.export.layouts import laid_out, lies_so
 from functionalize.backends.onnx.convention import ELEMENTS, KEY, Convention, Result, spec_of
 from functionalize.backends.onnx.sharing import lie_alike
 from functionalize.errors import DataDependentError, InputMismatchError
@@ -103,6 +103,8 @@ class OnnxProgram:
                 value = torch.zeros([size if isinstance(size, int) else 2 for size in known.shape], dtype=dtype)
                 if dtype.is_floating_point:
                     value.copy_(torch.randn(value.size(), generator=generator))
+                for layout in self.convention.layouts:
+                    value = laid_out(value, layout.look) if layout.argument == argument.name else value
             leaves.append(value)
         args, kwargs = pytree.tree_unflatten(leaves, self._specs[0])
         return args, kwargs
