@@ -206,3 +206,26 @@ def test_random_arguments_lie_as_they_must(name: str, tmp_path: Path) -> None:
     args, _ = called.random_arguments(0)
     assert args[0].size() == example().size()
     assert called(*args).size() == program(example()).size()
+
+
+def test_gradients_that_are_left_at_arguments_are_refused() -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+
+    def program(x: Tensor) -> Tensor:
+        (x * weight).sum().backward()
+        return x.detach() * 2
+
+    captured = capture(program, (whole().requires_grad_(),))
+    with pytest.raises(UnsupportedExportError, match="leaves a gradient at the input `x`"):
+        captured.to_exported_program()
+    pytest.importorskip("jax", reason="needs jax")
+    with pytest.raises(UnsupportedProgramError, match="the input `x`\n    why  arrays have no gradients"):
+        captured.to_jax()
+
+
+def test_what_arrays_are_hidden_in_is_refused() -> None:
+    pytest.importorskip("jax", reason="needs jax")
+    for program in (lambda x: lambda: x * 2, lambda x: {x * 2}):
+        called = capture(program, (whole(),)).to_jax()
+        with pytest.raises(UnsupportedProgramError, match=r"returns an object of class (function|set)"):
+            called(called.initial_state, whole().numpy())

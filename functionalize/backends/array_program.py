@@ -23,7 +23,7 @@ from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
 from functionalize.backends.leaves import Leaf as _Leaf
 from functionalize.backends.leaves import in_key_order, no_array, plain
-from functionalize.backends.new_values import changes_metadata, unlike_memory, with_new_values
+from functionalize.backends.new_values import changes_metadata, unlike_arrays, with_new_values
 from functionalize.backends.shared_memory import check_one_value, passed_state, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
@@ -337,7 +337,7 @@ class ArrayProgram:
         def array(held: torch.Tensor) -> Any:
             return after[id(held)] if id(held) in after else self.backend.array(held.detach())
 
-        entries = ((self.metadata.inputs[number], name) for number, name in self.keys.items())
+        entries = ((self.metadata.inputs[n], name) for n, name in self.keys.items() if n not in self._without)
         after = {id(self._now(entry)): state[name] for entry, name in entries if entry.gradient_of is None}
         after |= passed
         known = [_Leaf(value) for value in results]
@@ -353,7 +353,7 @@ class ArrayProgram:
             why = changes_metadata(mutation, self.metadata, self._capture.guards.aliasing)
             if why is not None:
                 found.append((self.metadata.inputs[mutation.input].label, why))
-        found += unlike_memory(self.metadata, self._capture.guards.aliasing)
+        found += unlike_arrays(self.metadata, self._capture.guards.aliasing)
         found += [(label, _CHANGED_OBJECT) for label in self._changed_objects()]
         if self.metadata.gives_gradients:
             found.append(("gradients of tensors that the program makes", "results of a graph have none"))

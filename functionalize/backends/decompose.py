@@ -141,6 +141,8 @@ def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | 
         return None
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Node)]
+    if any("val" not in leaves[place].meta for place in places):
+        return None  # a generator of random numbers
 
     def call(*values: Any) -> Any:
         given = dict(zip(places, values, strict=True))

@@ -7,12 +7,16 @@ leads to arrays is kept, and what refers to itself is cut off there.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from functionalize.errors import InputMismatchError
+from functionalize.errors import InputMismatchError, UnsupportedProgramError
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # which hold what no graph gives
 
 
 class Leaf:
@@ -74,6 +78,14 @@ class _Plain:
             return {key: self.of(item, within) for key, item in tree.items()}
         if dataclasses.is_dataclass(tree):
             return {one.name: self.of(getattr(tree, one.name), within) for one in dataclasses.fields(tree)}
+        is_set = isinstance(tree, (set, frozenset))
+        if isinstance(tree, _FUNCTIONS) or (is_set and _leads_to_arrays(list(tree), within)):
+            raise UnsupportedProgramError(
+                f"the program returns an object of class {type(tree).__name__}",
+                why="a function of arrays returns arrays, numbers, and tuples, lists, dicts and objects of these",
+                hint="return its tensors",
+                at="what it returns",
+            )
         if id(tree) in within or not hasattr(tree, "__dict__"):
             return tree
         deeper = (*within, id(tree))

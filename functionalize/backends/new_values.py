@@ -97,6 +97,20 @@ def is_replaced(mutation: InputMutation, metadata: ProgramMetadata) -> bool:
     return alike and bool(mutation.writes) and not mutation.writes[0].path
 
 
+def unlike_arrays(metadata: ProgramMetadata, pattern: Sequence[Any]) -> list[tuple[str, str]]:
+    """Tensors that no arrays stand for, and why: by their memory, and by the gradients that calls leave there."""
+    why = "arrays have no gradients, to be left there: return it (torch.autograd.grad)"
+    return [*unlike_memory(metadata, pattern), *((label, why) for label in arguments_with_gradients(metadata))]
+
+
+def arguments_with_gradients(metadata: ProgramMetadata) -> list[str]:
+    """Arguments whose gradients the program leaves, reads or adds to: what is passed to a backend has none."""
+    left = {number for number, gradient in metadata.gradients.items() if gradient is not None}
+    used = {*metadata.taken, *(one.input for one in metadata.mutations)}
+    left |= {of for number in used if (of := metadata.inputs[number].gradient_of) is not None}
+    return [metadata.inputs[number].label for number in sorted(left) if metadata.inputs[number].argument is not None]
+
+
 def _after(graph: Graph, target: Node, mutation: InputMutation, results: Sequence[Any]) -> Node:
     """What an input is after the writes of one mutation."""
     value = target

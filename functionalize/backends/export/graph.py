@@ -28,7 +28,7 @@ from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.export.views import views_of
-from functionalize.backends.new_values import is_replaced, unlike_memory
+from functionalize.backends.new_values import arguments_with_gradients, is_replaced, unlike_memory
 from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import Decision, same_answer
@@ -139,13 +139,12 @@ class ExportGraph:
         self._check_state_among_arguments()
         for refusal in refused_nodes(self.emitter.graph, self.root, self.found.program.recorded):
             self._refuse(*refusal)
-        for number, gradient in self._metadata.gradients.items():
-            if inputs[number].argument is not None and gradient is not None:
-                self._refuse(
-                    f"the program leaves a gradient at {inputs[number].label}",
-                    "the arguments of an exported program have none: it would get lost",
-                    "return the gradient (torch.autograd.grad)",
-                )
+        for label in arguments_with_gradients(self._metadata):
+            self._refuse(
+                f"the program leaves a gradient at {label}",
+                "the arguments of an exported program have none: it would get lost",
+                "return the gradient (torch.autograd.grad)",
+            )
         for number, _ in self._metadata.requiring:
             self._refuse(
                 f"the program changes whether {inputs[number].label} requires gradients",
