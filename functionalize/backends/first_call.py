@@ -23,6 +23,7 @@ from functionalize.runtime.containers import assign, copy_of
 from functionalize.runtime.metadata import AliasKind
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.specialization import Specialization
+from functionalize.runtime.tensor_properties import REQUIRES_GRAD
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ def settled(first: Specialization) -> Settled | None:
     if convention.nest is None or metadata.graph.numbers or states_of_arguments or not first.guards.inputs_are_disjoint:
         return None
     fakes = iter(_of_arguments(first))
-    args, kwargs = convention.nest.filled(lambda: _like(next(fakes)))
+    args, kwargs = convention.nest.filled(lambda: _like(*next(fakes)))
     containers = [container for container, _ in first.capture.state.containers.values()]
     changed = [containers[effect.container] for effect in metadata.side_effects]
     with CAPTURING:
@@ -81,17 +82,20 @@ def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.T
     return made
 
 
-def _of_arguments(first: Specialization) -> list[torch.Tensor]:
-    """The fake tensors of the arguments, in the order of their leaves."""
+def _of_arguments(first: Specialization) -> list[tuple[torch.Tensor, bool]]:
+    """The fake tensors of the arguments, in the order of their leaves, and whether they required gradients."""
     placeholders = zip(first.metadata.taken, first.recorded.graph.find_nodes(op="placeholder"), strict=True)
     entries = [(first.metadata.inputs[number], node.meta["val"]) for number, node in placeholders]
-    found = [(entry.argument, fake) for entry, fake in entries if entry.argument is not None and entry.is_tensor]
-    return [fake for _, fake in sorted(found, key=lambda pair: pair[0])]
+    requiring = {one.subject for one in first.guards.listed() if one.property == REQUIRES_GRAD and one.expected}
+    tensors = [(entry, fake) for entry, fake in entries if entry.argument is not None and entry.is_tensor]
+    tensors.sort(key=lambda pair: pair[0].argument or 0)
+    return [(fake, entry.label in requiring) for entry, fake in tensors]
 
 
-def _like(fake: torch.Tensor) -> torch.Tensor:
+def _like(fake: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     size, stride = list(map(concrete, fake.size())), list(map(concrete, fake.stride()))  # which asks nothing of symbols
-    return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device).zero_()
+    made = torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device).zero_()
+    return made.requires_grad_(requires_grad)
 
 
 def _of_layout(layout: Layout, device: torch.device | str) -> torch.Tensor:
