@@ -66,20 +66,25 @@ def _polynomial(factors: Sequence[float], x: Any) -> Any:
     return found
 
 
+def _moved_up(x: Any) -> tuple[Any, Any, Any, Any]:
+    """Where ``x`` is to be reflected to ``1 - x`` and where that is small; where it begins, and where steps lead to."""
+    reflected = x < 0.5
+    y = torch.where(reflected, 1 - x, x)
+    is_small = y < _STEPS
+    return reflected, is_small, torch.where(is_small, y, 1.0), torch.where(is_small, y + _STEPS, y)
+
+
 @rewrite(aten.lgamma.default)
 @_wide
 def lgamma(x: Any) -> Any:
     """Below 1/2 by reflection; the sine of what is left of whole numbers has all digits, and is 0 at the poles."""
-    reflected = x < 0.5
-    y = torch.where(reflected, 1 - x, x)
-    moved = torch.where(y < _STEPS, y, 1.0)
+    reflected, is_small, moved, z = _moved_up(x)
     product = moved
     for step in range(1, _STEPS):
         product = product * (moved + step)
-    z = torch.where(y < _STEPS, y + _STEPS, y)
     series = _polynomial(_OF_LGAMMA[::-1], 1 / (z * z)) / z
     found = (z - 0.5) * (z.log() - 1) + (math.log(2 * math.pi) - 1) / 2 + series
-    found = torch.where(y < _STEPS, found - product.log(), found)
+    found = torch.where(is_small, found - product.log(), found)
     sine = (math.pi * (x - aten.round.default(x))).sin().abs()
     found = torch.where(reflected, math.log(math.pi) - sine.log() - found, found)
     return torch.where(x.isinf(), math.inf, found)
@@ -89,16 +94,13 @@ def lgamma(x: Any) -> Any:
 @_wide
 def digamma(x: Any) -> Any:
     """The derivative of :func:`lgamma`, by the same steps; no number at the poles, and infinite at zero by its sign."""
-    reflected = x < 0.5
-    y = torch.where(reflected, 1 - x, x)
-    moved = torch.where(y < _STEPS, y, 1.0)
+    reflected, is_small, moved, z = _moved_up(x)
     steps = 1 / moved
     for step in range(1, _STEPS):
         steps = steps + 1 / (moved + step)
-    z = torch.where(y < _STEPS, y + _STEPS, y)
     square = 1 / (z * z)
     found = z.log() - 0.5 / z - _polynomial(_OF_DIGAMMA[::-1], square) * square
-    found = torch.where(y < _STEPS, found - steps, found)
+    found = torch.where(is_small, found - steps, found)
     angle = math.pi * (x - aten.round.default(x))
     found = torch.where(reflected, found - math.pi * angle.cos() / angle.sin(), found)
     return torch.where(x == 0, -1 / x, torch.where(reflected & (angle == 0), math.nan, found))
@@ -107,16 +109,13 @@ def digamma(x: Any) -> Any:
 @_wide
 def _trigamma(x: Any) -> Any:
     """The derivative of :func:`digamma`, by the same steps."""
-    reflected = x < 0.5
-    y = torch.where(reflected, 1 - x, x)
-    moved = torch.where(y < _STEPS, y, 1.0)
+    reflected, is_small, moved, z = _moved_up(x)
     steps = 1 / (moved * moved)
     for step in range(1, _STEPS):
         steps = steps + 1 / ((moved + step) * (moved + step))
-    z = torch.where(y < _STEPS, y + _STEPS, y)
     square = 1 / (z * z)
     found = 1 / z + 0.5 * square + _polynomial(_OF_TRIGAMMA[::-1], square) * square / z
-    found = torch.where(y < _STEPS, found + steps, found)
+    found = torch.where(is_small, found + steps, found)
     sine = (math.pi * (x - aten.round.default(x))).sin()
     return torch.where(reflected, math.pi**2 / (sine * sine) - found, found)
 
