@@ -29,6 +29,11 @@ def written_flat(x: Tensor) -> Tensor:
     return x * 2
 
 
+def written_by_operator(x: Tensor) -> Tensor:
+    torch.ops.aten.reshape.default(x, [-1]).add_(1)
+    return x * 2
+
+
 def written_copy(x: Tensor) -> Tensor:
     flat = x.contiguous()
     flat.mul_(3)
@@ -75,6 +80,7 @@ CASES: dict[str, tuple[Program, Callable[[], Tensor], Callable[[], Tensor]]] = {
     "strides": (steps, square, turned),
     "reshape": (written_flat, square, turned),
     "reshape of turned": (written_flat, turned, square),
+    "reshape by its operator": (written_by_operator, square, turned),
     "copy": (written_copy, square, turned),
     "flatten": (written_between, square, turned),
     "channels last": (

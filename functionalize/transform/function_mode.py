@@ -86,7 +86,12 @@ _RESHAPES: frozenset[Any] = frozenset(  # these copy unless the tensor lies in m
     for name in ("contiguous", "flatten", "is_contiguous", "ravel", "reshape", "reshape_as")
     for namespace in (torch, torch.Tensor)
     if hasattr(namespace, name)
-)
+) | {
+    one
+    for name in ("contiguous", "flatten", "ravel", "reshape", "reshape_as")
+    for packet in [getattr(torch.ops.aten, name)]
+    for one in (packet, *(getattr(packet, overload) for overload in packet.overloads()))
+}
 SPELT_OUT = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
 _UNDISPATCHED = {*_COPIES, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED | _RESHAPES
@@ -167,7 +172,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
 
     def _reshape(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Copy, or say how a tensor lies: torch takes no size that the data tell for one, which can lie in any way."""
-        source = args[0] if args else kwargs["input"]
+        source = args[0] if args else kwargs.get("input", kwargs.get("self"))
         out = func(*args, **kwargs)
         if _is_plain(source) and isinstance(out, torch.Tensor):
             self._context.notes.note_laid(source, out)
