@@ -414,16 +414,6 @@ def test_what_decompositions_ask_of_sizes_is_held_to_in_onnx(tmp_path: Path) -> 
         run(torch.randn(1, 1, 7, 9))
 
 
-def test_antialiasing_by_a_scale_that_onnx_has_not_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
-    program = capture(
-        lambda x: nn.functional.interpolate(x, scale_factor=0.6, mode="bilinear", antialias=True),
-        (torch.randn(1, 1, 3, 3),),
-    )
-    with pytest.raises(UnsupportedExportError, match=r"a scale that is not the quotient of the sizes"):
-        program.to_onnx(tmp_path / "program.onnx")
-
-
 def parity() -> Any:
     calls = [0]
 

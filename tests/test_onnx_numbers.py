@@ -252,17 +252,6 @@ def test_corrections_of_more_than_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_antialias_with_aligned_corners_is_refused(mode: str, tmp_path: Path) -> None:
-    def run(x: Tensor) -> Tensor:
-        return F.interpolate(x, (3, 2), mode=mode, antialias=True, align_corners=True)
-
-    with pytest.raises(UnsupportedExportError, match=r"align_corners") as caught:
-        loaded(run, tmp_path, torch.rand(1, 1, 7, 8))
-    assert "test_onnx_numbers.py" in str(caught.value)
-
-
-@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.float32])
 def test_several_clamps_of_one_tensor(dtype: torch.dtype, tmp_path: Path) -> None:
     def run(x: Tensor) -> Any:

@@ -21,10 +21,10 @@ from functionalize._torch.decompositions import decomposition_of
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
-Along = Callable[[Any, int, Any], Any]  # (identity, dimension, size there before) -> what is made of the identity
+Resampled = Callable[[Any, int, Any], Any]  # (identity, dimension, size there before) -> what is made of the identity
 
 
-def _transposed(gradient: Any, sizes: Sequence[Any], resampled: Along) -> Any:
+def transposed(gradient: Any, sizes: Sequence[Any], resampled: Resampled) -> Any:
     """A gradient times the transposed matrices of the last dimensions. ``sizes``: of these, before the resampling."""
     dims, dtype = len(sizes), gradient.dtype
     if not gradient.numel():
@@ -34,11 +34,15 @@ def _transposed(gradient: Any, sizes: Sequence[Any], resampled: Along) -> Any:
     for dim, size in enumerate(sizes):
         shape = [size if one == dim else 1 for one in range(dims)]
         identity = torch.eye(size, dtype=wide, device=gradient.device).reshape([1, size, *shape])
-        matrix = resampled(identity, dim, size).reshape(size, -1)
-        rows = found.movedim(dim - dims, -1)
-        product = aten.mm.default(rows.reshape([-1, matrix.size(1)]), matrix.t())
-        found = product.reshape([*rows.size()[:-1], size]).movedim(-1, dim - dims)
+        found = along(found, dim - dims, resampled(identity, dim, size).reshape(size, -1).t())
     return found.to(dtype)
+
+
+def along(x: Any, dim: int, matrix: Any) -> Any:
+    """The product with a matrix along a dimension, counted from the end."""
+    rows = x.movedim(dim, -1)
+    product = aten.mm.default(rows.reshape([-1, matrix.size(0)]), matrix)
+    return product.reshape([*rows.size()[:-1], matrix.size(1)]).movedim(-1, dim)
 
 
 def _alone(dims: int, dim: int, value: Any, other: Any = 1) -> list[Any]:
@@ -52,11 +56,11 @@ def _of_interpolation(op: Any, dims: int) -> Function:
     def backward(gradient: Any, output_size: Any, input_size: Any, *rest: Any) -> Any:
         options, scales = rest[:count], [*rest[count:], *[None] * dims][:dims]
 
-        def along(identity: Any, dim: int, size: Any) -> Any:
+        def resampled(identity: Any, dim: int, size: Any) -> Any:
             kept = _alone(dims, dim, scales[dim], None)
             return op(identity, _alone(dims, dim, output_size[dim]), *options, *kept)
 
-        return _transposed(gradient, input_size[2:], along)
+        return transposed(gradient, input_size[2:], resampled)
 
     return backward
 
@@ -74,7 +78,7 @@ def _of_average_pool(op: Any, dims: int) -> Function:
         kernel = _each(kernel, dims)
         stride, padding = _each(stride, dims, kernel), _each(padding, dims)
 
-        def along(identity: Any, dim: int, size: Any) -> Any:
+        def resampled(identity: Any, dim: int, size: Any) -> Any:
             geometry = (
                 _alone(dims, dim, kernel[dim]),
                 _alone(dims, dim, stride[dim]),
@@ -82,7 +86,7 @@ def _of_average_pool(op: Any, dims: int) -> Function:
             )
             return op(identity, *geometry, ceil_mode, included, None if divisor is None else 1)
 
-        found = _transposed(gradient, x.size()[-dims:], along)
+        found = transposed(gradient, x.size()[-dims:], resampled)
         return found if divisor is None else found / divisor
 
     return backward
@@ -90,21 +94,21 @@ def _of_average_pool(op: Any, dims: int) -> Function:
 
 def _of_adaptive_average_pool(op: Any, dims: int) -> Function:
     def backward(gradient: Any, x: Any) -> Any:
-        def along(identity: Any, dim: int, size: Any) -> Any:
+        def resampled(identity: Any, dim: int, size: Any) -> Any:
             return op(identity, _alone(dims, dim, gradient.size(dim - dims)))
 
-        return _transposed(gradient, x.size()[-dims:], along)
+        return transposed(gradient, x.size()[-dims:], resampled)
 
     return backward
 
 
 def _of_replication_pad(op: Any, dims: int) -> Function:
     def backward(gradient: Any, x: Any, padding: Any) -> Any:
-        def along(identity: Any, dim: int, size: Any) -> Any:
+        def resampled(identity: Any, dim: int, size: Any) -> Any:
             first = 2 * (dims - 1 - dim)  # the last dimension comes first
             return op(identity, [padding[one] if one in (first, first + 1) else 0 for one in range(2 * dims)])
 
-        return _transposed(gradient, x.size()[-dims:], along)
+        return transposed(gradient, x.size()[-dims:], resampled)
 
     return backward
 
@@ -226,8 +230,6 @@ _INTERPOLATIONS = {
     "_upsample_nearest_exact1d": 1,
     "_upsample_nearest_exact2d": 2,
     "_upsample_nearest_exact3d": 3,
-    "_upsample_bilinear2d_aa": 2,
-    "_upsample_bicubic2d_aa": 2,
 }
 
 

@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
 from functionalize.backends import interpolation, opmath, optimizer_steps
+from functionalize.backends.antialiasing import ANTIALIASED
 from functionalize.backends.backwards import OF_INTERPOLATIONS
 from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.backends.primitives import PRIMITIVES
@@ -75,17 +76,17 @@ class _AllBut(frozenset[Any]):
 
 
 def without_scales(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:
-    """The same, where interpolations by scales that count, to the exact nearest, and backwards, are spelt out.
+    """The same without interpolations by scales or corners that count, to the exact nearest, and their backwards.
 
     Engines take the quotients of the sizes for scales.
 
     Raises:
         UnsupportedProgramError: a scale counts at some sizes alone, or torch cannot spell it out.
     """
-    spelt = interpolation.EXACT | set(OF_INTERPOLATIONS)
-    made, attributes = decomposed(graph, root, lambda node: not (_scaled(node) or node.target in spelt))
-    for node in filter(_scaled, made.nodes):
-        interpolation.refuse_scales(node.target, line_of_trace(node.stack_trace))
+    spelt = interpolation.EXACT | set(OF_INTERPOLATIONS) | (set(ANTIALIASED) - interpolation.ANTIALIASED)
+    made, attributes = decomposed(graph, root, lambda node: not (_differs(node) or node.target in spelt))
+    for node in filter(_differs, made.nodes):
+        interpolation.refuse(node.target, _values(node.args), line_of_trace(node.stack_trace))
     return made, attributes
 
 
@@ -98,8 +99,9 @@ class _OtherArgumentsError(Exception):
     """A decomposition is not for the arguments of a call, which stays as it is."""
 
 
-def _scaled(node: Node) -> bool:
-    return node.target in interpolation.SCALED and interpolation.scaled(node.target, _values(node.args))
+def _differs(node: Node) -> bool:
+    args = _values(node.args) if node.target in interpolation.SCALED else ()
+    return bool(args) and (interpolation.scaled(node.target, args) or interpolation.differs(node.target, args))
 
 
 def _values(arguments: Any) -> Any:
@@ -154,6 +156,7 @@ def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | 
         return tuple(found) if isinstance(found, tuple) else found  # a named one would be a node of the graph
 
     values, gives = [leaves[place].meta["val"] for place in places], node.meta.get("val")
+    interpolation.must_interpolate(node.target, _values(node.args), line_of_trace(node.stack_trace))
     interpolation.must_scale(node.target, _values(node.args), line_of_trace(node.stack_trace))
     try:
         body = traced_call(call, values, gives)

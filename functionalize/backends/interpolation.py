@@ -36,18 +36,61 @@ SCALED = _COPYING | {
 
 EXACT = frozenset(getattr(aten, f"_upsample_nearest_exact{dims}d").default for dims in (1, 2, 3))  # engines lack them
 
+ANTIALIASED = frozenset({aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default})
+_WEIGHING = ANTIALIASED | {
+    aten.upsample_linear1d.default,
+    aten.upsample_bilinear2d.default,
+    aten.upsample_trilinear3d.default,
+    aten.upsample_bicubic2d.default,
+}
+
+
+def differs(op: Any, args: Any) -> bool:
+    """Whether engines give a call another meaning, or none can: corners, bytes, widths of one."""
+    return op in _WEIGHING and ((op in ANTIALIASED and args[2]) or _of_bytes(op, args) or _is_one_column(op, args))
+
+
+def _of_bytes(op: Any, args: Any) -> bool:
+    return op in _WEIGHING and not args[0].is_floating_point()
+
+
+def _is_one_column(op: Any, args: Any) -> bool:
+    one = op in ANTIALIASED and statically_known_true(args[1][1] == 1)
+    return one and not statically_known_true(args[0].size(2) == args[1][0])
+
+
+def must_interpolate(op: Any, args: Any, at: str) -> None:
+    """Refuse an interpolation whose kernel computes something else than weighted sums."""
+    if _of_bytes(op, args):
+        raise UnsupportedProgramError(
+            f"{op} takes {str(args[0].dtype).removeprefix('torch.')}",
+            why="torch's kernels for bytes compute with weights of a few bits, and which of them runs depends on the "
+            "machine; what this is exported to would be one off here and there",
+            hint="interpolate numbers with a point: interpolate(x.float(), ...).round().clamp(0, 255).to(torch.uint8)",
+            at=at,
+        )
+    if _is_one_column(op, args):
+        raise UnsupportedProgramError(
+            f"{op} gives one column of another height",
+            why="torch's kernel reads along the wrong dimension there, and gives one value for all rows; what this is "
+            "exported to would interpolate",
+            hint="turn the image: interpolate(x.transpose(2, 3), ...).transpose(2, 3)",
+            at=at,
+        )
+
 
 def scaled(op: Any, args: Any) -> bool:
     """Whether a call interpolates by other quotients than those of its sizes. ``args``: what they look like."""
     return any(type(scale) is float for scale in counting(op, args)[-SCALED[op] :])
 
 
-def refuse_scales(op: Any, at: str) -> NoReturn:
+def refuse(op: Any, args: Any, at: str) -> NoReturn:
     """Refuse an interpolation that cannot be spelt out."""
+    scale = "a scale that is not the quotient of the sizes"
     raise UnsupportedProgramError(
-        f"{op} has a scale that is not the quotient of the sizes",
-        why="what this is exported to takes the quotient",
-        hint="give the size, or recompute_scale_factor=True",
+        f"{op} has {scale if scaled(op, args) else 'align_corners=True, with antialias=True'}",
+        why="what this is exported to takes the quotient, and the corners for those of pixels",
+        hint="give the size, or recompute_scale_factor=True; and a size that no data tell",
         at=at,
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from functionalize.backends.antialiasing import ANTIALIASED
 from functionalize.backends.backwards import BACKWARDS, DIFFERENTIATED
 from functionalize.backends.embedding_bags import BAGS
 from functionalize.backends.gpu_kernels import GPU_KERNELS
@@ -120,6 +121,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
     aten._trilinear.default: trilinear,
+    **ANTIALIASED,
     **BACKWARDS,
     **BAGS,
     aten._efficientzerotensor.default: _zeros,

@@ -11,21 +11,26 @@ import io
 import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from torch.testing._internal import common_methods_invocations
 from torch.utils import _pytree as pytree
 
 from functionalize import UnsupportedExportError, capture
-from tests.lowerings.check import ORDERS, REFUSED, RIGHT, TIES, UNSPECIFIED, WRONG, Outcome, in_eager, orders_alike
+from tests.lowerings.check import (
+    ORDERS,
+    REFUSED,
+    RIGHT,
+    TIES,
+    UNSEEDED,
+    UNSPECIFIED,
+    WRONG,
+    Outcome,
+    in_eager,
+    orders_alike,
+)
 from tests.opinfo.cases import Case
 from tests.opinfo.programs import Program
 
-# What draws is seeded by the database, which is no part of what is exported.
-_UNSEEDED = mock.patch.object(
-    common_methods_invocations, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs)
-)
 _TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5}
 
 
@@ -40,7 +45,7 @@ def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch
     from functionalize.backends import onnx
 
     try:
-        with _UNSEEDED:
+        with UNSEEDED:
             captured = capture(program.run, tuple(program.inputs))
     except Exception as error:  # the database has operators that no fake tensor goes through
         return Outcome(REFUSED, f"capture: {_first(error)}")

@@ -38,7 +38,6 @@ from functionalize.backends.onnx.rewrites import (
     BY_TORCH,
     BY_TORCH_IF_WIDE,
     FIRST_ALONE,
-    MISTRANSLATED,
     REWRITES,
     TRANSLATIONS,
     either,
@@ -129,7 +128,7 @@ def _unknown_types(program: ExportedProgram) -> Iterator[str]:
 
 
 def _refuse_untranslated(program: ExportedProgram, causes: list[str]) -> None:
-    unknown = [*untranslated(program, TRANSLATIONS), *_made_up(program), *_mistranslated(program)]
+    unknown = [*untranslated(program, TRANSLATIONS), *_made_up(program)]
     for node, message in unknown:
         line = user_line(node)
         cause = UnsupportedExportError.cause(
@@ -150,14 +149,6 @@ def _made_up(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
         users = node.users if node.op == "call_function" and node.target in FIRST_ALONE else ()
         if any(user.target is operator.getitem and user.args[1] != 0 and user.users for user in users):
             yield node, "the exporter computes its first result alone, and the program reads others (a backward)"
-
-
-def _mistranslated(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
-    """Calls of which the exporter makes something else."""
-    for node in program.graph.nodes:
-        position, value, why = MISTRANSLATED.get(node.target, (0, None, ""))
-        if why and node.args[position] is value:
-            yield node, f"the exporter gives another result: {why}"
 
 
 def _translated(program: ExportedProgram, prepared: Prepared) -> Any:

@@ -222,3 +222,19 @@ def _pinv_jvp(hermitian: bool, primals: Any, tangents: Any) -> tuple[Array, Arra
 def matrix_exp(x: Array) -> Array:
     flat = x.reshape(-1, *x.shape[-2:])
     return (jax.vmap(jax.scipy.linalg.expm)(flat) if flat.size else flat).reshape(x.shape)
+
+
+@lowering(aten.linalg_householder_product.default)
+def householder_product(x: Array, scales: Array) -> Array:
+    return jax.lax.linalg.householder_product(x, scales)
+
+
+@lowering(aten.ormqr.default)
+def ormqr(x: Array, scales: Array, other: Array, left: bool = True, transpose: bool = True) -> Array:
+    return jax.lax.linalg.ormqr(x, scales, other, left=left, transpose=transpose)
+
+
+@lowering(aten.linalg_eig.default)
+def eig(x: Array) -> tuple[Array, Array]:
+    values, vectors = jnp.linalg.eig(x)
+    return values, vectors

@@ -236,3 +236,9 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
     order = jnp.cumsum(mask.reshape(-1)) - 1
     picked = source.reshape(-1)[jnp.maximum(order, 0)] if source.size else x.reshape(-1)
     return jnp.where(mask, picked.reshape(x.shape), x)
+
+
+@lowering(aten.nonzero_static.default)
+def nonzero_static(x: Array, *, size: int, fill_value: int = -1) -> Array:
+    places = jnp.nonzero(x if x.ndim else x[None], size=size, fill_value=fill_value)
+    return jnp.stack(places[: x.ndim], -1).astype(jnp.int64) if x.ndim else jnp.zeros((size, 0), jnp.int64)

@@ -148,3 +148,14 @@ def native_dropout(call: Call, x: Array, p: float, train: bool | None) -> tuple[
         return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
     mask = jax.random.bernoulli(call.key(), 1 - p, x.shape)
     return jnp.where(mask, x * jnp.asarray(1 / (1 - p), x.dtype), 0).astype(x.dtype), mask
+
+
+@lowering(aten.rrelu_with_noise_functional.default, takes_call=True)
+def rrelu(
+    call: Call, x: Array, noise: Array, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False,
+    generator: Any = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    if not training:
+        return jnp.where(x > 0, x, x * jnp.asarray((lower + upper) / 2, x.dtype)), noise
+    slopes = jnp.where(x > 0, 1, _uniform(call, x.shape, x.dtype) * (upper - lower) + lower).astype(x.dtype)
+    return x * slopes, slopes

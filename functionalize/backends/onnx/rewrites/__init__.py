@@ -23,7 +23,6 @@ from functionalize.backends.onnx.rewrites import (
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH_IF_WIDE as BY_TORCH_IF_WIDE
 from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_ALONE
-from functionalize.backends.onnx.rewrites.registry import MISTRANSLATED as MISTRANSLATED
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 

@@ -51,15 +51,6 @@ FIRST_ALONE = frozenset(
         aten._scaled_dot_product_efficient_attention.default,
     }
 )
-# Calls that the exporter translates wrongly: by an argument's position, and the value that tells.
-MISTRANSLATED = {
-    aten._upsample_bilinear2d_aa.default: (
-        2,
-        True,
-        "with align_corners=True, it takes the corners for those of pixels",
-    ),
-    aten._upsample_bicubic2d_aa.default: (2, True, "with align_corners=True, it takes the corners for those of pixels"),
-}
 
 
 def rewrite(*ops: Any) -> Callable[[Rewrite], Rewrite]:
