@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from functionalize import UnsupportedProgramError, capture
 from functionalize.backends.array_program import Written
 from functionalize.backends.jax import from_torch
-from tests.opinfo.cases import DTYPES, Case, op_table, samples
+from tests.opinfo.cases import ALL_DTYPES, Case, op_table, samples
 from tests.opinfo.programs import NoProgramError, Program, build
 
 RIGHT, REFUSED, WRONG, SKIPPED = "right", "refused", "wrong", "skipped"
@@ -157,7 +157,7 @@ def cases_of(name: str, dtypes: list[str], count: int) -> list[Case]:
     supported = op_table()[name].supported_dtypes("cpu")
     found = []
     for dtype in dtypes:
-        if DTYPES[dtype] in supported:
+        if ALL_DTYPES[dtype] in supported:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 there = len(samples(name, dtype, count))

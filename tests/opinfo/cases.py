@@ -29,6 +29,8 @@ DTYPES = {
     "complex64": torch.complex64,
     "float16": torch.float16,
 }
+FURTHER = ("uint8", "int8", "int16", "int32", "bfloat16", "complex128")  # which backends have kernels of their own for
+ALL_DTYPES = DTYPES | {name: getattr(torch, name) for name in FURTHER}
 FIRST_SAMPLES = 2  # "the first samples", in dtypes and modes beside the main ones
 
 
@@ -53,7 +55,7 @@ class Case:
         if len(parts) != 6 or not parts[3].isdigit():
             raise ValueError(f"a case is op/template/dtype/sample/mode/remove, got {text!r}")
         op, template, dtype, sample, mode, remove = parts
-        known: dict[str, Any] = {op: op_table(), template: TEMPLATES + EXTRA_TEMPLATES, dtype: DTYPES}
+        known: dict[str, Any] = {op: op_table(), template: TEMPLATES + EXTRA_TEMPLATES, dtype: ALL_DTYPES}
         known |= {mode: MODES, remove: REMOVES}
         for part, choices in known.items():
             if part not in choices:
@@ -111,7 +113,7 @@ def samples(op_name: str, dtype: str, limit: int | None) -> list[SampleInput]:
     numpy.random.seed(0)
     torch.manual_seed(0)
     op = op_table()[op_name]
-    return list(islice(op.sample_inputs("cpu", DTYPES[dtype], requires_grad=False), limit))
+    return list(islice(op.sample_inputs("cpu", ALL_DTYPES[dtype], requires_grad=False), limit))
 
 
 def sample_of(case: Case) -> SampleInput:
