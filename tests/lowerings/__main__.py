@@ -1,7 +1,8 @@
 """Print, operator by operator, what jitted JAX makes of torch's operator database, and how the core set is covered.
 
 ``python -m tests.lowerings`` takes minutes; ``--ops PATTERN``, ``--shard 1/2``, ``--samples N``, ``--dtypes`` bound it.
-``--to onnx`` prints the same of ONNX files and ONNX Runtime. It exits with 1 where anything is wrong.
+``--to onnx`` prints the same of ONNX files and ONNX Runtime, ``--to module`` and ``--to core_aten`` of what torch runs.
+It exits with 1 where anything is wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from tests.lowerings import exported
 from tests.lowerings.check import REFUSED, RIGHT, SKIPPED, WRONG, Outcome, cases_of, check
 from tests.opinfo.cases import op_names
 
@@ -24,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shard", default="1/1", help="the N-th of M parts, as N/M")
     parser.add_argument("--samples", type=int, default=3, help="of each operator and dtype")
     parser.add_argument("--dtypes", help="default: float32,int64,bool,float16,complex64; with gradients float64")
-    parser.add_argument("--to", choices=["jax", "onnx"], default="jax")
+    parser.add_argument("--to", choices=["jax", *exported.ROUTES], default="jax")
     parser.add_argument("--gradients", action="store_true", help="compare gradients, in float64 unless told otherwise")
     parser.add_argument("--backwards", action="store_true", help="run the gradients that torch takes")
     options = parser.parse_args(arguments)
@@ -33,10 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         from tests.lowerings.backwards import checker
 
         checked = checker(options.to)
-    elif options.to == "onnx":
-        from tests.lowerings import onnx
-
-        checked = onnx.check
+    elif options.to != "jax":
+        checked = exported.checker(options.to)
     elif options.gradients:
         from tests.lowerings import gradients
 
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         whys = {outcome.why for outcome in outcomes if outcome.kind in (WRONG, REFUSED)}
         print(f"{verdict:8} {name:45} {dict(kinds)} {'; '.join(sorted(whys))[:300]}", flush=True)
     print("operators:", dict(ops))
-    if options.to == "onnx":
+    if options.to != "jax":
         return int(bool(ops[WRONG]))
     from functionalize.backends.jax import lowering
     from tests.lowerings.core import coverage

@@ -1,4 +1,4 @@
-"""Backwards that torch runs for one program of its operator database, as ONNX files or on JAX, beside eager.
+"""Backwards that torch runs for one program of its operator database, exported or on JAX, beside eager.
 
 The program takes the gradients itself, as a training step does: what is exported are torch's operators for them.
 
@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from tests.lowerings.check import PHASES, SKIPPED, UNSPECIFIED, Outcome, compared
+from tests.lowerings.exported import held_to_eager
 from tests.lowerings.gradients import Differentiated, in_eager, results_of
-from tests.lowerings.onnx import held_to_eager
 from tests.opinfo.cases import Case
 from tests.opinfo.programs import NoProgramError, Program, build
 
 
 def checker(to: str) -> Callable[[Case], Outcome]:
-    """What runs the backward of a case by a route, ``"onnx"`` or ``"jax"``, and by eager."""
+    """What runs the backward of a case by a route, and by eager."""
 
     def check(case: Case) -> Outcome:
         if case.op in UNSPECIFIED | PHASES:
@@ -38,9 +38,9 @@ def checker(to: str) -> Callable[[Case], Outcome]:
             return Outcome(SKIPPED, "nothing has gradients, or they are random")
         program = dataclasses.replace(forward, run=_backward(forward, found))
         expected, after = list(found.gradients), [value.clone() for value in program.inputs]
-        if to == "onnx":
-            return held_to_eager(dataclasses.replace(case, op=f"{case.op}, backwards"), program, expected, after)
-        return compared(program.run, program.inputs, expected, after)
+        if to == "jax":
+            return compared(program.run, program.inputs, expected, after)
+        return held_to_eager(dataclasses.replace(case, op=f"{case.op}, backwards"), program, expected, after, to)
 
     return check
 

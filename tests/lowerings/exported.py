@@ -1,7 +1,7 @@
-"""One program of torch's operator database as an ONNX file, run by ONNX Runtime, beside eager.
+"""One program of torch's operator database as a file or a program of torch's, run there, beside eager.
 
 Invariant: right means equal in shape, dtype and, up to rounding, in value; what is written is compared as well. Limits:
-what the engine has no kernel for counts as refused, when the file is loaded.
+what ONNX Runtime has no kernel for counts as refused, when the file is loaded.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from functionalize import UnsupportedExportError, capture
+from functionalize.runtime.captured_program import CapturedProgram
 from tests.lowerings.check import (
     ORDERS,
     REFUSED,
@@ -31,19 +33,44 @@ from tests.lowerings.check import (
 from tests.opinfo.cases import Case
 from tests.opinfo.programs import Program
 
+Route = Callable[[CapturedProgram, Path], Callable[..., Any]]
 _TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5}
 
 
-def check(case: Case) -> Outcome:
-    """Run one case by ONNX Runtime and by eager."""
-    begun = in_eager(case)
-    return begun if isinstance(begun, Outcome) else held_to_eager(case, *begun)
-
-
-def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch.Tensor]) -> Outcome:
-    """A program on ONNX Runtime beside what eager gave. ``after``: the inputs as eager left them."""
+def _onnx(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
     from functionalize.backends import onnx
 
+    path = captured.to_onnx(folder / "program.onnx")
+    try:
+        return onnx.load(path)
+    except ValueError as error:
+        what = str(error).splitlines()[0].partition("cannot be loaded: ")[2] or _first(error)
+        raise UnsupportedExportError("ONNX Runtime", [what]) from error
+
+
+def _module(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
+    return captured.to_exported_program().module()
+
+
+def _core_aten(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
+    return captured.to_core_aten().module()
+
+
+ROUTES: dict[str, Route] = {"onnx": _onnx, "module": _module, "core_aten": _core_aten}
+
+
+def checker(to: str) -> Callable[[Case], Outcome]:
+    """What runs a case by a route and by eager."""
+
+    def check(case: Case) -> Outcome:
+        begun = in_eager(case)
+        return begun if isinstance(begun, Outcome) else held_to_eager(case, *begun, to)
+
+    return check
+
+
+def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch.Tensor], to: str) -> Outcome:
+    """A program by a route beside what eager gave. ``after``: the inputs as eager left them."""
     try:
         with UNSEEDED:
             captured = capture(program.run, tuple(program.inputs))
@@ -51,13 +78,9 @@ def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch
         return Outcome(REFUSED, f"capture: {_first(error)}")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         try:
-            run = onnx.load(captured.to_onnx(Path(folder) / "program.onnx"))
+            run = ROUTES[to](captured, Path(folder))
         except UnsupportedExportError as error:
             return Outcome(REFUSED, error.causes[0].replace("\n    ", "; ")[:200])
-        except ValueError as error:  # no kernel in this engine
-            return Outcome(
-                REFUSED, str(error).splitlines()[0].partition("cannot be loaded: ")[2][:200] or _first(error)
-            )
         given = [value.clone() for value in program.inputs]
         found = run(*given)
     drawn = any("rand" in str(node.target) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
