@@ -25,7 +25,7 @@ from functionalize.backends.jax import from_torch
 from functionalize.runtime.captured_program import CapturedProgram
 from tests.fuzz.generate import generate
 from tests.fuzz.program import Program
-from tests.lowerings import onnx
+from tests.lowerings import exported
 from tests.lowerings.check import REFUSED, RIGHT, SKIPPED, WRONG, Outcome, alike, compared
 
 
@@ -72,7 +72,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
             expected = [_called(function, program) for _ in range(3)]
         except Exception as error:
             return [Outcome(SKIPPED, type(error).__name__)]
-        if onnx.alike(*expected[:2]).kind == WRONG:
+        if exported.alike(*expected[:2]).kind == WRONG:
             return [Outcome(SKIPPED, "it draws random numbers")]
         try:
             run = _loaded(capture(function, tuple(program.arguments())), to, Path(folder))
@@ -80,7 +80,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
             return [Outcome(REFUSED, error.causes[0].splitlines()[0])]
         except (UnsupportedProgramError, ValueError) as error:  # the engine has no kernel
             return [Outcome(REFUSED, str(error).splitlines()[0])]
-        return [onnx.alike(wanted, _called(run, program)) for wanted in expected]
+        return [exported.alike(wanted, _called(run, program)) for wanted in expected]
 
 
 def _called(function: Any, program: Program) -> list[Any]:
