@@ -360,6 +360,19 @@ def test_training_steps_with_sizes_that_differ_are_exported(run: Any) -> None:
             assert run("run", f"step.{kind}", f"f32[{size},3]").stderr.startswith("error: InputMismatchError")
 
 
+@pytest.mark.slow(seconds=4)
+@pytest.mark.parametrize("kind", ["pt2", "onnx", "jax"])
+def test_without_inputs_sizes_are_those_of_the_capture(run: Any, kind: str) -> None:
+    for package in {"onnx": ("onnxscript", "onnxruntime"), "pt2": ()}.get(kind, ("jax",)):
+        pytest.importorskip(package)
+    passes(run("export", "cli_models:Net", "f32[n=7,3]", "--range", "n=5:64", "--to", kind, "-o", f"net.{kind}"))
+    ran = run("run", f"net.{kind}", "--json")
+    if kind == "jax":  # its files do not tell
+        assert "say which to pass" in ran.stderr
+        ran = run("run", f"net.{kind}", "f32[7,3]", "--json")
+    assert json.loads(passes(ran))["calls"][0][0]["shape"] == [7, 2]
+
+
 def test_files_that_cannot_be_written_or_run(run: Any, tmp_path: Path) -> None:
     for name in ("text.onnx", "text.pt2", "text.jax", "text.stablehlo"):
         (tmp_path / name).write_text("no model")

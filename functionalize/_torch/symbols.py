@@ -6,7 +6,7 @@ Loads sympy: imported where sizes are symbols only. Limits: written against torc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.source import ConstantSource  # a symbol wants to know where it comes from
@@ -58,17 +58,27 @@ def asserted(environment: ShapeEnv) -> Iterator[Any]:
     return iter(dict.fromkeys(found))
 
 
-def sizes_of(arguments: Mapping[str, torch.Tensor]) -> tuple[dict[str, list[Any]], dict[str, Any], list[str]]:
-    """Of arguments with symbols among their sizes, as text: the sizes, bounds of symbols, conditions on these."""
+class SizesAsText(NamedTuple):
+    """Sizes of arguments by name, bounds of symbols, conditions on these, and what they were at the capture."""
+
+    arguments: dict[str, list[Any]]
+    bounds: dict[str, Any]
+    conditions: list[str]
+    examples: dict[str, int]
+
+
+def sizes_of(arguments: Mapping[str, torch.Tensor]) -> SizesAsText:
+    """Of arguments with symbols among their sizes."""
     found = {name: [_text(size) for size in tensor.size()] for name, tensor in arguments.items()}
     sizes: list[Any] = [size for tensor in arguments.values() for size in tensor.size()]
     free = [size.node for size in sizes if type(size) is not int]
     if not free:
-        return {}, {}, []
+        return SizesAsText({}, {}, [], {})
     environment, symbols = free[0].shape_env, set().union(*(node.expr.free_symbols for node in free))
     bounds = {str(symbol): [_finite(end) for end in _ends(environment.var_to_range[symbol])] for symbol in symbols}
     conditions = [str(one) for one in guards(environment) if one.free_symbols <= symbols]
-    return found, bounds, conditions
+    examples = {str(symbol): int(environment.guarding_hint_or_throw(symbol)) for symbol in symbols}
+    return SizesAsText(found, bounds, conditions, examples)
 
 
 def _text(size: Any) -> Any:

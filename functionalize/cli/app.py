@@ -206,11 +206,13 @@ def export(job: Job, to: str, output: Path) -> None:
 def run_file(file: Path, specs: tuple[Spec, ...], calls: int, seed: int) -> None:
     """Run a program that `export --to` wrote; what it keeps in its state, the next call finds.
 
-    Without INPUTs it is called with random numbers of the sizes that it was captured with.
+    Without INPUTs it is called with random numbers of the sizes that it was captured with. JAX's files say none where
+    sizes may differ: say them.
 
     \b
-    Example:
+    Examples:
       functionalize run net.onnx --calls 3
+      functionalize run net.stablehlo f32[8,16]
     """
     program = loaded(file)
     results = [called(program, specs, seed + number) for number in range(calls)]

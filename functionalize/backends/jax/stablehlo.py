@@ -184,7 +184,8 @@ class StableHloProgram:
         def made(aval: Any) -> Any:
             if not all(type(size) is int for size in aval.shape):
                 raise InputMismatchError(
-                    f"the program takes sizes that differ: {_look(aval)}", hint="say which to pass"
+                    f"the program takes sizes that differ from call to call: {_look(aval)}",
+                    hint="say which to pass: functionalize run FILE f32[2,16]",
                 )
             value = torch.zeros(aval.shape, dtype=torch_dtype_of(aval))
             if value.is_floating_point():

@@ -29,7 +29,7 @@ class SymbolicSizes:
 
     def __init__(self, looks: Mapping[str, torch.Tensor]) -> None:
         self._looks = looks
-        self._texts, bounds, conditions = sizes_of(looks)
+        self._texts, bounds, conditions, _ = sizes_of(looks)
         self._refuse_others(conditions)
         self._scope = export.SymbolicScope(tuple(_constraints(bounds)))
 

@@ -18,7 +18,7 @@ import torch
 from functionalize._torch import pytree
 from functionalize.backends.onnx.sizes import Sizes
 
-KEY, FORMAT = "functionalize", 2
+KEY, FORMAT = "functionalize", 3
 ELEMENTS: dict[torch.dtype, int] = {  # ONNX's numbers for types
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float64: onnx.TensorProto.DOUBLE,

@@ -94,13 +94,13 @@ class OnnxProgram:
         return pytree.tree_unflatten(made, self._specs[1])
 
     def random_arguments(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of random numbers, of the sizes that a call takes; sizes that may differ are 2."""
+        """Arguments of random numbers, of the sizes that the program was captured with."""
         generator, leaves = torch.Generator().manual_seed(seed), []
         for argument in self.convention.arguments:
             known, value = self._inputs.get(argument.name), argument.value
             if known is not None:
                 dtype = _NAMES[known.type]
-                value = torch.zeros([size if isinstance(size, int) else 2 for size in known.shape], dtype=dtype)
+                value = torch.zeros(self.convention.sizes.example(argument.name) or known.shape, dtype=dtype)
                 if dtype.is_floating_point:
                     value.copy_(torch.randn(value.size(), generator=generator))
                 for layout in self.convention.layouts:

@@ -23,11 +23,17 @@ Size = int | str  # a number, or an expression of symbols
 
 @dataclass
 class Sizes:
-    """Sizes of arguments by name, the bounds of symbols, and conditions on these."""
+    """Sizes of arguments by name, the bounds of symbols, conditions on these, and what they were at the capture."""
 
     arguments: dict[str, list[Size]] = field(default_factory=dict)
     bounds: dict[str, list[int | None]] = field(default_factory=dict)
     conditions: list[str] = field(default_factory=list)
+    examples: dict[str, int] = field(default_factory=dict)
+
+    def example(self, name: str) -> list[int] | None:
+        """The sizes of an argument at the capture, where some may differ."""
+        sizes = self.arguments.get(name)
+        return sizes and [evaluate(size, self.examples) if isinstance(size, str) else size for size in sizes]
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Hold the arguments of a call to it.
