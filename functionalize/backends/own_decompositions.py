@@ -6,6 +6,7 @@ Invariant: a row computes what the operator computes; for arguments that it does
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -102,6 +103,14 @@ def _without_generator(op: Any) -> Callable[..., Any]:
     return drawn
 
 
+def geometric(x: Any, p: float, *, generator: Any = None) -> Any:
+    """Also of integers: torch's own draws uniform numbers of their dtype, of which there are none."""
+    if generator is not None:
+        return NotImplemented
+    drawn = torch.rand_like(x, dtype=None if x.is_floating_point() else torch.float32)
+    return ((-drawn).log1p() / math.log1p(-p)).floor().add(1).to(x.dtype)
+
+
 def _drawing() -> Iterator[tuple[Any, Callable[..., Any]]]:
     for name in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"):
         packet = getattr(aten, name)
@@ -113,6 +122,7 @@ def _drawing() -> Iterator[tuple[Any, Callable[..., Any]]]:
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     **dict(_drawing()),
+    aten.geometric.default: geometric,
     aten.as_strided_scatter.default: as_strided_scatter,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
