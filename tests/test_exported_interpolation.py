@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.export import Dim
 from torch.nn.functional import interpolate
 
-from functionalize import UnsupportedExportError, UnsupportedProgramError, capture
+from functionalize import InputMismatchError, UnsupportedExportError, UnsupportedProgramError, capture
 
 
 def _core(program: Any, folder: Path) -> Any:
@@ -68,6 +69,21 @@ def test_gradients_of_antialiasing(mode: str, route: str, tmp_path: Path) -> Non
 
     x = torch.randn(1, 2, 8, 8)
     torch.testing.assert_close(ROUTES[route](capture(run, (x,)), tmp_path)(x), run(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_sizes_that_a_decomposition_asked_for(route: str, tmp_path: Path) -> None:
+    """Spelt out for sizes at which the image becomes smaller: JAX did so at others too, and gave other numbers."""
+
+    def run(x: Tensor) -> Tensor:
+        return interpolate(x, (5, 7), mode="bilinear", antialias=True, align_corners=True)
+
+    dynamic = {"x": {2: Dim("h", min=4, max=64), 3: Dim("w", min=4, max=64)}}
+    called = ROUTES[route](capture(run, (torch.randn(1, 1, 8, 9),), dynamic_shapes=dynamic), tmp_path)
+    smaller = torch.randn(1, 1, 12, 8)
+    torch.testing.assert_close(called(smaller), run(smaller), rtol=1e-5, atol=3e-6)
+    with pytest.raises((InputMismatchError, AssertionError), match=r">= 1"):
+        called(torch.randn(1, 1, 4, 20))
 
 
 def column(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Loads sympy: imported where sizes are symbols only. Limits: written against torc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,8 +70,7 @@ class SizesAsText(NamedTuple):
 def sizes_of(arguments: Mapping[str, torch.Tensor]) -> SizesAsText:
     """Of arguments with symbols among their sizes."""
     found = {name: [_text(size) for size in tensor.size()] for name, tensor in arguments.items()}
-    sizes: list[Any] = [size for tensor in arguments.values() for size in tensor.size()]
-    free = [size.node for size in sizes if type(size) is not int]
+    free = _symbolic(arguments.values())
     if not free:
         return SizesAsText({}, {}, [], {})
     environment, symbols = free[0].shape_env, set().union(*(node.expr.free_symbols for node in free))
@@ -79,6 +78,16 @@ def sizes_of(arguments: Mapping[str, torch.Tensor]) -> SizesAsText:
     conditions = [str(one) for one in guards(environment) if one.free_symbols <= symbols]
     examples = {str(symbol): int(environment.guarding_hint_or_throw(symbol)) for symbol in symbols}
     return SizesAsText(found, bounds, conditions, examples)
+
+
+def environment_of(tensors: Iterable[torch.Tensor]) -> ShapeEnv | None:
+    """What the symbols among the sizes of tensors belong to."""
+    return next((node.shape_env for node in _symbolic(tensors)), None)
+
+
+def _symbolic(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    sizes: list[Any] = [size for tensor in tensors for size in tensor.size()]
+    return [size.node for size in sizes if type(size) is not int]
 
 
 def _text(size: Any) -> Any:

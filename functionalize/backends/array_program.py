@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from functionalize._torch import pytree
+from functionalize.backends.array_sizes import ArraySizes
 from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
 from functionalize.backends.leaves import Leaf as _Leaf
@@ -26,7 +27,7 @@ from functionalize.backends.leaves import in_key_order, no_array, plain
 from functionalize.backends.new_values import changes_metadata, unlike_arrays, with_new_values
 from functionalize.backends.shared_memory import check_one_value, passed_state, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
-from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
+from functionalize.errors import DataDependentError, UnsupportedProgramError
 from functionalize.runtime.alias_pattern import same_tensors
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.decisions import same_answer
@@ -232,7 +233,7 @@ class ArrayProgram:
                 if id(marker) not in known:
                     raise no_array(entry.label, marker)
                 inputs[number], positions[id(marker)] = known[id(marker)], number
-        self._check_sizes(inputs)
+        self._sizes.check(inputs)
         check_one_value(self.metadata, self._same, inputs)
         return Prepared(inputs, arguments, known, positions)
 
@@ -241,16 +242,11 @@ class ArrayProgram:
         nest, given = self._capture.convention.nest, (list(args), dict(kwargs))
         return given if nest is None else in_key_order(given, tuple(nest.filled(lambda: None)))
 
-    def _check_sizes(self, inputs: Mapping[int, Any]) -> None:
-        for number, node in zip(self.metadata.taken, self.interpreter.placeholders, strict=True):
-            if number in inputs:
-                check_array(self.metadata.inputs[number], node.meta["val"], inputs[number].shape)
-        sizes = self._capture.guards.sizes
-        known = all(type(size) is int for array in inputs.values() for size in array.shape)
-        if sizes is not None and known:  # else they are symbols of the backend's, which holds calls to their bounds
-            shown = (torch.empty(array.shape, device="meta") for array in inputs.values())
-            found = dict(zip(inputs, shown, strict=True))
-            sizes.check([found.get(number) for number in range(len(self.metadata.inputs))])
+    @functools.cached_property
+    def _sizes(self) -> ArraySizes:
+        pairs = zip(self.metadata.taken, self.interpreter.placeholders, strict=True)
+        looks = {number: look for number, node in pairs if isinstance(look := node.meta["val"], torch.Tensor)}
+        return ArraySizes(self.metadata.inputs, looks, self._capture.guards.sizes)
 
     def example(self, make: Callable[[torch.Tensor], Any]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments as those of the capture, with what ``make`` gives for the fake tensor of each.
@@ -381,19 +377,3 @@ _CHANGED_OBJECT = (
     "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's "
     "state, is there if the original has been called once before it is captured"
 )
-
-
-def check_array(entry: GraphInput, expected: Any, shape: Sequence[int]) -> None:
-    """Hold the shape of an array to the size that an input had, where that is no symbol.
-
-    Raises:
-        InputMismatchError: it has another.
-    """
-    agrees = len(shape) == expected.dim() and all(
-        type(size) is not int or size == actual for size, actual in zip(expected.size(), shape, strict=True)
-    )
-    if not agrees:
-        raise InputMismatchError(
-            f"{entry.label} has the shape {tuple(shape)}, and was captured with {tuple(expected.size())}",
-            hint="pass an array of that shape, or capture with dynamic_shapes",
-        )

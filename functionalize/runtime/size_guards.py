@@ -37,6 +37,12 @@ class SizeGuards:
         """The inputs whose sizes may differ."""
         return frozenset(self._layouts)
 
+    def narrowed(self, environment: Any) -> SizeGuards:
+        """These, and what a trace has taken for granted since: to spell out an operator asks of sizes."""
+        from functionalize._torch.symbols import guards  # here: loads sympy
+
+        return SizeGuards(self._layouts, self._labels, guards(environment), environment.var_to_range)
+
     def of(self, values: Sequence[Any]) -> Sizes:
         """The sizes of a call's inputs that may differ."""
         return tuple((number, values[number].size(), values[number].stride()) for number in self._layouts)

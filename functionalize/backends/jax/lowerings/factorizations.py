@@ -229,11 +229,6 @@ def householder_product(x: Array, scales: Array) -> Array:
     return jax.lax.linalg.householder_product(x, scales)
 
 
-@lowering(aten.ormqr.default)
-def ormqr(x: Array, scales: Array, other: Array, left: bool = True, transpose: bool = True) -> Array:
-    return jax.lax.linalg.ormqr(x, scales, other, left=left, transpose=transpose)
-
-
 @lowering(aten.linalg_eig.default)
 def eig(x: Array) -> tuple[Array, Array]:
     values, vectors = jnp.linalg.eig(x)
