@@ -32,8 +32,10 @@ class Sizes:
 
     def example(self, name: str) -> list[int] | None:
         """The sizes of an argument at the capture, where some may differ."""
-        sizes = self.arguments.get(name)
-        return sizes and [evaluate(size, self.examples) if isinstance(size, str) else size for size in sizes]
+        if name not in self.arguments:
+            return None
+        sizes = self.arguments[name]
+        return [evaluate(size, self.examples) if isinstance(size, str) else size for size in sizes]
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Hold the arguments of a call to it.
