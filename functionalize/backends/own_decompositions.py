@@ -70,6 +70,18 @@ def multilabel_margin_loss_backward(gradient: Any, x: Any, targets: Any, reducti
     return backward(gradient)[0]
 
 
+def soft_margin_loss(x: Any, target: Any, reduction: int = _MEAN) -> Any:
+    """In the steps of torch's kernels, which overflow with 16 bits: its decomposition goes by 32."""
+    losses = (-x * target).exp().log1p()
+    return losses.mean() if reduction == _MEAN else losses.sum() if reduction == _SUM else losses
+
+
+def soft_margin_loss_backward(gradient: Any, x: Any, target: Any, reduction: int) -> Any:
+    z = (-target * x).exp()
+    norm = 1 / x.numel() if reduction == _MEAN else 1.0
+    return target * z * -norm / (z + 1) * gradient
+
+
 def trilinear(*args: Any) -> Any:
     """The product of three tensors with dimensions put in, summed up over some: what `nn.Bilinear` computes."""
     factors, added, summed = args[:3], args[3:6], args[6]
@@ -131,6 +143,8 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
     aten._trilinear.default: trilinear,
+    aten.soft_margin_loss.default: soft_margin_loss,
+    aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
     **ANTIALIASED,
     **BACKWARDS,
     **BAGS,
@@ -141,4 +155,9 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 
 # Of these, what torch takes apart into something else, and for autograd before any table is asked; and what is
 # differentiated, which it cannot do where it takes programs apart.
-DIFFERING = DIFFERENTIATED | {aten.multilabel_margin_loss_forward.default, aten.multilabel_margin_loss_backward.default}
+DIFFERING = DIFFERENTIATED | {
+    aten.multilabel_margin_loss_forward.default,
+    aten.multilabel_margin_loss_backward.default,
+    aten.soft_margin_loss.default,
+    aten.soft_margin_loss_backward.default,
+}
