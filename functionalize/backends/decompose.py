@@ -20,6 +20,7 @@ from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
 from functionalize.backends import interpolation, opmath, optimizer_steps
 from functionalize.backends.antialiasing import ANTIALIASED
+from functionalize.backends.attention import is_differentiated
 from functionalize.backends.backwards import OF_INTERPOLATIONS
 from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.backends.primitives import PRIMITIVES
@@ -62,17 +63,15 @@ def decomposed(
     return made, attributes
 
 
-def without_lists(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:
-    """The same, where operators of optimizers alone are spelt out, as those on lists of tensors: engines lack them."""
+def for_export(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:
+    """The same, where two kinds of operators are spelt out.
+
+    Those of optimizers alone, as those on lists of tensors: engines lack them. And attention that is differentiated:
+    what torch takes its forward apart into is not what its backward reads.
+    """
     ops = {node.target for node in graph.nodes if node.op == "call_function"}
-    return decomposed(graph, root, _AllBut(op for op in ops if optimizer_steps.decomposition(op)))
-
-
-class _AllBut(frozenset[Any]):
-    """All operators but some."""
-
-    def __contains__(self, op: object) -> bool:
-        return not super().__contains__(op)
+    lists = {op for op in ops if optimizer_steps.decomposition(op)}
+    return decomposed(graph, root, lambda node: not (node.target in lists or is_differentiated(node)))
 
 
 def without_scales(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from functionalize.backends.antialiasing import ANTIALIASED
+from functionalize.backends.attention import ATTENTION
 from functionalize.backends.backwards import BACKWARDS, DIFFERENTIATED
 from functionalize.backends.embedding_bags import BAGS
 from functionalize.backends.gpu_kernels import GPU_KERNELS
@@ -146,6 +147,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.soft_margin_loss.default: soft_margin_loss,
     aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
     **ANTIALIASED,
+    **ATTENTION,
     **BACKWARDS,
     **BAGS,
     aten._efficientzerotensor.default: _zeros,
@@ -160,4 +162,5 @@ DIFFERING = DIFFERENTIATED | {
     aten.multilabel_margin_loss_backward.default,
     aten.soft_margin_loss.default,
     aten.soft_margin_loss_backward.default,
+    *ATTENTION,
 }

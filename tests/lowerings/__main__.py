@@ -1,8 +1,8 @@
 """Print, operator by operator, what jitted JAX makes of torch's operator database, and how the core set is covered.
 
 ``python -m tests.lowerings`` takes minutes; ``--ops PATTERN``, ``--shard 1/2``, ``--samples N``, ``--dtypes`` bound it.
-``--to onnx`` prints the same of ONNX files and ONNX Runtime, ``--to module`` and ``--to core_aten`` of what torch runs.
-It exits with 1 where anything is wrong.
+``--to onnx`` prints the same of ONNX files and ONNX Runtime; ``--to module``, ``core_aten`` and ``run_decompositions``
+of what torch runs. It exits with 1 where anything is wrong.
 """
 
 from __future__ import annotations

@@ -56,7 +56,16 @@ def _core_aten(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
     return captured.to_core_aten().module()
 
 
-ROUTES: dict[str, Route] = {"onnx": _onnx, "module": _module, "core_aten": _core_aten}
+def _decomposed(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
+    return captured.to_exported_program().run_decompositions().module()
+
+
+ROUTES: dict[str, Route] = {
+    "onnx": _onnx,
+    "module": _module,
+    "core_aten": _core_aten,
+    "run_decompositions": _decomposed,
+}
 
 
 def checker(to: str) -> Callable[[Case], Outcome]:

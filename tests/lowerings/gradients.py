@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from functionalize import UnsupportedProgramError, capture
 from functionalize.backends.jax import from_torch
 from functionalize.backends.jax.program import JaxProgram
-from tests.lowerings.check import REFUSED, SKIPPED, UNSPECIFIED, Outcome, alike, reason
+from tests.lowerings.check import REFUSED, SKIPPED, UNSEEDED, UNSPECIFIED, Outcome, alike, reason
 from tests.opinfo.cases import Case
 from tests.opinfo.programs import NoProgramError, Program, build
 
@@ -54,7 +54,10 @@ def check(case: Case) -> Outcome:
         return Outcome(SKIPPED, "nothing has gradients, or they are random")
     with jax.enable_x64(True):
         try:
-            step = capture(lambda *inputs: results_of(program, inputs), tuple(program.inputs), on_data="raise").to_jax()
+            with UNSEEDED:
+                step = capture(
+                    lambda *inputs: results_of(program, inputs), tuple(program.inputs), on_data="raise"
+                ).to_jax()
         except Exception as error:  # the database has operators that no fake tensor goes through
             return Outcome(REFUSED, f"capture: {reason(error)}")
         try:
@@ -69,7 +72,8 @@ def in_eager(program: Program) -> Differentiated | None:
     before = torch.random.get_rng_state()
     places = [place for place, value in enumerate(program.inputs) if value.is_floating_point()]
     inputs = [value.clone().requires_grad_(place in places) for place, value in enumerate(program.inputs)]
-    results = results_of(program, inputs)
+    with UNSEEDED:
+        results = results_of(program, inputs)
     flowing = [number for number, result in enumerate(results) if result.requires_grad]
     if not (flowing and places and torch.equal(before, torch.random.get_rng_state())):
         return None

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from functionalize._torch import BEGIN, OFFSET, SYMBOLS, pytree
 from functionalize._torch.exporting import ExportFakes, viewing
-from functionalize.backends.decompose import without_lists, without_scales
+from functionalize.backends.decompose import for_export, without_scales
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.layouts import assert_arguments, counts_from_storage
@@ -51,7 +51,7 @@ class ExportGraph:
     ) -> None:
         """``copies``: whether views are to be copied; others: see :func:`to_exported_program`."""
         self.found, recorded = found, found.program.recorded
-        self._graph, self.root = without_lists(recorded.graph, recorded.root)
+        self._graph, self.root = for_export(recorded.graph, recorded.root)
         self.causes: list[str] = []
         if not scales:
             try:

@@ -4,7 +4,6 @@ Invariant: what has no row is left to torch's exporter, and to its decomposition
 """
 
 from functionalize.backends.onnx.rewrites import (
-    attention,
     convolutions,
     elementwise,
     integers,
@@ -26,9 +25,8 @@ from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_A
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-_OF_VALUES = (
+FAMILIES = (
     *(convolutions, elementwise, integers, layouts, matrices, numbers),
     *(randomness, reductions, scans, searching, special, types),
 )
-FAMILIES = (attention, *_OF_VALUES)
 TRANSLATIONS = convolutions.TRANSLATIONS | matrices.TRANSLATIONS | python_numbers.TRANSLATIONS | recurrent.TRANSLATIONS

@@ -1,22 +1,38 @@
-"""Attention as one operator, and its gradients, as ONNX has them: products of matrices.
+"""Attention as one operator, and its gradients, by products of matrices.
 
-Invariant: as eager's kernel, a query that may look at nothing gets zeros; 16 bits are computed with 32. Limits: without
-dropout, for which torch has no kernel on the CPU.
+Torch's decomposition of the operator alone gives other numbers where its backward reads the logarithms of sums.
+
+Invariant: as eager's kernel, a query that may look at nothing gets zeros; 16 bits are computed with 32; results lie as
+the kernel's. Limits: without dropout, for which torch has no kernel on the CPU.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
-
-from functionalize.backends.onnx.rewrites.registry import rewrite
+from torch.fx import Node
 
 aten = torch.ops.aten
+_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def is_differentiated(node: Node) -> bool:
+    """Whether a node is a backward of attention, or attention whose backward reads it."""
+    if node.target is not _FORWARD:
+        return node.target is _BACKWARD
+    return any(user.target is operator.getitem and user.args[1] == 1 and user.users for user in node.users)
 
 
 def _wide(x: Any) -> Any:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _in_order(*tensors: Any) -> list[Any]:
+    """Tensors whose elements lie in order, also when torch takes copies of views before them for views."""
+    return [aten.clone.default(one, memory_format=torch.contiguous_format) for one in tensors]
 
 
 def _of_heads(query: Any, key: Any) -> Any:
@@ -43,7 +59,6 @@ def _scores(query: Any, key: Any, is_causal: bool, mask: Any, scale: Any) -> Any
     return found if mask is None else found + _wide(mask)
 
 
-@rewrite(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def attention(
     query: Any, key: Any, value: Any, dropout: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None,
     scale: Any = None,
@@ -51,6 +66,8 @@ def attention(
     """With what its backward reads."""
     if dropout:
         return NotImplemented
+    rows_first = query.transpose(1, 2).is_contiguous()
+    query, key, value = _in_order(query, key, value)
     scores = _scores(query, _of_heads(query, key), is_causal, attn_mask, scale)
     most = aten.amax.default(scores, [-1], True)
     shares = aten._softmax.default(scores, -1, False)
@@ -59,20 +76,30 @@ def attention(
         nothing = aten.eq.Scalar(most, float("-inf"))
         shares = aten.masked_fill.Scalar(shares, nothing, 0.0)
         total = aten.masked_fill.Scalar(total, nothing, 0.0)
-    return (shares @ _of_heads(query, value)).to(query.dtype), total.squeeze(-1)
+    found = (shares @ _of_heads(query, value)).to(query.dtype)
+    return _by_rows(found) if rows_first else found, _by_rows(total).squeeze(-1)
 
 
-@rewrite(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _by_rows(x: Any) -> Any:
+    """A tensor in whose memory rows come before heads."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def attention_backward(
     gradient: Any, query: Any, key: Any, value: Any, out: Any, total: Any, dropout: float, is_causal: bool, *,
     attn_mask: Any = None, scale: Any = None,
 ) -> Any:  # fmt: skip
     if dropout:
         return NotImplemented
+    gradient, query, key, value, out, total = _in_order(gradient, query, key, value, out, total)
     factor = query.size(-1) ** -0.5 if scale is None else scale
     keys, values, gradient = _of_heads(query, key), _of_heads(query, value), _wide(gradient)
     shares = (_scores(query, keys, is_causal, attn_mask, scale) - total.unsqueeze(-1)).exp()
     of_shares = gradient @ values.transpose(-2, -1)
     of_scores = shares * (of_shares - (gradient * _wide(out)).sum(-1, keepdim=True)) * factor
     of_key, of_value = of_scores.transpose(-2, -1) @ _wide(query), shares.transpose(-2, -1) @ gradient
-    return (of_scores @ keys).to(query.dtype), _summed(of_key, key), _summed(of_value, value)
+    found = (of_scores @ keys).to(query.dtype), _summed(of_key, key), _summed(of_value, value)
+    return tuple(map(_by_rows, found))
+
+
+ATTENTION = {_FORWARD: attention, _BACKWARD: attention_backward}
