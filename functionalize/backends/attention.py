@@ -9,6 +9,7 @@ the kernel's. Limits: without dropout, for which torch has no kernel on the CPU.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -102,4 +103,4 @@ def attention_backward(
     return tuple(map(_by_rows, found))
 
 
-ATTENTION = {_FORWARD: attention, _BACKWARD: attention_backward}
+ATTENTION: dict[Any, Callable[..., Any]] = {_FORWARD: attention, _BACKWARD: attention_backward}
