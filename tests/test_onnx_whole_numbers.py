@@ -92,3 +92,13 @@ def test_types_without_kernels_are_refused_first(program: Any, tmp_path: Path) -
     (cause,) = caught.value.causes
     assert "    at   File" in cause and "test_onnx_whole_numbers.py" in cause
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", [(), (0,), (3, 0)])
+def test_whether_any_byte_is_set_is_a_byte(size: tuple[int, ...], tmp_path: Path) -> None:
+    def run(x: Tensor) -> Any:
+        return x.any(), x.all(), x.bool().any()
+
+    x = torch.ones(size, dtype=torch.uint8)
+    loaded = onnx.load(capture(run, (x,)).to_onnx(tmp_path / "program.onnx"))
+    torch.testing.assert_close(loaded(x), run(x))

@@ -28,9 +28,11 @@ def any_of_dim(values: Any, dim: int, keepdim: bool = False) -> Any:
 def any_of_dims(values: Any, dim: Sequence[int] | None = None, keepdim: bool = False) -> Any:
     """Of no elements, the largest of which is less than all to ONNX, and so no zero."""
     dims = list(range(values.dim())) if dim is None else list(dim)
-    if not values.dim():
-        return aten.ne.Scalar(values, 0)
-    return aten.ne.Scalar(values, 0).sum(dims, keepdim=keepdim) > 0 if _may_be_none(values, dims) else NotImplemented
+    if values.dim() and not _may_be_none(values, dims):
+        return NotImplemented
+    found = aten.ne.Scalar(values, 0)
+    found = found.sum(dims, keepdim=keepdim) > 0 if values.dim() else found
+    return found.to(torch.uint8) if values.dtype == torch.uint8 else found  # of bytes torch gives a byte
 
 
 @rewrite(aten.mean.default)
