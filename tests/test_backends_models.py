@@ -35,7 +35,12 @@ def _onnx(program: Any, path: Path) -> Callable[..., Any]:
     return onnx.load(program.to_onnx(path))
 
 
-ROUTES = {"exported-program": _exported, "onnx": _onnx}
+ROUTES: dict[str, Callable[[Any, Path], Callable[..., Any]]] = {
+    "exported-program": _exported,
+    "onnx": _onnx,
+    "core-aten": lambda program, path: program.to_core_aten().module(),
+    "run-decompositions": lambda program, path: program.to_exported_program().run_decompositions().module(),
+}
 
 
 def _step(model: Any) -> Callable[..., Any]:
