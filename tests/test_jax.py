@@ -408,11 +408,11 @@ def test_a_refusal_has_all_causes_with_their_lines() -> None:
     def sized(x: Tensor) -> Any:
         x.t_()
         found = x.nonzero()
-        return found, x[x > 0], torch.linalg.eig(x)
+        return found, x[x > 0], torch.mode(x)
 
     with pytest.raises(UnsupportedProgramError) as error:
         capture(sized, (torch.ones(2, 2),)).to_jax()
-    for said in ("found = x.nonzero()", "x[x > 0]", "linalg_eig", "size, strides or storage of an input"):
+    for said in ("found = x.nonzero()", "x[x > 0]", "aten.mode", "size, strides or storage of an input"):
         assert said in str(error.value)
 
 

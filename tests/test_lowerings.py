@@ -137,7 +137,7 @@ def test_programs_of_the_fuzzer() -> None:
 
 
 @pytest.mark.slow(seconds=10)
-@pytest.mark.parametrize("to", ["pt2", "onnx"])
+@pytest.mark.parametrize("to", ["module", "core_aten", "onnx"])
 def test_programs_of_the_fuzzer_that_are_exported(to: str) -> None:
     if to == "onnx":
         pytest.importorskip("onnxscript", reason="needs onnxscript")

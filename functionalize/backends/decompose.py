@@ -22,7 +22,7 @@ from functionalize.backends import interpolation, opmath, optimizer_steps
 from functionalize.backends.antialiasing import ANTIALIASED
 from functionalize.backends.attention import is_differentiated
 from functionalize.backends.backwards import OF_INTERPOLATIONS
-from functionalize.backends.own_decompositions import DECOMPOSITIONS
+from functionalize.backends.own_decompositions import DECOMPOSITIONS, ROUNDED
 from functionalize.backends.primitives import PRIMITIVES
 from functionalize.call_stack import line_of_trace
 from functionalize.ops.tables import row
@@ -175,7 +175,7 @@ def _function(node: Node, within: frozenset[Any]) -> tuple[Callable[..., Any] | 
         return opmath.SPELT_OUT[node.target], within  # the operator itself, of other dtypes
     if node.target in within:
         return None, within
-    function = PRIMITIVES.get(node.target) or DECOMPOSITIONS.get(node.target)
+    function = PRIMITIVES.get(node.target) or DECOMPOSITIONS.get(node.target) or ROUNDED.get(node.target)
     function = function or optimizer_steps.decomposition(node.target) or decomposition_of(node.target)
     return function, within | {node.target}
 

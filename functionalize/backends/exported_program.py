@@ -36,6 +36,7 @@ from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.steady import exportable
 from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
 from functionalize.backends.export.views import with_views
+from functionalize.backends.own_decompositions import ROUNDED
 from functionalize.backends.stopped_gradients import has_floats, stopped_gradients
 from functionalize.errors import UnsupportedExportError
 from functionalize.graph_capture.capture import capture
@@ -95,7 +96,8 @@ def to_core_aten(program: CapturedProgram, *, explicit_state: bool = False) -> E
         how: Any = {"by_value": True, "scales": False, "layouts": False}
         exported = to_exported_program(program, explicit_state=explicit_state, **how)
         with sizes_stay_free(exported, "core ATen"):
-            return in_core(taken_apart(unshared(without_differing(with_views(exported))), None, "core ATen"))
+            exported = unshared(without_differing(with_views(exported), ROUNDED.keys()))
+            return in_core(taken_apart(exported, None, "core ATen"))
 
 
 def from_exported_program(exported: ExportedProgram) -> CapturedProgram:

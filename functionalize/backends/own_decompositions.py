@@ -144,8 +144,6 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
     aten._trilinear.default: trilinear,
-    aten.soft_margin_loss.default: soft_margin_loss,
-    aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
     **ANTIALIASED,
     **ATTENTION,
     **BACKWARDS,
@@ -160,7 +158,10 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 DIFFERING = DIFFERENTIATED | {
     aten.multilabel_margin_loss_forward.default,
     aten.multilabel_margin_loss_backward.default,
-    aten.soft_margin_loss.default,
-    aten.soft_margin_loss_backward.default,
     *ATTENTION,
+}
+# What torch's tables compute with 32 bits, where its kernels do not: for programs that torch runs.
+ROUNDED: dict[Any, Callable[..., Any]] = {
+    aten.soft_margin_loss.default: soft_margin_loss,
+    aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
 }

@@ -1,7 +1,7 @@
 """The fuzzer's programs on jitted JAX, beside eager: writes through views of views, aliased inputs, outputs that alias.
 
-``python -m tests.lowerings.fuzz --count 500`` prints what differs, and how many were refused and why. ``--to pt2`` and
-``--to onnx`` are the same programs as an ExportedProgram's module and on ONNX Runtime, three calls each.
+``python -m tests.lowerings.fuzz --count 500`` prints what differs, and how many were refused and why. By ``--to`` they
+are exported, and called three times: ``onnx``, or what torch runs (``module``, ``core_aten``, ``run_decompositions``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 from functionalize import UnsupportedExportError, UnsupportedProgramError, capture, jaxify
 from functionalize.backends.array_program import Written
 from functionalize.backends.jax import from_torch
-from functionalize.runtime.captured_program import CapturedProgram
 from tests.fuzz.generate import generate
 from tests.fuzz.program import Program
 from tests.lowerings import exported
@@ -75,7 +74,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
         if exported.alike(*expected[:2]).kind == WRONG:
             return [Outcome(SKIPPED, "it draws random numbers")]
         try:
-            run = _loaded(capture(function, tuple(program.arguments())), to, Path(folder))
+            run = exported.ROUTES[to](capture(function, tuple(program.arguments())), Path(folder))
         except UnsupportedExportError as error:
             return [Outcome(REFUSED, error.causes[0].splitlines()[0])]
         except (UnsupportedProgramError, ValueError) as error:  # the engine has no kernel
@@ -96,19 +95,11 @@ def _settled(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(found) if found.is_complex() else found
 
 
-def _loaded(captured: CapturedProgram, to: str, folder: Path) -> Any:
-    if to == "pt2":
-        return captured.to_exported_program().module()
-    from functionalize.backends.onnx import load
-
-    return load(captured.to_onnx(folder / "program.onnx"))
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--to", choices=["jax", "pt2", "onnx"], default="jax")
+    parser.add_argument("--to", choices=["jax", *exported.ROUTES], default="jax")
     options = parser.parse_args(arguments)
     kinds, whys = Counter[str](), Counter[str]()
     for seed in range(options.first, options.first + options.count):

@@ -8,7 +8,7 @@ torch's.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -26,9 +26,9 @@ def in_core(exported: ExportedProgram) -> ExportedProgram:
     return _spelt_out(exported, _is_core)
 
 
-def without_differing(exported: ExportedProgram) -> ExportedProgram:
-    """The same program, where what torch takes apart into something else is spelt out by ours."""
-    return _spelt_out(exported, lambda node: node.target not in DIFFERING)
+def without_differing(exported: ExportedProgram, further: Set[Any] = frozenset()) -> ExportedProgram:
+    """The same program, where what torch takes apart into something else is spelt out by ours; ``further``, too."""
+    return _spelt_out(exported, lambda node: node.target not in DIFFERING | further)
 
 
 def _spelt_out(exported: ExportedProgram, stays: Callable[[Node], bool]) -> ExportedProgram:

@@ -4,8 +4,7 @@ A captured program compares the dtypes and strides of each call. An exported one
 dtype that a tensor has is in no graph. Most programs compute the same with other strides; not so where one asks for
 them, or writes what ``reshape`` and its like give, which is a view or a copy by these.
 
-Invariant: assertions are of arguments alone; all else follows. Limits: torch's decompositions drop those of memory
-formats and offsets.
+Invariant: assertions are of arguments alone; all else follows. Limits: torch's decompositions drop those of layouts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from functionalize.errors import UnsupportedExportError
 
 aten = torch.ops.aten
 _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-_FORMAT, _OFFSET = aten.is_contiguous.memory_format, aten.sym_storage_offset.default
+_FORMAT, _OFFSET, _STRIDE = aten.is_contiguous.memory_format, aten.sym_storage_offset.default, aten.sym_stride.int
 _METADATA = aten._assert_tensor_metadata.default
 ADDRESSING = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _WHY = "the program asks how its arguments lie in memory, or writes what is a view or a copy by that"
@@ -45,6 +44,7 @@ def assert_arguments(graph: Graph, argument: Node, asked: frozenset[str], begin:
     if begin is not None:
         found = _call(graph, _OFFSET, (argument,), begin)
         _assert(graph, _call(graph, operator.eq, (found, begin), True), f"began at {begin} in its storage")
+        argument.meta["val"] = _begun_at(look, begin)  # so that torch, which runs the graph on it, finds it so
     if LAYOUT not in asked or not look.dim():
         return
     memory_format = _format(look)
@@ -52,7 +52,9 @@ def assert_arguments(graph: Graph, argument: Node, asked: frozenset[str], begin:
         name = str(memory_format).removeprefix("torch.")
         _assert(graph, _call(graph, _FORMAT, (argument, memory_format), True), f"was in {name}")
     elif all(type(step) is int for step in look.stride()):
-        _call(graph, _METADATA, (argument, None, list(look.stride())), None)
+        for dim, step in enumerate(look.stride()):  # torch's own assertion of them holds for no fake tensor
+            found = _call(graph, _STRIDE, (argument, dim), step)
+            _assert(graph, _call(graph, operator.eq, (found, step), True), f"had the stride {step} in dimension {dim}")
     else:
         yield UnsupportedExportError.cause(
             f"`{argument.name}` has sizes that may differ, and is in no memory format",
@@ -62,22 +64,26 @@ def assert_arguments(graph: Graph, argument: Node, asked: frozenset[str], begin:
 
 
 def layout_of(node: Node) -> Look | None:
-    """What an assertion says of an argument's layout; None: it is about something else."""
-    if node.target is _METADATA and len(node.args) > 2 and node.args[2] is not None:
-        return str(node.args[0]), node.args[2]
+    """What an assertion says of an argument's layout; None: it is about something else.
+
+    A memory format by its name, the offset, or the stride of a dimension, as a pair.
+    """
     if node.target is not aten._assert_scalar.default or not isinstance(node.args[0], Node):
         return None
     asked = node.args[0]
     if asked.target is _FORMAT:
         return str(asked.args[0]), str(asked.args[1]).removeprefix("torch.")
     of = asked.args[0] if asked.target is operator.eq else None
-    return (str(of.args[0]), asked.args[1]) if isinstance(of, Node) and of.target is _OFFSET else None
+    if not isinstance(of, Node) or of.target not in (_OFFSET, _STRIDE):
+        return None
+    return str(of.args[0]), asked.args[1] if of.target is _OFFSET else (of.args[1], asked.args[1])
 
 
 def serves_layouts(node: Node) -> bool:
-    """Whether a node is what such an assertion asks."""
-    of = node.args[0] if node.target is operator.eq else node
-    return isinstance(of, Node) and of.target in (_FORMAT, _OFFSET)
+    """Whether a node is what such assertions ask, and nobody else."""
+    if node.target in (_FORMAT, operator.eq):
+        return bool(node.users) and all(layout_of(user) is not None for user in node.users)
+    return node.target in (_OFFSET, _STRIDE) and bool(node.users) and all(map(serves_layouts, node.users))
 
 
 def lies_so(tensor: torch.Tensor, look: Any) -> bool:
@@ -104,6 +110,11 @@ def _format(look: torch.Tensor) -> torch.memory_format | None:
     return next((one for one in fitting if like.is_contiguous(memory_format=one)), None)
 
 
+def _begun_at(look: torch.Tensor, begin: int) -> torch.Tensor:
+    last = sum((size - 1) * step for size, step in zip(look.size(), look.stride(), strict=True))
+    return look.new_empty([begin + last + 1]).as_strided(look.size(), look.stride(), begin)
+
+
 def _call(graph: Graph, target: Any, args: tuple[Any, ...], value: Any) -> Node:
     made = graph.call_function(target, args)
     made.meta |= {"val": value, "stack_trace": "", "nn_module_stack": {}}
@@ -112,7 +123,7 @@ def _call(graph: Graph, target: Any, args: tuple[Any, ...], value: Any) -> Node:
 
 def _assert(graph: Graph, condition: Node, what: str) -> None:
     of: Any = condition.args[0]
-    name = (of.args[0] if of.target is _OFFSET else of).name
+    name = (of.args[0] if of.target in (_OFFSET, _STRIDE) else of).name
     message = (
         f"the argument `{name}` lies otherwise in memory than at the capture, where it {what}\n    why  {_WHY}\n"
         "    try  pass a tensor that lies so (.contiguous()), or capture again"

@@ -82,7 +82,7 @@ class Prepared:
                 return list(pytree.tree_map_only(Node, known.__getitem__, list(node.args[0])))
             look = layout_of(node)
             if look is not None:
-                self._layouts.append(self._layout(*look))
+                self._note_layout(*look)
             elif serves_layouts(node):
                 continue
             elif node.target in _ASSERTIONS:
@@ -93,7 +93,7 @@ class Prepared:
                 known[node] = self._graph.node_copy(node, lambda other: known[other])
         raise AssertionError("a graph without an output")
 
-    def _layout(self, name: str, look: Any) -> Layout:
+    def _note_layout(self, name: str, look: Any) -> None:
         """How an argument lies: to ONNX it is its elements, and these begin where its storage does."""
         if isinstance(look, int) and look and counts_from_storage(self._placeholders[name]):
             cause = UnsupportedExportError.cause(
@@ -102,7 +102,14 @@ class Prepared:
                 hint="capture with a tensor of its own memory (.clone()), or use views by dimension",
             )
             raise UnsupportedExportError("ONNX", [cause])
-        return Layout(name, look)
+        if not isinstance(look, tuple):
+            self._layouts.append(Layout(name, look))
+            return
+        strides = next((one.look for one in self._layouts if one.argument == name and isinstance(one.look, list)), None)
+        if strides is None:
+            strides = []
+            self._layouts.append(Layout(name, strides))
+        strides.append(look[1])  # dimension by dimension, in their order
 
     def _empty(self, node: Node) -> Node:
         look = node.meta["val"]
