@@ -132,3 +132,11 @@ def test_slopes_that_are_drawn(tmp_path: Path) -> None:
     torch.testing.assert_close(found, x * gradient)
     below = gradient[x <= 0]
     assert (gradient[x > 0] == 1).all() and 0.25 <= below.min() < 0.3 < 0.45 < below.max() <= 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int8])
+def test_the_second_derivative_of_lgamma_at_its_poles(dtype: torch.dtype, tmp_path: Path) -> None:
+    """There eager's kernel divides by the sine of a rounded product, which is no zero."""
+    x = torch.tensor([-8, -7, -3, -1, 1, 5]).to(dtype)
+    ((mine, expected),) = run(lambda x: torch.polygamma(1, x), (x,), path=tmp_path)
+    torch.testing.assert_close(mine, expected, rtol=1e-5, atol=0)

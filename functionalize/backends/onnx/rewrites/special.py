@@ -106,9 +106,18 @@ def digamma(x: Any) -> Any:
     return torch.where(x == 0, -1 / x, torch.where(reflected & (angle == 0), math.nan, found))
 
 
-@_wide
-def _trigamma(x: Any) -> Any:
-    """The derivative of :func:`digamma`, by the same steps."""
+def _trigamma(values: Any) -> Any:
+    """The derivative of :func:`digamma`, by the same steps.
+
+    At poles and beside them it has the sine of torch's kernel, that of a product rounded to the argument's own dtype.
+    """
+    if values.is_complex():
+        return NotImplemented
+    own = values if values.dtype in (torch.float32, torch.float64) else values.float()
+    return _wide(lambda x: _reflected_trigamma(x, (math.pi * own).sin().to(torch.float64)))(values)
+
+
+def _reflected_trigamma(x: Any, sine: Any) -> Any:
     reflected, is_small, moved, z = _moved_up(x)
     steps = 1 / (moved * moved)
     for step in range(1, _STEPS):
@@ -116,7 +125,6 @@ def _trigamma(x: Any) -> Any:
     square = 1 / (z * z)
     found = 1 / z + 0.5 * square + _polynomial(_OF_TRIGAMMA[::-1], square) * square / z
     found = torch.where(is_small, found + steps, found)
-    sine = (math.pi * (x - aten.round.default(x))).sin()
     return torch.where(reflected, math.pi**2 / (sine * sine) - found, found)
 
 
