@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -185,6 +187,28 @@ def made(name: str, seed: int = 0) -> tuple[Program, Callable[[], tuple[Tensor, 
     make, inputs = PROGRAMS[name]
     torch.manual_seed(seed)
     return make(), inputs
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
+    """A training step on the mean of the squares that a model gives."""
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def on_onnx(program: Any, folder: Path) -> Program:
+    """A captured program as a file on ONNX Runtime."""
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    from functionalize.backends import onnx
+
+    return onnx.load(program.to_onnx(folder / "program.onnx"))
 
 
 def on_jax(program: Program, args: tuple[Tensor, ...]) -> Program:

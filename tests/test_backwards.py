@@ -20,7 +20,7 @@ pytest.importorskip("onnxruntime")
 from functionalize import capture
 from functionalize.backends import onnx
 from functionalize.backends.backwards import BACKWARDS
-from tests.export_programs import on_jax
+from tests.export_programs import on_jax, step_of
 from tests.lowerings.__main__ import safely
 from tests.lowerings.backwards import checker
 from tests.lowerings.check import RIGHT, cases_of
@@ -98,15 +98,7 @@ def _decoder() -> tuple[Any, Callable[[], tuple[Tensor, ...]]]:
         nn.AdaptiveAvgPool2d((3, 2)),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step, lambda: (torch.randn(2, 2, 8, 8),)
+    return step_of(model, optimizer), lambda: (torch.randn(2, 2, 8, 8),)
 
 
 @pytest.mark.slow

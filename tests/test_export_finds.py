@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from functionalize import InputMismatchError, UnsupportedExportError, UnsupportedProgramError, capture
-from tests.export_programs import made
+from tests.export_programs import made, on_onnx
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
@@ -291,14 +291,6 @@ def _module(program: Any, folder: Path) -> Any:
     return torch.export.load(file).module()
 
 
-def _onnx(program: Any, folder: Path) -> Any:
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
-    from functionalize.backends import onnx
-
-    return onnx.load(program.to_onnx(folder / "program.onnx"))
-
-
 def _stablehlo(program: Any, folder: Path) -> Any:
     pytest.importorskip("jax")
     from functionalize.backends.jax import from_torch, load, to_torch
@@ -323,7 +315,7 @@ def _stablehlo(program: Any, folder: Path) -> Any:
     return run
 
 
-ROUTES = {"module": _module, "onnx": _onnx, "stablehlo": _stablehlo}
+ROUTES = {"module": _module, "onnx": on_onnx, "stablehlo": _stablehlo}
 
 
 _CASES = [
@@ -387,7 +379,7 @@ def test_scales_count_where_eager_takes_them_in_onnx(mode: str, dims: int, facto
     def interpolated(x: Tensor) -> Tensor:
         return nn.functional.interpolate(x, mode=mode, scale_factor=(factor, *[2.0] * (dims - 1)))
 
-    torch.testing.assert_close(_onnx(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
+    torch.testing.assert_close(on_onnx(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
 
 
 @pytest.mark.parametrize("size", [(3, 9), (8, 8), (5, 6)])
@@ -397,7 +389,7 @@ def test_nearest_exact_in_onnx(size: tuple[int, int], tmp_path: Path) -> None:
     def interpolated(x: Tensor) -> Tensor:
         return nn.functional.interpolate(x, size, mode="nearest-exact")
 
-    torch.testing.assert_close(_onnx(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
+    torch.testing.assert_close(on_onnx(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
 
 
 def test_what_decompositions_ask_of_sizes_is_held_to_in_onnx(tmp_path: Path) -> None:
@@ -407,7 +399,7 @@ def test_what_decompositions_ask_of_sizes_is_held_to_in_onnx(tmp_path: Path) -> 
     def halved(x: Tensor) -> Any:
         return nn.functional.interpolate(x, scale_factor=0.5, mode="area"), nn.functional.adaptive_avg_pool2d(x, 2)
 
-    run = _onnx(capture(halved, (x,), dynamic_shapes=dynamic), tmp_path)
+    run = on_onnx(capture(halved, (x,), dynamic_shapes=dynamic), tmp_path)
     other = torch.randn(1, 1, 8, 6)
     torch.testing.assert_close(run(other), halved(other))
     with pytest.raises(InputMismatchError, match="the program was captured for sizes with"):
@@ -515,7 +507,7 @@ def test_what_an_operator_takes_no_gradients_of_has_none(tmp_path: Path) -> None
 def test_transposed_matrices_times_vectors_in_onnx(product: Any, tmp_path: Path) -> None:
     """What ONNX Runtime joins the two operators to is wrong for vectors."""
     matrix, vector = torch.randn(4, 3), torch.randn(4)
-    run = _onnx(capture(lambda m, v: product(m.t(), v), (matrix, vector)), tmp_path)
+    run = on_onnx(capture(lambda m, v: product(m.t(), v), (matrix, vector)), tmp_path)
     torch.testing.assert_close(run(matrix, vector), product(matrix.t(), vector))
 
 
@@ -752,7 +744,7 @@ def without_dimensions(x: Tensor, n: Tensor) -> Any:
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 def test_operators_that_onnx_has_otherwise(function: Any, tmp_path: Path) -> None:
     inputs = torch.tensor([1.0, 2.0, -0.7, 3.0]), torch.tensor([2, -3, 7, 1])
-    run = _onnx(capture(function, inputs), tmp_path)
+    run = on_onnx(capture(function, inputs), tmp_path)
     pairs = zip(*(tree_leaves(one) for one in (run(*inputs), function(*inputs))), strict=True)
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, equal_nan=True)
@@ -1053,7 +1045,7 @@ DRAWS: dict[str, Callable[[Tensor], Any]] = {
 def test_draws_without_a_generator_that_may_have_one(name: str, tmp_path: Path) -> None:
     expected = DRAWS[name](torch.zeros(5))
     program = capture(DRAWS[name], (torch.zeros(5),))
-    for run in (_module(program, tmp_path), _onnx(program, tmp_path), _stablehlo(program, tmp_path)):
+    for run in (_module(program, tmp_path), on_onnx(program, tmp_path), _stablehlo(program, tmp_path)):
         first, second = (torch.as_tensor(run(torch.zeros(5))) for _ in range(2))
         assert first.shape == expected.shape and first.dtype.is_floating_point == expected.dtype.is_floating_point
         assert name == "randperm" or not torch.equal(first, second)
@@ -1082,7 +1074,7 @@ def test_steps_of_recurrent_layers(options: dict[str, Any], tmp_path: Path) -> N
 
     eager, x = step(), torch.randn(4, 2, 3, 4)
     program = capture(step(), (x[0],))
-    runs = [route(program, tmp_path) for route in (_module, _onnx, _stablehlo)]
+    runs = [route(program, tmp_path) for route in (_module, on_onnx, _stablehlo)]
     for batch in x:
         expected = eager(batch)
         for run in runs:
@@ -1106,12 +1098,12 @@ SCATTERS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("name", SCATTERS)
 def test_scatters_that_reduce_what_the_engine_has_no_kernel_for(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     args = torch.arange(5).to(dtype), torch.tensor([0, 2, 2, 4]), torch.tensor([3, 0, 5, 7]).to(dtype)
-    run = _onnx(capture(SCATTERS[name], args), tmp_path)
+    run = on_onnx(capture(SCATTERS[name], args), tmp_path)
     assert torch.equal(run(*args), SCATTERS[name](*args))
 
 
 def test_places_of_a_tensor_without_dimensions(tmp_path: Path) -> None:
-    run = _onnx(capture(torch.nonzero, (torch.tensor(0.0),)), tmp_path)
+    run = on_onnx(capture(torch.nonzero, (torch.tensor(0.0),)), tmp_path)
     assert [run(torch.tensor(value)).shape for value in (0.0, 2.0)] == [(0, 0), (1, 0)]
 
 
@@ -1120,11 +1112,11 @@ def test_statistics_that_an_evaluation_has_not(tmp_path: Path) -> None:
         return torch.native_batch_norm(x, None, None, mean, variance, False, 0.1, 1e-5)
 
     args = torch.randn(3, 2, 4), torch.rand(2), torch.rand(2)
-    found, expected = _onnx(capture(normalized, args), tmp_path)(*args), normalized(*args)
+    found, expected = on_onnx(capture(normalized, args), tmp_path)(*args), normalized(*args)
     torch.testing.assert_close(tuple(found), expected)
 
 
 def test_losses_that_overflow_in_float16(tmp_path: Path) -> None:
     args = torch.tensor([12.0, -12.5, 3.0]).half(), torch.tensor([-1.0, 1.0, 1.0]).half()
-    run = _onnx(capture(functional.soft_margin_loss, args), tmp_path)
+    run = on_onnx(capture(functional.soft_margin_loss, args), tmp_path)
     torch.testing.assert_close(run(*args), functional.soft_margin_loss(*args))

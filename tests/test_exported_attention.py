@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from functionalize import capture
+from tests.export_programs import step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
@@ -65,19 +66,8 @@ def test_steps_of_a_transformer(route: str) -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     other = copy.deepcopy(model)
 
-    def step_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss: Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    x, reference = torch.randn(3, 5, 8), step_of(other)
-    called = ROUTES[route](capture(step_of(model), (x,)))
+    steps = [step_of(one, torch.optim.SGD(one.parameters(), 0.1, momentum=0.9)) for one in (model, other)]
+    x, reference = torch.randn(3, 5, 8), steps[1]
+    called = ROUTES[route](capture(steps[0], (x,)))
     for _ in range(3):
         torch.testing.assert_close(called(x), reference(x), rtol=1e-4, atol=1e-5)

@@ -13,20 +13,13 @@ from torch.export import Dim
 from torch.nn.functional import interpolate
 
 from functionalize import InputMismatchError, UnsupportedExportError, UnsupportedProgramError, capture
+from tests.export_programs import on_onnx
 
 
 def _core(program: Any, folder: Path) -> Any:
     exported = program.to_core_aten()
     assert not [node for node in exported.graph.nodes if "_aa" in str(node.target)]
     return exported.module()
-
-
-def _onnx(program: Any, folder: Path) -> Any:
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
-    from functionalize.backends import onnx
-
-    return onnx.load(program.to_onnx(folder / "program.onnx"))
 
 
 def _jax(program: Any, folder: Path) -> Any:
@@ -37,7 +30,7 @@ def _jax(program: Any, folder: Path) -> Any:
     return lambda x: to_torch(pure.jit()(pure.initial_state, from_torch(x))[1])
 
 
-ROUTES = {"core_aten": _core, "onnx": _onnx, "jax": _jax}
+ROUTES = {"core_aten": _core, "onnx": on_onnx, "jax": _jax}
 CALLS: tuple[dict[str, Any], ...] = (
     {"size": (5, 9)},
     {"size": (5, 7), "align_corners": True},

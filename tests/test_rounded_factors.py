@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import capture, functionalize
+from tests.export_programs import step_of
 
 aten = torch.ops.aten
 LOW = [torch.bfloat16, torch.float16]
@@ -69,19 +70,11 @@ def test_optimizers_over_lists_in_low_precision(make: Any, dtype: torch.dtype) -
     models.append(copy.deepcopy(models[0]))
     options = {"momentum": 0.9} if make is torch.optim.SGD else {}
 
-    def step_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    def made(model: nn.Module) -> Callable[[Tensor], Tensor]:
         optimizer = make(model.parameters(), lr=0.01, foreach=True, weight_decay=0.1, **options)
+        return step_of(model, optimizer)
 
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss: Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    run, program = map(step_of, models)
+    run, program = map(made, models)
     x = torch.randn(5, 4).to(dtype)
     captured = capture(program, (x,), on_guard_failure="recapture")
     for _ in range(3):
