@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -204,6 +203,8 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Ten
 
 def on_onnx(program: Any, folder: Path) -> Program:
     """A captured program as a file on ONNX Runtime."""
+    import pytest  # here: benchmarks use these programs without it
+
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     from functionalize.backends import onnx
