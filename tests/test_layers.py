@@ -48,8 +48,8 @@ BANS: dict[str, dict[str, str]] = {
 }
 # Who may import packages that are not dependencies of the distribution. Everything else is core.
 OPTIONAL_DOORS = ("functionalize.backends", "functionalize.cli")
-MODULE_LINES = 400
-FUNCTION_LINES = 40
+MODULE_LINES = 600
+FUNCTION_LINES = 60
 CLASS_FIELDS = 15
 TOP_MODULES = 6  # beside the folders
 # Private names of others that stand where they are used, each with its reason. All else goes through `_torch`.
@@ -404,8 +404,8 @@ def test_the_map_of_modules_is_complete_and_in_order() -> None:
         (private_objects, "functionalize.transform.mode", "class A(B):\n  def f(self): self._x()", "_x"),
         (private_objects, "functionalize.transform.mode", "getattr(module, '_parameters')", "_parameters"),
         (fields, "functionalize.transform.mode", "class A:\n" + "".join(f"  f{i}: int\n" for i in range(16)), "16"),
-        (sizes, "functionalize.transform.mode", "x = 1\n" * 401, "401 lines"),
-        (sizes, "functionalize.transform.mode", "def f():\n" + "    x = 1\n" * 40, "f has 41 lines"),
+        (sizes, "functionalize.transform.mode", "x = 1\n" * 601, "601 lines"),
+        (sizes, "functionalize.transform.mode", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
         (unexplained, "functionalize.transform.mode", "x = 1", "no docstring"),
     ],
 )
@@ -423,7 +423,7 @@ def test_rule_catches(rule: Rule, module: str, text: str, expected: str) -> None
         (private_objects, "import torch\ntorch.ops.aten._unsafe_view, x._schema, aten._conj"),
         (private_objects, "class A:\n  _x: int\n  def __eq__(self, other): return self._x == other._x"),
         (upward_imports, "from functionalize.aliasing.alias_graph import Base\nfrom . import errors"),
-        (sizes, 'def f():\n    """' + "line\n" * 50 + '"""\n' + "    x = 1\n" * 39),
+        (sizes, 'def f():\n    """' + "line\n" * 70 + '"""\n' + "    x = 1\n" * 59),
     ],
 )
 def test_rule_lets_pass(rule: Rule, text: str) -> None:
