@@ -6,6 +6,8 @@ environment of the symbols that made it are not held. Limits: strided tensors; o
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +31,17 @@ from torch.utils import _pytree as pytree
 from functionalize._torch.dispatch import OpOverload
 from functionalize._torch.fakes import FakeTensor, MetasFakeMode
 from functionalize._torch.tensors import SYMBOLS
+
+
+@contextlib.contextmanager
+def without_spec_warnings() -> Iterator[None]:
+    """While torch copies programs of its own: it warns of its own pytree specs then.
+
+    Nothing else is ignored: filters are those of the process, and another thread may leave these behind.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
+        yield
 
 
 class ExportFakes:

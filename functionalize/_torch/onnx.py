@@ -6,25 +6,31 @@ Invariant: an operator that is known here is one that the exporter translates. L
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import functools
 import logging
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table  # also what torch.export leaves as it is
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.onnx._internal import _lazy_import  # onnxscript as the exporter has it: its rules compare constants
-from torch.onnx._internal.exporter import _building  # which dtype a number of Python's gets
+from torch.onnx._constants import ONNX_DEFAULT_OPSET
+from torch.onnx._internal.exporter import (
+    _building,  # which dtype a number of Python's gets
+    _core,  # torch.onnx.export with a registry of ours: the public function reads all rules again for each export
+)
 from torch.onnx._internal.exporter._decomp import (  # what the exporter takes apart before it translates
     create_onnx_friendly_decomposition_table,
     get_onnx_implemented_overloads,
 )
 from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from functionalize._torch.exporting import without_spec_warnings
 
 
 @contextlib.contextmanager
@@ -41,100 +47,41 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-_exporters: Any = _lazy_import
-_from_torchlib: Any = ONNXRegistry.from_torchlib
-
-
 @functools.cache
-def _registry(**version: Any) -> ONNXRegistry:
+def _registry() -> ONNXRegistry:
+    """What the exporter translates, for the opset that it writes by default. It reads the sources of all its rules."""
     with quiet():
-        found: ONNXRegistry = _from_torchlib(**version)
-        return found
-
-
-@contextlib.contextmanager
-def _registries_kept() -> Iterator[None]:
-    """While the exporter has copies of its registry: it reads the sources of all its rules for each export."""
-
-    def kept(cls: Any, /, **version: Any) -> ONNXRegistry:
-        found = copy.copy(_registry(**version))
-        found.functions = {target: list(metas) for target, metas in found.functions.items()}
-        return found
-
-    ONNXRegistry.from_torchlib = classmethod(kept)  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        ONNXRegistry.from_torchlib = _from_torchlib  # type: ignore[method-assign]
-
-
-@functools.cache
-def _compared_constants() -> list[Any]:
-    """The constants that rules of the optimizer look for: `x + 0` is `x`."""
-    patterns = [rule._target_pattern for rule in _exporters.onnxscript.rewriter._DEFAULT_REWRITE_RULES]
-    values = [value for pattern in patterns for node in pattern for value in node.inputs]
-    return [value for value in values if hasattr(value, "_abs_tol")]
-
-
-@contextlib.contextmanager
-def _exact_rules() -> Iterator[None]:
-    """While the optimizer takes no number for another one that is near: to it, the 1e-8 of an optimizer's step is 0.
-
-    Nor joins it bounds: it names those of two clamps of one tensor alike.
-    """
-    rewriter, constants = _exporters.onnxscript.rewriter, _compared_constants()
-    before = [(one._rel_tol, one._abs_tol) for one in constants]
-    for one in constants:
-        one._rel_tol = one._abs_tol = 0.0
-    rules = rewriter._DEFAULT_REWRITE_RULES
-    joining = [*rewriter._min_max_to_clip.rules, *rewriter._fuse_relus_clips.rules]
-    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if rule not in joining)
-    try:
-        yield
-    finally:
-        rewriter._DEFAULT_REWRITE_RULES = rules
-        for one, limits in zip(constants, before, strict=True):
-            one._rel_tol, one._abs_tol = limits
-
-
-# What the optimizer computes of constants otherwise than ONNX Runtime does: by kernels of a reference, in Python.
-_NOT_FOLDED = ("AveragePool", "Conv", "ConvTranspose", "GridSample", "LpPool", "MaxPool", "Resize", "RoiAlign")
-
-
-@contextlib.contextmanager
-def _windows_unfolded() -> Iterator[None]:
-    """While windows over constants are left to the engine: the reference takes others where a step is wide."""
-    names = _exporters.onnxscript.optimizer._constant_folding.DEFAULT_CONSTANT_FOLD_BLACKLIST
-    before = list(names)
-    names.extend(_NOT_FOLDED)
-    try:
-        yield
-    finally:
-        names[:] = before
+        return ONNXRegistry.from_torchlib(opset_version=ONNX_DEFAULT_OPSET)
 
 
 _dtype_of_input: Any = _building._determine_input_dtype
+_wide = contextvars.ContextVar("_wide", default=False)
+
+
+def _wide_dtype_of_input(param: Any, arg: Any, type_binding: Any) -> Any:
+    """What replaces `_determine_input_dtype`: a number that is cast to the dtype of a tensor has 64 bits before.
+
+    The exporter's own gives it 32, and so loses digits. Other threads' exports get the exporter's own.
+    """
+    dtype = _dtype_of_input(param, arg, type_binding)
+    if not _wide.get():
+        return dtype
+    cast = (param.name, param.type_constraint.name) == ("input", "T1")  # of Cast, and of CastLike
+    free = cast and param.type_constraint not in type_binding and dtype.name == "FLOAT"
+    allowed = {getattr(allowed.dtype, "name", "") for allowed in param.type_constraint.allowed_types}
+    return type(dtype).DOUBLE if free and isinstance(arg, float) and "DOUBLE" in allowed else dtype
 
 
 @contextlib.contextmanager
 def _wide_numbers() -> Iterator[None]:
-    """While numbers of Python's that are cast to the dtype of a tensor are 64 bits wide before, and not 32.
-
-    Others are of 32 bits beside what the exporter says has these.
-    """
-
-    def wide(param: Any, arg: Any, type_binding: Any) -> Any:
-        found = _dtype_of_input(param, arg, type_binding)
-        cast = (param.name, param.type_constraint.name) == ("input", "T1")  # of Cast, and of CastLike
-        free = cast and param.type_constraint not in type_binding and found.name == "FLOAT"
-        allowed = {getattr(one.dtype, "name", "") for one in param.type_constraint.allowed_types}
-        return type(found).DOUBLE if free and isinstance(arg, float) and "DOUBLE" in allowed else found
-
-    _building._determine_input_dtype = wide
+    """While Python's floats that this thread's exports cast keep 64 bits. Not to be entered by two threads at once."""
+    token = _wide.set(True)
+    _building._determine_input_dtype = _wide_dtype_of_input
     try:
         yield
     finally:
         _building._determine_input_dtype = _dtype_of_input
+        _wide.reset(token)
 
 
 def _say_dtypes(program: ExportedProgram) -> None:
@@ -216,11 +163,29 @@ def untranslated(program: ExportedProgram, known: Collection[Any]) -> Iterator[t
             yield node, message
 
 
-def translate(program: ExportedProgram, translations: Mapping[Any, Callable[..., Any]], **options: Any) -> Any:
-    """The program as the exporter writes it; ``translations``: of operators that it does not know."""
-    options["custom_translation_table"] = dict(translations)
+def translate(
+    program: ExportedProgram,
+    translations: Mapping[Any, Callable[..., Any]],
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+) -> Any:
+    """The program as the exporter writes it, not simplified; ``translations``: of operators that it does not know.
+
+    The caller lets one thread in at a time.
+    """
     _say_dtypes(program)
     _type_numbers(program)
-    numbers = _wide_numbers() if _is_wide(program) else contextlib.nullcontext()
-    with _registries_kept(), _exact_rules(), _windows_unfolded(), numbers:
-        return torch.onnx.export(program, dynamo=True, verbose=False, **options)
+    registry = copy.copy(_registry())
+    registry.functions = {target: list(functions) for target, functions in registry.functions.items()}
+    for op, translation in translations.items():
+        registry.register_op(op, translation, is_complex=False)
+    with without_spec_warnings(), _wide_numbers() if _is_wide(program) else contextlib.nullcontext():
+        return _core.export(
+            program,
+            registry=registry,
+            input_names=input_names,
+            output_names=output_names,
+            verbose=False,
+            optimize=False,
+            opset_version=ONNX_DEFAULT_OPSET,
+        )

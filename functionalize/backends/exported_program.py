@@ -6,7 +6,6 @@ by data, whose decisions are assertions; state of fixed sizes.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -90,14 +89,12 @@ def to_exported_program(
 
 def to_core_aten(program: CapturedProgram, *, explicit_state: bool = False) -> ExportedProgram:
     """See :meth:`CapturedProgram.to_core_aten`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch's, about its own specs
-        # Not by memory: torch takes no program apart whose state shares any.
-        how: Any = {"by_value": True, "scales": False, "layouts": False}
-        exported = to_exported_program(program, explicit_state=explicit_state, **how)
-        with sizes_stay_free(exported, "core ATen"):
-            exported = unshared(without_differing(with_views(exported), ROUNDED.keys()))
-            return in_core(taken_apart(exported, None, "core ATen"))
+    # Not by memory: torch takes no program apart whose state shares any.
+    how: Any = {"by_value": True, "scales": False, "layouts": False}
+    exported = to_exported_program(program, explicit_state=explicit_state, **how)
+    with sizes_stay_free(exported, "core ATen"):
+        exported = unshared(without_differing(with_views(exported), ROUNDED.keys()))
+        return in_core(taken_apart(exported, None, "core ATen"))
 
 
 def from_exported_program(exported: ExportedProgram) -> CapturedProgram:

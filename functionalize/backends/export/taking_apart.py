@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from functionalize._torch.exporting import without_spec_warnings
 from functionalize._torch.sizes import settled
 from functionalize.errors import UnsupportedExportError
 
@@ -26,7 +27,8 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
         UnsupportedExportError: torch's decomposition of an operator asks what only the data tell.
     """
     try:
-        made: ExportedProgram = program.run_decompositions(None if table is None else dict(table))
+        with without_spec_warnings():
+            made: ExportedProgram = program.run_decompositions(None if table is None else dict(table))
         return made
     except UnsupportedExportError:
         raise

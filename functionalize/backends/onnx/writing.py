@@ -6,14 +6,11 @@ program appear complete or not at all. Limits: one file, and one more for large 
 
 from __future__ import annotations
 
-import contextlib
-import io
 import operator
 import os
 import re
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import ELEMENTS, KEY
 from functionalize.backends.onnx.engine import refuse_what_it_does_not_load
 from functionalize.backends.onnx.naming import provisional, rename
+from functionalize.backends.onnx.optimize import optimize
 from functionalize.backends.onnx.prepare import Prepared
 from functionalize.backends.onnx.rewrites import (
     BY_TORCH,
@@ -48,26 +46,30 @@ from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.backends.primitives import VIEWS
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.capturing import CAPTURING
 
 _TO = "ONNX"
 _LARGE = 2**30  # bytes of weights that go into a file of their own
 
 
 def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -> Path:
-    """Write a program; the path."""
+    """Write a program; the path. One thread at a time: torch's exporter has settings of the process."""
+    with CAPTURING:
+        return _write(program, path, external_data)
+
+
+def _write(program: CapturedProgram, path: Path, external_data: bool | None) -> Path:
     exported = to_exported_program(program, to=_TO, by_value=True, scales=False, floats=True)
     shared = _shared(exported)
     prepared = Prepared(without_differing(with_views(program_on_cpu(exported))))
     prepared.convention.shared = shared
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's, about itself
-        rows = either(SPELT_OUT, DECOMPOSITIONS, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
-        # With the exporter's own, which give operators that have rows, and primitives.
-        with sizes_stay_free(prepared.program, _TO):
-            simple = taken_apart(prepared.program, either(rows, decompositions(), VIEWS), _TO)
-            _refuse_untranslated(simple, [*_unknown_types(prepared.program)])
-            _refuse_other_sizes(prepared.program, simple)
-            made = _translated(simple, prepared)
+    rows = either(SPELT_OUT, DECOMPOSITIONS, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
+    # With the exporter's own, which give operators that have rows, and primitives.
+    with sizes_stay_free(prepared.program, _TO):
+        simple = taken_apart(prepared.program, either(rows, decompositions(), VIEWS), _TO)
+        _refuse_untranslated(simple, [*_unknown_types(prepared.program)])
+        _refuse_other_sizes(prepared.program, simple)
+        made = _translated(simple, prepared)
     if external_data is None:
         external_data = sum(one.nbytes for one in simple.state_dict.values()) > _LARGE
     prepared.describe_sizes()
@@ -152,11 +154,13 @@ def _made_up(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
 
 
 def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
-    with contextlib.redirect_stdout(io.StringIO()), quiet():
+    inputs = provisional(len(prepared.input_names), "value")
+    outputs = [f"{name}.out" for name in provisional(len(prepared.output_names), "value")]
+    with quiet():
         try:
-            names = [provisional(len(some), "value") for some in (prepared.input_names, prepared.output_names)]
-            options = {"input_names": names[0], "output_names": [f"{name}.out" for name in names[1]]}
-            return translate(program, TRANSLATIONS, **options)
+            made = translate(program, TRANSLATIONS, inputs, outputs)
+            optimize(made.model)
+            return made
         except torch.onnx.errors.OnnxExporterError as error:
             raise UnsupportedExportError(_TO, [_failure(error, program)]) from error
 
