@@ -1,9 +1,9 @@
 """Simplifies an ONNX graph, as the optimizer of torch's exporter does, by onnxscript's passes and rules.
 
 Invariant: a graph computes the same before and after. So some of what the exporter's optimizer does is left out. It
-takes constants that are near to 0 or 1 for these: the 1e-8 of an optimizer's step is 0 to it. It joins two clamps of one
-tensor under one name. It folds windows (pooling, convolutions) over constants by a reference implementation, which reads
-other elements than ONNX Runtime does where a window has a wide stride.
+takes constants that are near to 0 or 1 for these: the 1e-8 of an optimizer's step is 0 to it. It joins two clamps of
+one tensor under one name. It folds windows (pooling, convolutions) over constants by a reference implementation,
+which reads other elements than ONNX Runtime does where a window has a wide stride.
 Limits: nothing of onnxscript or torch is changed, so other exports in the process are as they were.
 """
 
