@@ -32,7 +32,7 @@
   // Lines and nodes, linked both ways
 
   let nodesOf = null; // for each line the nodes that it led to, those that it dispatched itself first
-  const index = () => {
+  const nodesByLine = () => {
     if (nodesOf) return nodesOf;
     const own = new Map(), through = new Map();
     const add = (map, line, node) => map.has(line) ? map.get(line).push(node) : map.set(line, [node]);
@@ -64,7 +64,7 @@
   };
   const focusLine = (number, from, node = null) => {
     clear();
-    const line = one("#L" + number), { own, through } = index();
+    const line = one("#L" + number), { own, through } = nodesByLine();
     const direct = own.get(number) || [];
     shown = direct.length ? direct : through.get(number) || [];
     for (const element of shown) element.classList.add(direct.length ? "on" : "through-on");
@@ -73,9 +73,9 @@
       line.classList.add("on");
       if (from !== line) show(line, true);
     }
-    const index = node ? shown.indexOf(node) : 0;
-    if (index >= 0 && !node) step(index);
-    else if (index >= 0) { at = index; one("#which").textContent = `node ${at + 1} of ${shown.length}`; }
+    const position = node ? shown.indexOf(node) : 0;
+    if (position >= 0 && !node) step(position);
+    else if (position >= 0) { at = position; one("#which").textContent = `node ${at + 1} of ${shown.length}`; }
     tell(line ? `${line.closest("details").querySelector(".kind").textContent}:${line.querySelector(".no").textContent}` : "");
   };
   const focusNode = (node, from) => {
