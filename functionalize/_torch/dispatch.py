@@ -6,6 +6,8 @@ Invariant: what is taken off the stack of modes is put back, also after an error
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -56,6 +58,37 @@ def counts_versions(op: OpOverload) -> bool:
 
 def _has_kernel_above_modes(op: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
+
+
+def followed_inside(op: OpOverload, device: torch.device) -> bool:
+    """Whether autograd has no formula for an op, so that eager differentiates what its kernel calls.
+
+    A fallthrough for autograd above a kernel in Python is none; above one in C++ it says that there are no gradients.
+    """
+    backend, dispatcher = device.type.upper(), torch._C
+    for key in (f"Autograd{backend}", "Autograd", "CompositeImplicitAutograd"):
+        if hasattr(dispatcher.DispatchKey, key) and dispatcher._dispatch_has_kernel_for_dispatch_key(op.name(), key):
+            python = {f"{op.name().replace('::', '/')}/{one}" for one in (backend, "CompositeExplicitAutograd")}
+            falls = dispatcher._dispatch_kernel_for_dispatch_key_is_fallthrough(op.name(), key)
+            return bool(falls) and not python.isdisjoint(torch.library._impls)
+    return True
+
+
+@contextlib.contextmanager
+def above_autograd() -> Iterator[None]:
+    """As before a mode sees an op: autograd, and what counts versions, see the calls."""
+    above = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    above = above.add(torch._C.DispatchKey.ADInplaceOrView)
+    excluded = torch._C._dispatch_tls_local_exclude_set() - above
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+        yield
+
+
+def kernel_of(op: OpOverload, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """The kernel of an op for such tensors, as what autograd has for the op calls it."""
+    keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors)) & torch._C._after_autograd_keyset
+    counter = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    return partial(op.redispatch, keys if _has_kernel_above_modes(op) else keys - counter)
 
 
 def identity_of(generator: torch.Generator) -> int:

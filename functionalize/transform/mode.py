@@ -7,6 +7,7 @@ free of mutation, and of views where these are to be removed. Limits: one mode s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -381,7 +382,21 @@ def _choose(func: Any) -> Handler:
     if func in (aten.slice.Tensor, aten.select.int):
         return _part
     handler = _by_row(func)
+    if func.namespace not in _DIFFERENTIABLE:
+        return _custom(handler)
     return _squeezing(handler) if func.overloadpacket in _SQUEEZES else handler
+
+
+_DIFFERENTIABLE = ("aten", "prims", "prim")  # the namespaces of operators that all have formulas, or say they have none
+
+
+def _custom(handler: Handler) -> Handler:
+    """The same, with gradients as eager has them, or none."""
+
+    def run(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return custom_ops.with_gradients(mode.context, func, partial(handler, mode, func, args, kwargs), args, kwargs)
+
+    return run
 
 
 def _by_row(func: Any) -> Handler:

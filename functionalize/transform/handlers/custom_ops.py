@@ -9,21 +9,24 @@ what it writes, for a written element that an argument which is only read shows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from functionalize._torch import (
+    above_autograd,
     auto_functionalized,
     auto_functionalized_v2,
     can_auto_functionalize,
+    followed_inside,
+    kernel_of,
     storage_key,
 )
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.overlap import flat_base_layout, spans_disjoint_guarded
-from functionalize.aliasing.tensor_queries import tensor_leaves
-from functionalize.errors import UnsupportedMutationError
+from functionalize.aliasing.tensor_queries import is_fake, tensor_leaves
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.ops import tables
 from functionalize.ops.tables import OpRow
 from functionalize.transform.context import FunctionalizationContext
@@ -51,6 +54,51 @@ def undeclared(call: WritingCall) -> Any:
         why=str(tables.undeclared(call.func)),
         hint="the functional collectives (torch.distributed._functional_collectives), which return what they computed",
     )
+
+
+def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+    """What ``run`` gives of an op: where autograd has no formula for it, a gradient through it is refused in a graph.
+
+    In direct use eager's kernel runs, whose calls autograd follows.
+    """
+    tensors = list(tensor_leaves(args, kwargs))
+    sources = [one for one in tensors if one.requires_grad and _differentiable(one)] if torch.is_grad_enabled() else []
+    if not sources or not followed_inside(func, sources[0].device):
+        return run()
+    if not context.executor.observed and not any(map(is_fake, tensors)):
+        with above_autograd():
+            return context.executor.on_handles(kernel_of(func, tensors), args, kwargs)
+    out = run()
+    written = [w.given(args, kwargs) for w in tables.row(func).written]
+    results = {id(one): one for one in tensor_leaves([out, *written], {}) if _differentiable(one)}
+    refusal = UnsupportedProgramError(
+        f"a gradient through {func.name()}, for which autograd has no formula",
+        why="eager differentiates what the operator's kernel calls, and a graph calls the operator as a whole",
+        hint="give it a formula (torch.library.register_autograd), or detach() its arguments if it has no gradient",
+    )
+    for result in results.values():
+        if not (result.is_leaf and result.requires_grad):
+            with above_autograd():
+                context.executor.on_handles(WithoutFormula.apply, (refusal, result, *sources), {})
+    return out
+
+
+def _differentiable(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+class WithoutFormula(torch.autograd.Function):
+    """A tensor that an operator without a formula made, or wrote: its gradient is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, refusal: UnsupportedProgramError, result: torch.Tensor, *sources: torch.Tensor) -> Any:
+        ctx.refusal = refusal
+        ctx.mark_dirty(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise ctx.refusal
 
 
 def _in_graph(call: WritingCall) -> Any:
