@@ -21,6 +21,8 @@ from torch.fx.node import map_arg
 from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.tracing import nodes_in_use
+from functionalize.errors import UnsupportedProgramError
+from functionalize.ops import tables
 from functionalize.runtime.random_state import RandomState, anew, generator_of, source_of
 from functionalize.runtime.view_reads import UNCOPIED, reads_views
 
@@ -29,6 +31,22 @@ _FEW = 64  # so many values are kept without asking whether they are used
 
 class NoDataError(Exception):
     """A value depends on what has no data; the message says on what."""
+
+
+def refuse_acting(nodes: Iterable[Node], why: str) -> None:
+    """Raise where a program that branches on tensor values calls an operator for what it does beside its results."""
+    for node in nodes:
+        if tables.acts(node.target) or tables.communicates(node.target):
+            name = node.target.name()  # type: ignore[union-attr]
+            what = "a collective operation" if tables.communicates(node.target) else "which gives nothing, but acts"
+            origin = node.meta.get("stack_trace")
+            raise UnsupportedProgramError(
+                f"{name}, {what}, in a program that branches on tensor values",
+                why=f"it would run once more than in eager: {why}",
+                hint="torch.where or torch.cond instead of `if`, or capture what comes before the branch, and what "
+                "follows, by itself",
+                at=getattr(origin, "decisive", None),
+            )
 
 
 class ExampleData:
@@ -62,6 +80,7 @@ class ExampleData:
         """
         if node not in self._values:
             needed = sorted(self._needed([node]))
+            refuse_acting(needed, "what it branches on is computed by that")
             with kernels_alone(), self._drawing([one for one in needed if one in self._sources]):
                 for one in needed:
                     self._values[one] = self._computed(one)

@@ -32,6 +32,7 @@ from functionalize.graph_capture.differentiability import (
     refused_write,
 )
 from functionalize.graph_capture.gradients_of_state import drop_unread, left_at_made, left_by
+from functionalize.graph_capture.example_data import refuse_acting
 from functionalize.graph_capture.graph_symbols import symbol_sources
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer
@@ -44,6 +45,8 @@ from functionalize.graph_capture.output_analysis import (
     OutputAnalysis,
     signature_of,
 )
+from functionalize.ops import tables
+from functionalize.runtime.decided_call import decided_ahead
 from functionalize.runtime.decisions import Decision
 from functionalize.runtime.joint import JointGraph
 from functionalize.runtime.metadata import (
@@ -142,7 +145,15 @@ class GraphFinalizer:
         metadata = self._metadata(
             gradients, mutations, (aliases, analysis.bases), given, left_in_objects, layouts, symbols, decisions
         )
+        if metadata.graph.acts and decisions.all:
+            self._refuse_acting(metadata)
         return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
+
+    def _refuse_acting(self, metadata: ProgramMetadata) -> None:
+        """Raise where a call may find only on its way that its data decide otherwise, and would begin once more."""
+        if decided_ahead(self.tracer.graph, self.tracer.root, metadata) is None:
+            first = metadata.graph.decisions[0].location
+            refuse_acting(self.tracer.graph.nodes, f"a call that goes another way at {first} begins once more there")
 
     def _traced(
         self,
@@ -363,7 +374,8 @@ class GraphFinalizer:
         modes = {val.fake_mode for val in shown if isinstance(val, FakeTensor)}
         ours = all(isinstance(mode, CaptureFakeMode) for mode in modes)
         own = HOOKS in self.context.notes.asked
-        return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, own, ours)
+        acts = any(tables.acts(node.target) or tables.communicates(node.target) for node in graph.nodes)
+        return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, own, ours, acts)
 
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
         self.context.notes.note_given(self.handles)

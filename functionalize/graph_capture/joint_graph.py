@@ -41,6 +41,7 @@ from functionalize.graph_capture.gradient_hooks import Contents, apart
 from functionalize.graph_capture.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.output_analysis import OutputAnalysis
 from functionalize.graph_capture.tracing_errors import of_derivative
+from functionalize.ops import tables
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.joint import JointGraph, tangent_name
 from functionalize.runtime.metadata import (
@@ -207,6 +208,7 @@ class JointTracer:
                 return None
             marked = self.regions.resolve()
             _refuse_drawn(node for node in graph.nodes if node in forward - before)
+            _refuse_acting(node for node in graph.nodes if node not in before)
             names = [entry.name for entry in inputs]
             names += [str(node.target) for nodes in tangents[:-1] for node in nodes]
             primals = [*graph.find_nodes(op="placeholder")][: len(inputs)] + [n for t in tangents[:-1] for n in t]
@@ -314,6 +316,8 @@ class JointTracer:
         placeholders = list(graph.find_nodes(op="placeholder"))
         taken = [n for n in range(len(names)) if n not in metadata.unused]
         if self._order > 1:  # of others than the first, only what is used
+            for node in [node for node in graph.nodes if tables.acts(node.target)]:
+                graph.erase_node(node)  # the call has done that
             graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
             forget_unread(graph)
             taken = [n for n in taken if placeholders[n].users or gradients.get(n) is not None]
@@ -371,6 +375,17 @@ def _refuse_drawn(nodes: Iterable[Node]) -> None:
     for node in nodes:
         if is_random(node):
             raise drawn_in_backward(node)
+
+
+def _refuse_acting(nodes: Iterable[Node]) -> None:
+    """Raise if nodes of a backward are called for what they do: nobody knows how often it will run."""
+    for node in nodes:
+        if tables.acts(node.target):
+            raise UnsupportedMutationError(
+                f"{node.target} in a backward, which gives nothing, and so is called for what it does",
+                why="the backward of a captured program is a graph without effects",
+                hint="take the gradients inside of what is captured, or call it outside",
+            )
 
 
 def _at_risk(fakes: Mapping[int, Any], taken: Sequence[int], metadata: ProgramMetadata) -> list[int]:

@@ -32,6 +32,8 @@ __all__ = [
     "OpRow",
     "ViewKind",
     "Written",
+    "acts",
+    "communicates",
     "known_ops",
     "live_row",
     "overload",
@@ -52,6 +54,12 @@ _UNDECLARED: Mapping[str, str] = {
     "c10d": _COMMUNICATES,
     **{f"_c10d_functional::{name}": _COMMUNICATES for name in ("isend", "irecv", "batch_p2p_ops")},
 }
+
+# Functional collectives give what they compute, and act on other processes as well.
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
+# Of torch's own operators that give nothing only some act; the others check, or say what is known of sizes.
+_OF_TORCH = frozenset({"aten", "inductor", "prim", "prims", "profiler"})
+_ACTING = frozenset({"aten::_print"})
 
 # Operators that write, do not decompose, and have no functional variant: name -> why.
 UNPAIRED: Mapping[str, str] = {
@@ -143,6 +151,28 @@ def undeclared(op: OpOverload) -> str | None:
         True
     """
     return _UNDECLARED.get(op.namespace) or _UNDECLARED.get(op.name())
+
+
+def acts(op: object) -> bool:
+    """Whether `op` is called for what it does alone: it gives nothing, and its schema names no argument that it writes.
+
+    Example:
+        >>> acts(torch.ops.aten._print.default), acts(torch.ops.aten._assert_async.default)
+        (True, False)
+    """
+    if not isinstance(op, OpOverload) or op._schema.returns or op._schema.is_mutable:
+        return False
+    return op.namespace not in _OF_TORCH or op.name() in _ACTING
+
+
+def communicates(op: object) -> bool:
+    """Whether `op` acts on other processes.
+
+    Example:
+        >>> communicates(torch.ops._c10d_functional.all_reduce.default)
+        True
+    """
+    return isinstance(op, OpOverload) and op.namespace in _COLLECTIVES
 
 
 @functools.cache

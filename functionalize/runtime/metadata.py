@@ -307,6 +307,7 @@ class GraphTraits:
     sparse: frozenset[int] = frozenset()  # its outputs that are not strided
     differentiates: bool = False  # whether it has gradients that the program takes itself
     lays_out_ones: bool = False  # whether dimensions of one position are known to have the strides of eager
+    acts: bool = False  # whether it does more than to give results: it is to run once for each call
 
     @property
     def of_forward(self) -> tuple[Decision, ...]:

@@ -32,12 +32,14 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         return _without_inputs(joint, compile_fn)
     strides = _strides_of_tangents(joint)
     copies = _views_for_copies(joint.module.graph)
-    drawn = _keep_draws(joint.module.graph, own)
+    calls = [(node, node.args, node.kwargs) for node in joint.module.graph.nodes if tables.acts(node.target)]
+    kept = _keep_for_forward(joint.module.graph, own, [node for node, _, _ in calls])
     with partitioning(joint.module):
         cut = partition_fn or default_partition_fn()
-        forward, backward = cut(joint.module, (), num_fwd_outputs=own + drawn)
+        forward, backward = cut(joint.module, (), num_fwd_outputs=own + kept)
     results = _outputs(forward)
-    forward.graph.output_node().args = ((*results[:own], *results[own + drawn :]),)
+    _put_calls(forward.graph, calls)
+    forward.graph.output_node().args = ((*results[:own], *results[own + kept :]),)
     _save_bases(forward, backward, copies, own)
     names = {f"primals_{number}": name for number, name in zip(joint.numbers, joint.names, strict=True)}
     outputs, gradients = _outputs(forward), _outputs(backward)
@@ -82,16 +84,29 @@ def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
     return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], doubles, [], [])
 
 
-def _keep_draws(graph: Graph, own: int) -> int:
-    """Have the forward give the random numbers that nobody reads, which partition functions drop; returns how many.
+def _keep_for_forward(graph: Graph, own: int, calls: Sequence[Node]) -> int:
+    """Have the forward give what partition functions drop, which know of results alone; returns how many.
 
-    Those that are drawn after them are other ones without them.
+    These are random numbers that nobody reads, without which those that are drawn after them would be others, and
+    arguments of ``calls`` for what these do, which go.
     """
     ends = _outputs_of(graph)
     read = nodes_behind(ends)
-    drawn = [node for node in graph.nodes if node not in read and is_random(node)]
-    graph.output_node().args = ((*ends[:own], *drawn, *ends[own:]),)
-    return len(drawn)
+    kept = [node for node in graph.nodes if node not in read and is_random(node)]
+    kept = list(dict.fromkeys([*kept, *(argument for call in calls for argument in call.all_input_nodes)]))
+    for call in calls:
+        graph.erase_node(call)
+    graph.output_node().args = ((*ends[:own], *kept, *ends[own:]),)
+    return len(kept)
+
+
+def _put_calls(graph: Graph, calls: Sequence[tuple[Node, Any, Any]]) -> None:
+    """Have a forward graph end with calls for what they do, in order, given with their arguments: all else is pure."""
+    own = {node.name: node for node in graph.nodes}
+    with graph.inserting_before(graph.output_node()):
+        for call, args, kwargs in calls:
+            arguments: Any = map_arg((args, kwargs), lambda argument: own[argument.name])
+            graph.call_function(call.target, *arguments).meta.update(call.meta)  # type: ignore[arg-type]
 
 
 def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any, Any], own: int) -> None:

@@ -223,7 +223,8 @@ class Specialization:
         except Diverged:
             raise
         except Exception as error:
-            if not self.capture.catches or (in_words(error) and not isinstance(error, DataDependentError)):
+            acts = self.metadata.graph.acts
+            if acts or not self.capture.catches or (in_words(error) and not isinstance(error, DataDependentError)):
                 raise
         random.restore()
         return None

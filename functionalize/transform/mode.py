@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.fx import has_side_effect
 
 from functionalize._torch import (
     PLAIN_TYPES,
@@ -288,6 +289,16 @@ class FunctionalizeMode(TorchDispatchMode):
     def _undeclared(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return custom_ops.undeclared(WritingCall(self.context, func, tables.row(func), args, kwargs))
 
+    def _wait(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        """The argument itself, as eager's kernel gives it; its value is that behind the wait."""
+        handle, context = args[0], self.context
+        if not context.executor.observed:
+            return on_handles(func, args, kwargs)
+        value = context.executor.call(func, context.value(handle))
+        if not context.executor.predates_call(handle):
+            context.write(handle, value)
+        return handle
+
     def _higher_order(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return higher_order.run(self.context, func, args, kwargs)
 
@@ -305,6 +316,7 @@ def _with_own_version(view: torch.Tensor) -> torch.Tensor:
 
 _SAFE_SPLITS = dict(zip([aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default], _SPLITS, strict=True))
 
+_WAITS = [torch.ops._c10d_functional.wait_tensor.default] if torch.distributed.is_available() else []
 _SQUEEZES = frozenset({aten.squeeze, aten.squeeze_, aten.squeeze_copy})
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
@@ -345,6 +357,7 @@ _BY_OP: dict[Any, Handler] = {
         for name in packet.overloads()
         if "out" not in name
     },
+    **dict.fromkeys(_WAITS, FunctionalizeMode._wait),
     **dict.fromkeys(_SAFE_SPLITS, FunctionalizeMode._unsafe_split),
     **dict.fromkeys(ADDRESSING, FunctionalizeMode._addressing),
     **dict.fromkeys(random_ops.AS_FILLS, FunctionalizeMode._filling),
@@ -377,6 +390,8 @@ def _choose(func: Any) -> Handler:
     """The handler of an op, by its kind and its row."""
     if isinstance(func, HigherOrderOperator):
         return FunctionalizeMode._higher_order
+    if tables.acts(func):
+        has_side_effect(func)  # no pass of FX takes its nodes for dead
     if func in _BY_OP:
         return _BY_OP[func]
     if func in (aten.slice.Tensor, aten.select.int):
