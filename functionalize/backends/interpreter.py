@@ -22,6 +22,7 @@ from functionalize.backends.devices import on_cpu
 from functionalize.backends.registry import Lowering, Lowerings
 from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedProgramError
+from functionalize.ops import tables
 from functionalize.runtime.random_state import is_random
 
 
@@ -248,8 +249,9 @@ def _line(node: Node) -> str:
 
 
 def without_dead(graph: Graph) -> Graph:
-    """A graph without what nobody reads, but for draws of random numbers, which move the key on."""
+    """A graph without what nobody reads, but for draws of random numbers, which move the key on, and for what acts."""
     for node in reversed(graph.nodes):
-        if node.op in ("call_function", "get_attr") and not node.users and not is_random(node):
+        kept = node.users or is_random(node) or tables.acts(node.target)
+        if node.op in ("call_function", "get_attr") and not kept:
             graph.erase_node(node)
     return graph

@@ -385,6 +385,7 @@ def _refuse_acting(nodes: Iterable[Node]) -> None:
                 f"{node.target} in a backward, which gives nothing, and so is called for what it does",
                 why="the backward of a captured program is a graph without effects",
                 hint="take the gradients inside of what is captured, or call it outside",
+                at=getattr(node.meta.get("stack_trace"), "decisive", None),
             )
 
 

@@ -239,8 +239,8 @@ class Specialization:
 
     @property
     def _fails_plainly(self) -> bool:
-        """Whether a call that fails has no state of random numbers to put back."""
-        return not (self.capture.catches and self._draws)
+        """Whether a call that fails may be run once more: it has no state of random numbers to put back, and no acts."""
+        return not (self.capture.catches and (self._draws or self.metadata.graph.acts))
 
     def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         compute_all = functools.partial(self._computed, inputs, arguments)
