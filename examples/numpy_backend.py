@@ -103,7 +103,13 @@ def dtype_of(dtype: torch.dtype) -> Any:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 
-NUMPY = Backend(lowering, lambda tensor: tensor.numpy().copy(), dtype_of, lambda value: isinstance(value, np.ndarray))
+NUMPY = Backend(
+    lowering,
+    array=lambda tensor: tensor.numpy().copy(),
+    dtype=dtype_of,
+    is_array=lambda value: isinstance(value, np.ndarray),
+    differentiates=False,
+)
 
 
 class Decoder(torch.nn.Module):

@@ -39,6 +39,9 @@ from functionalize.runtime.specialization import Specialization
 RANDOM_KEY = "random_key"
 
 
+_GOES_ON = "torch's gradients end here, and those of whoever differentiates the graph would go on"
+
+
 class Written(NamedTuple):
     """What a call of a program gives that writes to its arguments.
 
@@ -68,7 +71,8 @@ class ArrayProgram:
     """A captured program over the arrays of a backend.
 
     Raises:
-        UnsupportedProgramError: the backend cannot run it; the error has all causes, each with the user's line.
+        UnsupportedProgramError: the backend cannot run it; the error has all causes, each with the user's line. Or the
+            program ends gradients, and the backend does not say that it regards this.
 
     Example:
         See ``examples/numpy_backend.py``.
@@ -99,6 +103,13 @@ class ArrayProgram:
         self._first_key = key
         follows = self._capture.guards.modes[GRAD_MODE]  # else nobody asks torch for gradients
         self.stopped = stopped_gradients(self._capture, self._returned) if follows else []
+        if self.stopped and backend.differentiates is None:
+            raise UnsupportedProgramError.of_causes(
+                f"{backend.name} runs a program that ends gradients on its own",
+                [(line, _GOES_ON) for line in self.stopped],
+                "Backend(..., differentiates=False) if nobody differentiates the arrays, differentiates=True if the "
+                "backend ends gradients at ArrayProgram.stopped, or capture under torch.no_grad()",
+            )
 
     def __call__(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
         """The new state and what the program returns, from a state and arguments as the original's.

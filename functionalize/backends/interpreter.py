@@ -33,7 +33,8 @@ class Backend:
     ``array``: of a tensor, an array of its own. ``dtype``: of a ``torch.dtype``. ``is_array``: whether an argument is
     one, and no plain value. ``split``: of a random key, the next
     key and one to draw with; None for backends that draw no random numbers. ``number``: what an array of no dimensions
-    holds. ``settings``: of the backend, while it runs a graph.
+    holds. ``settings``: of the backend, while it runs a graph. ``differentiates``: False where nobody differentiates
+    its arrays; True where it ends gradients as ``ArrayProgram.stopped`` says; else programs that end some are refused.
     """
 
     lowerings: Lowerings
@@ -43,6 +44,7 @@ class Backend:
     split: Callable[[Any], tuple[Any, Any]] | None = None
     number: Callable[[Any], Any] = methodcaller("item")
     settings: Callable[[], AbstractContextManager[Any]] = nullcontext
+    differentiates: bool | None = None
 
     @property
     def name(self) -> str:

@@ -91,7 +91,7 @@ class JaxProgram:
         self, program: CapturedProgram, lowerings: Lowerings, seed: int, *, ending: Sequence[str] | None = None
     ) -> None:
         """``ending``: where it ends gradients; None where the program tells, and it is the user's."""
-        backend = Backend(lowerings, from_torch, dtype_of, is_array, _split, _number, as_precise_as_torch)
+        backend = Backend(lowerings, from_torch, dtype_of, is_array, _split, _number, as_precise_as_torch, True)
         self._program = program_of(program.specialization, backend, jax.random.PRNGKey(seed))
         self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
         self._run = with_own_gradients(self._program, program, ending)
