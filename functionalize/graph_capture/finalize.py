@@ -31,8 +31,8 @@ from functionalize.graph_capture.differentiability import (
     refuse_untold_views,
     refused_write,
 )
-from functionalize.graph_capture.gradients_of_state import drop_unread, left_at_made, left_by
 from functionalize.graph_capture.example_data import refuse_acting
+from functionalize.graph_capture.gradients_of_state import drop_unread, left_at_made, left_by
 from functionalize.graph_capture.graph_symbols import symbol_sources
 from functionalize.graph_capture.inputs import ConstantLifter, TracedInput, drop_unused
 from functionalize.graph_capture.joint_graph import EndJoint, JointTracer

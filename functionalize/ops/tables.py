@@ -95,7 +95,7 @@ def live_row(op: OpOverload) -> OpRow:
         (<Kind.INPLACE: 'inplace'>, ['self'])
     """
     written = tuple(
-        Written(one.name, None if one.kwarg_only else index, None, isinstance(one.type, torch.ListType))
+        Written(one.name, None if one.kwarg_only else index, None, _is_list(one.type))
         for index, one in enumerate(op._schema.arguments)
         if _written_alias(one) is not None
     )
@@ -108,6 +108,11 @@ def live_row(op: OpOverload) -> OpRow:
         composite=decomposes(op),
         random=torch.Tag.nondeterministic_seeded in op.tags,
     )
+
+
+def _is_list(kind: torch.Type) -> bool:
+    """Whether an argument is a list, if it is passed."""
+    return isinstance(kind.getElementType() if isinstance(kind, torch.OptionalType) else kind, torch.ListType)  # type: ignore[attr-defined]
 
 
 def _written_alias(value: torch.Argument) -> set[str] | None:

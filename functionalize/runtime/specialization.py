@@ -239,7 +239,7 @@ class Specialization:
 
     @property
     def _fails_plainly(self) -> bool:
-        """Whether a call that fails may be run once more: it has no state of random numbers to put back, and no acts."""
+        """Whether a call that fails may be run once more: it acts on nothing, and has no random numbers to put back."""
         return not (self.capture.catches and (self._draws or self.metadata.graph.acts))
 
     def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:

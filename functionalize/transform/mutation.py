@@ -32,7 +32,7 @@ _Entry = tuple[int, torch.Tensor, bool]  # of a list: its index, the tensor, whe
 def mutate(call: WritingCall) -> Any:
     """Run a mutating op: returns what it returns, and commits its writes."""
     context, row, written = call.context, call.row, call.written
-    if not written:
+    if not written and (row.functional or row.non_mutating_op or not call.func._schema.is_mutable):
         return _without_write(call)
     if row.functional is None or (not context.executor.observed and draws(call.func, call.args, call.kwargs)):
         return custom_ops.run(call)

@@ -9,6 +9,7 @@ what it writes, for a written element that an argument which is only read shows 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -108,7 +109,8 @@ def _in_graph(call: WritingCall) -> Any:
     # What the op writes, by the names that `auto_functionalized_v2` has for it.
     targets = {name: handle for w in call.row.written for name, handle in _targets(w.name, named.get(w.name))}
     shared = _shared(context, func, targets, named)
-    if shared:
+    lists = [named[w.name] for w in call.row.written if w.is_list and named.get(w.name) is not None]
+    if shared or any(item is None for items in lists for item in items):  # `auto_functionalized` takes none without
         return call.returned(_with_bases(call, named, targets, shared))
     results = auto_functionalized(func, **{name: _values(context, arg) for name, arg in named.items()})
     count = len(func._schema.returns) or 1  # a None stands for no return at all
@@ -150,11 +152,13 @@ def _shared(
         for other in tensors:
             if id(other) not in ids and _may_overlap(context, handle, other):
                 raise _read_too(func, name)
-    groups: dict[int, list[torch.Tensor]] = {}
-    for index, handle in enumerate(written):
-        if any(_may_overlap(context, handle, other) for other in [*written[:index], *written[index + 1 :]]):
-            groups.setdefault(storage_key(handle), []).append(handle)
-    return {key: _hull(func, [Layout.of(handle) for handle in group]) for key, group in groups.items()}
+    groups: dict[int, list[Layout]] = {}
+    for handle in written:
+        groups.setdefault(storage_key(handle), []).append(Layout.of(handle))
+    meeting = {
+        storage_key(one) for one, other in itertools.combinations(written, 2) if _may_overlap(context, one, other)
+    }
+    return {key: _hull(func, groups[key]) for key in meeting}
 
 
 def _may_overlap(context: FunctionalizationContext, one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -200,15 +204,17 @@ def _with_bases(call: WritingCall, named: Kwargs, targets: dict[str, torch.Tenso
         given = named.pop(w.name, None)
         if w.is_list:
             encoded[f"_{w.name}_length"] = None if given is None else len(given)
+            encoded |= {f"_{w.name}_{n}_base_index": None for n, item in enumerate(given or ()) if item is None}
         elif given is None:
             encoded[f"_{w.name}_base_index"] = None
     encoded |= {name: _values(context, arg) for name, arg in named.items()}
     # Cloned, since views of a base count from the start of its storage.
     values = [context.executor.call(aten.clone.default, context.value(base)) for base in bases]
     results = auto_functionalized_v2(call.func, **encoded, _all_bases=values)
-    for base, value in zip(bases, results[-len(bases) :], strict=True):
+    count = len(results) - len(bases)
+    for base, value in zip(bases, results[count:], strict=True):
         context.write(base, value)
-    return results[: -len(bases)]
+    return results[:count]
 
 
 def _spanning(context: FunctionalizationContext, handle: torch.Tensor, whole: Layout) -> torch.Tensor:
