@@ -65,6 +65,22 @@ def has_node_hooks(leaf: torch.Tensor) -> bool:
     return False
 
 
+NO_FORMULA = "no autograd formula was registered"  # in the error of a backward through such a custom operator
+
+
+def without_formula(function: Any) -> RuntimeError | None:
+    """The error that a function of autograd's will raise if it is that of a custom operator without a formula."""
+    from torch._library.custom_ops import OPDEFS  # the operators made by `torch.library.custom_op`, by name
+
+    name = function.name()
+    for operator in OPDEFS.values() if name.startswith("GeneratedBackwardFor_") else ():
+        op = operator._opoverload
+        own = f"GeneratedBackwardFor_{op._namespace}_{op._opname}_{op._overloadname}Backward"
+        if name == own and operator._backward_fn is None:
+            return RuntimeError(f"Trying to backward through {op} but {NO_FORMULA}. Please use register_autograd.")
+    return None
+
+
 def leave_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
     """Make a gradient a tensor's own; one may have got another size by now, which an assignment would refuse."""
     if gradient is None or (gradient.size() == tensor.size() and gradient.dtype == tensor.dtype):

@@ -42,10 +42,11 @@ from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.differentiability import OverlappingInputsError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.recording_session import RecordingSession
+from functionalize.graph_capture.tracing_errors import has_no_formula
 from functionalize.runtime.alias_pattern import alias_pattern
-from functionalize.runtime.computation import Computed, compute, compute_differentiably
+from functionalize.runtime.computation import Computed, compute, compute_differentiably, compute_undifferentiably
 from functionalize.runtime.execution import finish
-from functionalize.runtime.joint import Derivative, ForwardCall, Orders
+from functionalize.runtime.joint import Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
 from functionalize.runtime.modes import set_modes
 from functionalize.runtime.objects import GraphNumber
@@ -209,15 +210,15 @@ class _Backend:
             fakes = views.extended(fakes)
             found, modes_left = self.recorded(mode, fakes, views)
         metadata, joint = found.metadata, found.joint
-        if isinstance(joint, Exception):
+        if isinstance(joint, Exception) and not has_no_formula(joint):
             raise joint
         known = {entry.name: fakes[entry.argument] for entry in metadata.inputs if entry.argument is not None}
         handed = partial(self.handed, mode, known)
         compiled = partial(_Compiled, metadata, views, modes_left)
-        if joint is not None:
+        if isinstance(joint, JointGraph):
             halves = partition(joint, self.partition_fn, handed)
             orders = Orders(halves, _Derivatives(self, mode, fakes, views), _sizes_of(metadata, fakes))
-            return compiled(partial(compute_differentiably, metadata, orders))
+            return compiled(partial(compute_differentiably, metadata, orders, refused=found.refused))
         numbers = [GraphNumber(position) for position, _ in metadata.symbols.computed]
         described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *numbers])
         positions = needed_results(*described, further_bases=False)
@@ -226,6 +227,8 @@ class _Backend:
         graph.output(tuple(results[position] for position in positions))
         graph.eliminate_dead_code(Node.is_impure)  # without that, Dynamo takes random numbers for dead
         function = handed(GraphModule(found.root, graph))
+        if joint is not None:  # said to those who ask for gradients
+            return compiled(partial(compute_undifferentiably, metadata, function, reason=joint, positions=positions))
         return compiled(partial(compute, metadata, function, positions=positions))
 
     def recorded(

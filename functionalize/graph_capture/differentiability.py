@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.fx import Node
 
 from functionalize._torch import is_symbolic, storage_key
+from functionalize._torch.autograd import without_formula
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
@@ -22,6 +23,7 @@ from functionalize.reachability import functions_behind
 from functionalize.runtime.metadata import InputMutation, OutputAlias, SymbolSources
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Input
+from functionalize.transform.handlers.custom_ops import WithoutFormula
 
 
 class OverlappingInputsError(UnsupportedMutationError):
@@ -65,6 +67,22 @@ def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[in
                 known[key] = known.get(key, 0) | bits.get(node, 0)
     edges = [get_gradient_edge(one) if isinstance(one, torch.Tensor) else one for one in sources]
     return [arriving.get((edge.node, edge.output_nr), 0) for edge in edges]
+
+
+def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dict[int, Exception]:
+    """Of the tensors that are computed from the sources by an operator without a formula: why they have no gradient."""
+    nodes = {get_gradient_edge(one).node if isinstance(one, torch.Tensor) else one.node for one in sources}
+    found = dict[int, Exception]()
+    for number, target in targets.items():
+        for function in functions_behind([target.grad_fn]):
+            own = function.name() == _WITHOUT_FORMULA
+            refusal = function.refusal if own else without_formula(function)
+            if refusal is not None and not nodes.isdisjoint(functions_behind([function])):
+                found[number] = refusal
+    return found
+
+
+_WITHOUT_FORMULA = f"{WithoutFormula.__name__}Backward"
 
 
 def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[OutputAlias]) -> None:

@@ -7,6 +7,7 @@ is said beside it. Limits: strided tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -147,7 +148,8 @@ class GraphFinalizer:
         )
         if metadata.graph.acts and decisions.all:
             self._refuse_acting(metadata)
-        return self._recorded(metadata, traced(metadata) if callable(traced) else traced)
+        ended = self._recorded(metadata, traced(metadata) if callable(traced) else traced)
+        return replace(ended, refused=joint.refused if isinstance(ended.joint, JointGraph) else {})
 
     def _refuse_acting(self, metadata: ProgramMetadata) -> None:
         """Raise where a call may find only on its way that its data decide otherwise, and would begin once more."""

@@ -34,6 +34,7 @@ from functionalize.graph_capture.differentiability import (
     check_has_gradients,
     drawn_in_backward,
     reaching,
+    refusals,
     refuse_written_pieces,
     requiring,
 )
@@ -96,6 +97,7 @@ class JointTracer:
         self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
         self._order, self._states = order, states
         self._grad_fns: dict[int, Any] = {}
+        self.refused: Mapping[int, Exception] = {}  # results that have no gradient, while others have, and why
         regions.node_of = lambda tensor: tracked_node(tracer, mode.context.value(tensor))
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
@@ -172,10 +174,26 @@ class JointTracer:
                 layouts[described.result] = described.layout
                 targets |= {described.result: handle} if described.requires_grad else {}
         bases = [number for number, (base, _) in enumerate(based) if base.result is None]
+        targets = self._without_refused(inputs, targets, {m.writes[-1].result for m in mutations if m.writes})
         found = [(results.index(result), handle) for result, handle in targets.items()]
         found += [(len(results) + n, based[b][1]) for n, b in enumerate(bases) if based[b][0].requires_grad]
         laid_out = (*(layouts[result] for result in results), *(based[number][0].layout for number in bases))
         return Differentiable(tuple(results), tuple(bases), laid_out, tuple(sorted(found, key=lambda pair: pair[0])))
+
+    def _without_refused(
+        self, inputs: Sequence[TracedInput], targets: dict[int, torch.Tensor], written: set[int]
+    ) -> dict[int, torch.Tensor]:
+        """The targets, by results, without those whose gradients are refused: a call refuses these by themselves.
+
+        ``written``: results that are written to inputs; autograd knows these by their gradients alone.
+        """
+        edges = [entry.edge for entry in inputs if entry.edge is not None]
+        with requiring(edges):
+            refused = refusals(targets, edges) if len(targets) > 1 else {}
+        if not refused or len(refused) == len(targets) or not written.isdisjoint(refused):
+            return targets
+        self.refused = refused
+        return {result: target for result, target in targets.items() if result not in refused}
 
     def trace(
         self,

@@ -8,6 +8,7 @@ Invariant: a call computes by the graph alone; whatever is refused is refused he
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -37,11 +38,11 @@ class Computed:
 
     results: Sequence[Any]
     further: Mapping[int, Any]  # by position among the program's bases: the values of those that are no results
-    unknown: _Unknown | None = None  # what autograd is to be told of the results
+    unknown: Sequence[_Unknown] = ()  # what autograd is to be told of the results
 
     def told(self) -> Sequence[Any]:
         """The results as autograd is to know them, told when the leaves among the inputs have their new metadata."""
-        return self.results if self.unknown is None else self.unknown.told(self.results)
+        return functools.reduce(lambda results, unknown: unknown.told(results), self.unknown, self.results)
 
 
 def compute(
@@ -93,21 +94,34 @@ def _now_requiring(metadata: ProgramMetadata, inputs: Sequence[Any]) -> Iterator
         raise
 
 
-def compute_differentiably(metadata: ProgramMetadata, orders: Orders, inputs: Sequence[Any]) -> Computed:
-    """What a graph gives, with the captured backward as its derivative."""
+def compute_differentiably(
+    metadata: ProgramMetadata, orders: Orders, inputs: Sequence[Any], refused: Mapping[int, Exception] = _NONE
+) -> Computed:
+    """What a graph gives, with the captured backward as its derivative; ``refused``: results without one, and why."""
     with _requiring(metadata, inputs):
         with _told_of_sizes(metadata):
             taken = [inputs[number] for number in metadata.taken]
             outputs = differentiable_call(orders, taken, orders.sizes_of(inputs))
         results = dict(zip(orders.first.joint.results, outputs, strict=False))
         further = dict(zip(orders.first.joint.bases, outputs[len(results) :], strict=True))
-        return _computed(metadata, inputs, results, further)
+        computed = _computed(metadata, inputs, results, further)
+    if not refused:
+        return computed
+    sources = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    unknown = [_Unknown(reason, [position], sources) for position, reason in refused.items()]
+    return replace(computed, unknown=unknown)
 
 
 def compute_undifferentiably(
-    metadata: ProgramMetadata, function: Callable[..., Any], inputs: Sequence[Any], reason: Exception
+    metadata: ProgramMetadata,
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    reason: Exception,
+    positions: Sequence[int] | None = None,
 ) -> Computed:
     """What a graph gives; the reason why it has no backward is raised by those who ask for gradients.
+
+    ``positions``: as in :func:`compute`.
 
     Raises:
         UnsupportedMutationError: the reason, where autograd must know of the writes to inputs, and cannot be told.
@@ -115,7 +129,7 @@ def compute_undifferentiably(
     if isinstance(reason, UnsupportedMutationError) and any(m.differentiable for m in metadata.mutations):
         raise reason
     with torch.no_grad():
-        computed = compute(metadata, function, inputs)
+        computed = compute(metadata, function, inputs, positions)
     return replace(computed, unknown=_unknown(metadata, computed.results, reason, inputs))
 
 
@@ -139,24 +153,24 @@ class _Unknown:
 
 def _unknown(
     metadata: ProgramMetadata, results: Sequence[Any], reason: Exception | None, inputs: Sequence[Any]
-) -> _Unknown | None:
-    """What autograd is to be told of the results of a call; None where none is to require gradients."""
+) -> Sequence[_Unknown]:
+    """What autograd is to be told of the results of a call; nothing where none is to require gradients."""
     described: list[OutputAlias | BaseResult] = [*metadata.bases]
     described += [alias for alias in metadata.outputs if _of_its_own(alias, metadata.bases)]
     found = {one.result for one in described if one.requires_grad and one.result is not None}
     found |= {write.result for m in metadata.mutations if m.differentiable for write in m.writes}
     positions = sorted(position for position in found if results[position] is not None)
     if not positions:
-        return None
+        return ()
     if reason is None:
-        return _Unknown(None, positions, [torch.empty(0, requires_grad=True)])
+        return (_Unknown(None, positions, [torch.empty(0, requires_grad=True)]),)
     # Autograd holds a leaf with the size that it has then, and others with the history that they have then.
     moved = [inputs[m.input] for m in metadata.mutations if m.metadata and not m.detached]
     leaves = {id(tensor) for tensor in moved if tensor.is_leaf}
     sources = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
     before = [source for source in sources if id(source) not in leaves]
     history = _undifferentiable(reason, [torch.empty(0)], before) if before else ()
-    return _Unknown(reason, positions, [*history, *(source for source in sources if id(source) in leaves)])
+    return (_Unknown(reason, positions, [*history, *(source for source in sources if id(source) in leaves)]),)
 
 
 def _undifferentiable(

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -78,6 +78,7 @@ class Recorded:
     shared: list[list[str]]  # names of graph inputs that share a storage
     asked: frozenset[str]  # what the program asked tensors, in the words of `Guards`
     endings: Sequence[tuple[frozenset[Node], str]] = ()  # of gradients: the nodes whose they are, and where
+    refused: Mapping[int, Exception] = field(default_factory=dict)  # results without gradients, and why
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +263,7 @@ class Specialization:
                     self._orders = Orders(
                         halves, further, no_sizes if self.guards.sizes is None else self.guards.sizes.of
                     )
-        return compute_differentiably(self.metadata, self._orders, inputs)
+        return compute_differentiably(self.metadata, self._orders, inputs, self.recorded.refused)
 
     def _partitioned(self, joint: JointGraph) -> ForwardCall:
         return partition(joint, self._partition_fn, _executed)

@@ -72,7 +72,7 @@ def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[
     out = run()
     written = [w.given(args, kwargs) for w in tables.row(func).written]
     results = {id(one): one for one in tensor_leaves([out, *written], {}) if _differentiable(one)}
-    refusal = UnsupportedProgramError(
+    refusal = NoFormulaError(
         f"a gradient through {func.name()}, for which autograd has no formula",
         why="eager differentiates what the operator's kernel calls, and a graph calls the operator as a whole",
         hint="give it a formula (torch.library.register_autograd), or detach() its arguments if it has no gradient",
@@ -88,11 +88,15 @@ def _differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+class NoFormulaError(UnsupportedProgramError):
+    """A gradient goes through an operator for which autograd has no formula."""
+
+
 class WithoutFormula(torch.autograd.Function):
     """A tensor that an operator without a formula made, or wrote: its gradient is refused."""
 
     @staticmethod
-    def forward(ctx: Any, refusal: UnsupportedProgramError, result: torch.Tensor, *sources: torch.Tensor) -> Any:
+    def forward(ctx: Any, refusal: NoFormulaError, result: torch.Tensor, *sources: torch.Tensor) -> Any:
         ctx.refusal = refusal
         ctx.mark_dirty(result)
         return result
