@@ -77,7 +77,8 @@ def without_formula(function: Any) -> RuntimeError | None:
         op = operator._opoverload
         own = f"GeneratedBackwardFor_{op._namespace}_{op._opname}_{op._overloadname}Backward"
         if name == own and operator._backward_fn is None:
-            return RuntimeError(f"Trying to backward through {op} but {NO_FORMULA}. Please use register_autograd.")
+            hint = "Please use register_autograd to add one."
+            return RuntimeError(f"Trying to backward through {op} but {NO_FORMULA}. {hint}")
     return None
 
 

@@ -71,15 +71,18 @@ def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[in
 
 def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dict[int, Exception]:
     """Of the tensors that are computed from the sources by an operator without a formula: why they have no gradient."""
+    refused = dict[Any, Exception]()
+    for function in functions_behind(target.grad_fn for target in targets.values()):
+        refusal = function.refusal if function.name() == _WITHOUT_FORMULA else without_formula(function)
+        if refusal is not None:
+            refused[function] = refusal
+    if not refused:
+        return {}
     nodes = {get_gradient_edge(one).node if isinstance(one, torch.Tensor) else one.node for one in sources}
-    found = dict[int, Exception]()
-    for number, target in targets.items():
-        for function in functions_behind([target.grad_fn]):
-            own = function.name() == _WITHOUT_FORMULA
-            refusal = function.refusal if own else without_formula(function)
-            if refusal is not None and not nodes.isdisjoint(functions_behind([function])):
-                found[number] = refusal
-    return found
+    refused = {one: why for one, why in refused.items() if not nodes.isdisjoint(functions_behind([one]))}
+    behind = {number: functions_behind([target.grad_fn]) for number, target in targets.items()}
+    met = {number: next(filter(refused.__contains__, functions), None) for number, functions in behind.items()}
+    return {number: refused[function] for number, function in met.items() if function is not None}
 
 
 _WITHOUT_FORMULA = f"{WithoutFormula.__name__}Backward"

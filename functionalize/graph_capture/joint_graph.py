@@ -98,6 +98,7 @@ class JointTracer:
         self._order, self._states = order, states
         self._grad_fns: dict[int, Any] = {}
         self.refused: Mapping[int, Exception] = {}  # results that have no gradient, while others have, and why
+        self._refusal: Exception | None = None  # where none has one, or not all that are written to inputs
         regions.node_of = lambda tensor: tracked_node(tracer, mode.context.value(tensor))
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
@@ -189,8 +190,9 @@ class JointTracer:
         """
         edges = [entry.edge for entry in inputs if entry.edge is not None]
         with requiring(edges):
-            refused = refusals(targets, edges) if len(targets) > 1 else {}
-        if not refused or len(refused) == len(targets) or not written.isdisjoint(refused):
+            refused = refusals(targets, edges)
+        if len(refused) == len(targets) or not written.isdisjoint(refused):
+            self._refusal = next(iter(refused.values()), None)
             return targets
         self.refused = refused
         return {result: target for result, target in targets.items() if result not in refused}
@@ -212,6 +214,8 @@ class JointTracer:
         tangents: list[list[Node]] = []
         contents = Contents(self._states)
         try:
+            if self._refusal is not None:
+                raise self._refusal
             results: list[Any] = [*(outputs[position] for position in wanted.results), *bases]
             level = _Level([entry.edge for entry in inputs if entry.edge is not None], wanted, results)
             with apart(inputs, self._mode.context.notes.asked), decisions.of_backward(before) as added:

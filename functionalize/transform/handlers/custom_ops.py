@@ -75,7 +75,7 @@ def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[
     refusal = NoFormulaError(
         f"a gradient through {func.name()}, for which autograd has no formula",
         why="eager differentiates what the operator's kernel calls, and a graph calls the operator as a whole",
-        hint="give it a formula (torch.library.register_autograd), or detach() its arguments if it has no gradient",
+        hint="give it a formula first (torch.library.register_autograd), or detach() its arguments if it has none",
     )
     for result in results.values():
         if not (result.is_leaf and result.requires_grad):
