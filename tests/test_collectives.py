@@ -95,3 +95,133 @@ def test_modules_that_communicate_by_hooks_are_refused() -> None:
     for name, module in modules.items():
         with pytest.raises(UnsupportedProgramError, match=rf"is a {name}"):
             capture(module, (torch.ones(2, 3),))  # type: ignore[arg-type]
+
+
+def waited_in_place(x: Tensor) -> Tensor:
+    y = COLLECTIVES.all_reduce(x * 2, "sum", dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    z = COLLECTIVES.wait_tensor(y)
+    z.add_(1)
+    return y * 2
+
+
+def waited_with_views(x: Tensor) -> Any:
+    y = COLLECTIVES.all_reduce(x, "sum", dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    row = y[0]
+    z = COLLECTIVES.wait_tensor(y)
+    row.mul_(3)
+    z.t_()
+    return y, z, row
+
+
+def waited_unread(x: Tensor) -> Tensor:
+    y = COLLECTIVES.all_reduce(x, "sum", dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    COLLECTIVES.wait_tensor(y)
+    return y + 1
+
+
+def waited_input(x: Tensor) -> Tensor:
+    z = COLLECTIVES.wait_tensor(x)
+    z.add_(1)
+    return x * 2
+
+
+def waited_several(x: Tensor) -> Any:
+    several = COLLECTIVES.all_reduce_coalesced([x, x * 2], "sum", dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    waited = [COLLECTIVES.wait_tensor(one) for one in several]
+    waited[0].add_(1)
+    return several[0] * 2, several[1]
+
+
+COLLECTIVES: Any = torch.ops._c10d_functional
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize("func", [waited_in_place, waited_with_views, waited_unread, waited_input, waited_several])
+def test_a_waited_tensor_is_the_tensor_itself(func: Callable[[Tensor], Any], remove: str) -> None:
+    def given() -> Tensor:
+        return torch.arange(4.0).view(2, 2)
+
+    x = given()
+    expected = func(x), x
+    program = capture(func, (given(),), remove=remove)
+    assert_functional(program.graph_module, remove)
+    traced = make_fx(functionalize(func, remove=remove), tracing_mode="fake")(given())
+    for call in (functionalize(func, remove=remove), program, traced):
+        x = given()
+        torch.testing.assert_close((call(x), x), expected, rtol=0, atol=0)
+    for graph in (program.graph, traced.graph):
+        reduced = [node for node in graph.nodes if "all_reduce" in str(node.target)]
+        waited = [node for node in graph.nodes if "wait_tensor" in str(node.target)]
+        assert waited and all("reduce" not in str(user.target) for node in waited for user in node.users)
+        assert all(
+            "wait" in str(user.target) or "getitem" in str(user.target) for node in reduced for user in node.users
+        )
+
+
+def test_a_waited_tensor_is_returned_as_itself() -> None:
+    def func(x: Tensor) -> Any:
+        y = COLLECTIVES.all_reduce(x, "sum", dist.group.WORLD.group_name)  # type: ignore[union-attr]
+        return y, COLLECTIVES.wait_tensor(y)
+
+    for call in (func, functionalize(func), capture(func, (torch.ones(2),))):
+        first, second = call(torch.ones(2))
+        assert first is second
+
+
+def after_a_collective(x: Tensor) -> Tensor:
+    y = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+    return y + 1 if x.sum() > 0 else y - 1
+
+
+def by_a_collective(x: Tensor) -> Tensor:
+    y = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+    return y + 1 if y.sum() > 0 else y - 1
+
+
+def before_a_collective(x: Tensor) -> Tensor:
+    y = x + 1 if x.sum() > 0 else x - 1
+    return functional.all_reduce(y, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+
+
+def in_one_branch(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x + 1
+    return functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+
+
+def sequence_number() -> int:
+    """How often the group has communicated."""
+    return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+
+
+BRANCHES = r"all_reduce, a collective operation, in a program that branches on tensor values\n    at   .*all_reduce"
+
+
+@pytest.mark.parametrize("func", [after_a_collective, by_a_collective, before_a_collective])
+def test_collectives_are_refused_in_programs_that_branch_on_values(func: Callable[[Tensor], Tensor]) -> None:
+    before = sequence_number()
+    with pytest.raises(UnsupportedProgramError, match=BRANCHES):
+        capture(func, (torch.ones(3),))
+    assert sequence_number() == before
+    torch.testing.assert_close(functionalize(func)(torch.ones(3)), func(torch.ones(3)))
+    assert sequence_number() == before + 2
+
+
+def test_collectives_of_another_way_are_refused_when_it_is_taken() -> None:
+    program = capture(in_one_branch, (torch.ones(3),))
+    torch.testing.assert_close(program(torch.ones(3)), torch.full((3,), 2.0))
+    before = sequence_number()
+    for _ in range(2):
+        with pytest.raises(UnsupportedProgramError, match=BRANCHES):
+            program(-torch.ones(3))
+    assert sequence_number() == before
+
+
+def test_where_takes_the_place_of_a_branch_beside_collectives() -> None:
+    def func(x: Tensor) -> Tensor:
+        y = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+        return torch.where(y.sum() > 0, y + 1, y - 1)
+
+    program = capture(func, (torch.ones(3),))
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(program(x), func(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import runpy
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from tests.export_programs import PROGRAMS, made, on_jax
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
-from functionalize.backends.array_program import RANDOM_KEY, Written  # noqa: E402
+from functionalize.backends.array_program import RANDOM_KEY, ArrayProgram, Written  # noqa: E402
 from functionalize.backends.jax import from_torch, load, lowering, to_torch  # noqa: E402
 
 Case = tuple[Callable[..., Any], list[Tensor]]
@@ -702,3 +703,38 @@ def test_products_are_as_precise_as_torch_is_set_to() -> None:
         assert "Precision.HIGH" not in precision()
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_operators_that_give_nothing_are_not_dropped() -> None:
+    def func(x: Tensor) -> Tensor:
+        torch.ops.aten._print("seen")
+        return x + 1
+
+    with pytest.raises(UnsupportedProgramError, match=r"_print\.default has no lowering(.|\n)*"):
+        capture(func, (torch.ones(2),)).to_jax()
+
+
+def test_backends_say_whether_they_end_gradients() -> None:
+    numpy = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "numpy_backend.py"))["NUMPY"]
+
+    def ends(x: Tensor) -> Tensor:
+        return x * x.detach()
+
+    def ends_without_grad_mode(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x * 2
+        return scale + x
+
+    x, given = torch.tensor([2.0, 3.0], requires_grad=True), np.array([2.0, 3.0], np.float32)
+    unsaid = dataclasses.replace(numpy, differentiates=None)
+    for func in (ends, ends_without_grad_mode):
+        found = capture(func, (x,)).specialization
+        for backend in (numpy, dataclasses.replace(numpy, differentiates=True)):
+            program = ArrayProgram(found, backend)
+            np.testing.assert_allclose(program({}, given)[1], func(x).detach().numpy())
+            assert len(program.stopped) == 1
+        with pytest.raises(UnsupportedProgramError, match=rf"numpy runs a program that ends.*\n.*in {func.__name__}:"):
+            ArrayProgram(found, unsaid)
+        with torch.no_grad():  # as the error says
+            ArrayProgram(capture(func, (x,)).specialization, unsaid)
+    ArrayProgram(capture(lambda x: x * 2, (x,)).specialization, unsaid)

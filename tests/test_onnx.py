@@ -340,3 +340,12 @@ def test_transposed_convolutions_with_more_at_the_end_than_a_step(tmp_path: Path
     x = torch.rand(2, 4, 5, 6)
     runner = onnx.load(capture(run, (x,)).to_onnx(tmp_path / "layers.onnx"))
     torch.testing.assert_close(runner(x), run(x), rtol=1e-4, atol=1e-5)
+
+
+def test_operators_that_give_nothing_are_not_dropped(tmp_path: Path) -> None:
+    def func(x: Tensor) -> Tensor:
+        torch.ops.aten._print("seen")
+        return x + 1
+
+    with pytest.raises(UnsupportedExportError, match=r"has no translation\n.*_print"):
+        capture(func, (torch.ones(2),)).to_onnx(tmp_path / "printing.onnx")
