@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -110,9 +111,9 @@ def live_row(op: OpOverload) -> OpRow:
     )
 
 
-def _is_list(kind: torch.Type) -> bool:
-    """Whether an argument is a list, if it is passed."""
-    return isinstance(kind.getElementType() if isinstance(kind, torch.OptionalType) else kind, torch.ListType)  # type: ignore[attr-defined]
+def _is_list(kind: Any) -> bool:
+    """Whether an argument is a list, where it is passed."""
+    return isinstance(kind.getElementType() if isinstance(kind, torch.OptionalType) else kind, torch.ListType)
 
 
 def _written_alias(value: torch.Argument) -> set[str] | None:
