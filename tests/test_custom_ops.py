@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._higher_order_ops.utils import autograd_not_implemented
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -490,6 +491,29 @@ def test_only_results_of_such_operators_have_no_gradients() -> None:
         for number, text in ((1, NO_FORMULA), (2, NO_FORMULA), (3, "no autograd formula was registered")):
             with pytest.raises(RuntimeError, match=text):
                 results[number].sum().backward()
+
+
+def test_errors_that_operators_raise_in_their_backward() -> None:
+    with torch.library._scoped_library(NAMESPACE, "FRAGMENT") as library:
+        library.define("raising(Tensor x) -> Tensor")
+        library.impl("raising", lambda x: x.sin(), "CPU")
+        library.impl("raising", autograd_not_implemented(ops.raising.default, deferred_error=True), "Autograd")
+        torch.library.register_fake(f"{NAMESPACE}::raising", torch.empty_like, lib=library)
+
+        def func(x: Tensor) -> Any:
+            return ops.raising(x), without_formula(x, x), x * 2
+
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        torch._dynamo.reset()
+        alone: list[Any] = [lambda x: (ops.raising(x),), lambda x: (without_formula(x, x),)]
+        for number, one in enumerate(alone):
+            for call in (func, capture(func, (x,)), torch.compile(func, backend="functionalize"), capture(one, (x,))):
+                results = call(x)
+                text = ("Autograd not implemented for .*raising", "no autograd formula was registered")[number]
+                with pytest.raises(RuntimeError, match=text):
+                    results[number if len(results) > 1 else 0].sum().backward()
+                if len(results) > 1:
+                    torch.testing.assert_close(torch.autograd.grad(results[2].sum(), x)[0], torch.full((2,), 2.0))
 
 
 @WARNS

@@ -65,11 +65,20 @@ def has_node_hooks(leaf: torch.Tensor) -> bool:
     return False
 
 
-NO_FORMULA = "no autograd formula was registered"  # in the error of a backward through such a custom operator
+DELAYED_ERROR = "torch::autograd::Error"  # the function of autograd's that raises, of `autograd_not_implemented` too
 
 
-def without_formula(function: Any) -> RuntimeError | None:
-    """The error that a function of autograd's will raise if it is that of a custom operator without a formula."""
+def delayed_error(function: Any) -> str:
+    """What the error says that such a function raises."""
+    try:
+        function(None)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError(f"{function} raises nothing")
+
+
+def without_formula(function: Any) -> str | None:
+    """What the error says that a function of autograd's raises, where it is of a custom operator without a formula."""
     from torch._library.custom_ops import OPDEFS  # the operators made by `torch.library.custom_op`, by name
 
     name = function.name()
@@ -77,8 +86,8 @@ def without_formula(function: Any) -> RuntimeError | None:
         op = operator._opoverload
         own = f"GeneratedBackwardFor_{op._namespace}_{op._opname}_{op._overloadname}Backward"
         if name == own and operator._backward_fn is None:
-            hint = "Please use register_autograd to add one."
-            return RuntimeError(f"Trying to backward through {op} but {NO_FORMULA}. {hint}")
+            what = f"Trying to backward through {op} but no autograd formula was registered."
+            return f"{what} Please use register_autograd to add one."
     return None
 
 

@@ -42,7 +42,6 @@ from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.differentiability import OverlappingInputsError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.recording_session import RecordingSession
-from functionalize.graph_capture.tracing_errors import has_no_formula
 from functionalize.runtime.alias_pattern import alias_pattern
 from functionalize.runtime.computation import Computed, compute, compute_differentiably, compute_undifferentiably
 from functionalize.runtime.execution import finish
@@ -56,6 +55,7 @@ from functionalize.runtime.size_guards import Sizes, no_sizes
 from functionalize.runtime.specialization import Recorded
 from functionalize.tracing.fakeify import fresh
 from functionalize.transform.api import run_call
+from functionalize.transform.handlers.custom_ops import NoFormulaError
 from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
@@ -210,7 +210,7 @@ class _Backend:
             fakes = views.extended(fakes)
             found, modes_left = self.recorded(mode, fakes, views)
         metadata, joint = found.metadata, found.joint
-        if isinstance(joint, Exception) and not has_no_formula(joint):
+        if isinstance(joint, Exception) and not isinstance(joint, NoFormulaError):
             raise joint
         known = {entry.name: fakes[entry.argument] for entry in metadata.inputs if entry.argument is not None}
         handed = partial(self.handed, mode, known)

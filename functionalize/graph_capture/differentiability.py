@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.fx import Node
 
 from functionalize._torch import is_symbolic, storage_key
-from functionalize._torch.autograd import without_formula
+from functionalize._torch.autograd import DELAYED_ERROR, delayed_error, without_formula
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
@@ -23,7 +23,7 @@ from functionalize.reachability import functions_behind
 from functionalize.runtime.metadata import InputMutation, OutputAlias, SymbolSources
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Input
-from functionalize.transform.handlers.custom_ops import WithoutFormula
+from functionalize.transform.handlers.custom_ops import NoFormulaError, WithoutFormula
 
 
 class OverlappingInputsError(UnsupportedMutationError):
@@ -69,20 +69,32 @@ def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[in
     return [arriving.get((edge.node, edge.output_nr), 0) for edge in edges]
 
 
-def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dict[int, Exception]:
-    """Of the tensors that are computed from the sources by an operator without a formula: why they have no gradient."""
-    refused = dict[Any, Exception]()
-    for function in functions_behind(target.grad_fn for target in targets.values()):
-        refusal = function.refusal if function.name() == _WITHOUT_FORMULA else without_formula(function)
-        if refusal is not None:
-            refused[function] = refusal
+def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dict[int, NoFormulaError]:
+    """Of the tensors that are computed from the sources by what has no formula: why they have no gradient."""
+    refused = {
+        function: refusal
+        for function in functions_behind(target.grad_fn for target in targets.values())
+        if (refusal := _refusal(function)) is not None
+    }
     if not refused:
         return {}
     nodes = {get_gradient_edge(one).node if isinstance(one, torch.Tensor) else one.node for one in sources}
-    refused = {one: why for one, why in refused.items() if not nodes.isdisjoint(functions_behind([one]))}
-    behind = {number: functions_behind([target.grad_fn]) for number, target in targets.items()}
-    met = {number: next(filter(refused.__contains__, functions), None) for number, functions in behind.items()}
-    return {number: refused[function] for number, function in met.items() if function is not None}
+    # No source lies behind a delayed error, which eager's `backward` raises nevertheless.
+    met = {
+        function
+        for function in refused
+        if function.name() == DELAYED_ERROR or not nodes.isdisjoint(functions_behind([function]))
+    }
+    behind = {number: met & functions_behind([target.grad_fn]) for number, target in targets.items()}
+    return {number: refused[next(iter(functions))] for number, functions in behind.items() if functions}
+
+
+def _refusal(function: Any) -> NoFormulaError | None:
+    """Why a function of autograd's, or that of an operator without a formula, gives no gradient."""
+    if function.name() == _WITHOUT_FORMULA:
+        return function.refusal  # type: ignore[no-any-return]
+    text = delayed_error(function) if function.name() == DELAYED_ERROR else without_formula(function)
+    return None if text is None else NoFormulaError.of_eager(text)
 
 
 _WITHOUT_FORMULA = f"{WithoutFormula.__name__}Backward"
@@ -104,7 +116,7 @@ def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> No
     """Raise where autograd would, if it came by: it looks only at what leads to the inputs that it was asked for."""
     before = {source.node for source in sources if isinstance(source, GradientEdge)}  # the program
     behind = functions_behind((gradient.grad_fn for gradient in gradients if gradient is not None), before)
-    if any(function.name() == "torch::autograd::Error" for function in behind):
+    if any(function.name() == DELAYED_ERROR for function in behind):
         raise UnsupportedMutationError(
             "a function that is marked with @once_differentiable is differentiated twice",
             why="it says itself that its backward has no derivative",

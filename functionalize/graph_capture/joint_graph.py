@@ -213,9 +213,9 @@ class JointTracer:
         before = set(graph.nodes)
         tangents: list[list[Node]] = []
         contents = Contents(self._states)
+        if self._refusal is not None:
+            return self._refusal
         try:
-            if self._refusal is not None:
-                raise self._refusal
             results: list[Any] = [*(outputs[position] for position in wanted.results), *bases]
             level = _Level([entry.edge for entry in inputs if entry.edge is not None], wanted, results)
             with apart(inputs, self._mode.context.notes.asked), decisions.of_backward(before) as added:

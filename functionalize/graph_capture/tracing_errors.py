@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from functionalize._torch import HOOKS, LEAF_VIEW, VIEW
-from functionalize._torch.autograd import NO_FORMULA
 from functionalize._torch.fakes import data_dependent
 from functionalize.call_stack import decisive_line
 from functionalize.errors import DataDependentError, UnsupportedProgramError
 from functionalize.tracing.fakeify import BEYOND
-from functionalize.transform.handlers.custom_ops import NoFormulaError
 
 
 class _Known(NamedTuple):
@@ -149,7 +147,7 @@ def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None
 
 def of_derivative(error: Exception, order: int) -> Exception:
     """Why there is no derivative of an order, for an error that its capture raised."""
-    if isinstance(error, UnsupportedProgramError) or has_no_formula(error):
+    if isinstance(error, UnsupportedProgramError):
         forget_frames(error)
         return error
     what = "the backward" if order == 1 else f"the derivative of order {order}"
@@ -168,11 +166,6 @@ def of_derivative(error: Exception, order: int) -> Exception:
     forget_frames(error)
     reason.__cause__ = error
     return reason
-
-
-def has_no_formula(error: Exception) -> bool:
-    """Whether it says that a gradient goes through an operator for which autograd has no formula, as eager may say."""
-    return isinstance(error, NoFormulaError) or NO_FORMULA in str(error)
 
 
 def forget_frames(error: BaseException) -> None:

@@ -91,6 +91,13 @@ def _differentiable(tensor: torch.Tensor) -> bool:
 class NoFormulaError(UnsupportedProgramError):
     """A gradient goes through an operator for which autograd has no formula."""
 
+    @classmethod
+    def of_eager(cls, text: str) -> NoFormulaError:
+        """For one that eager refuses as well, in its words."""
+        error = cls.__new__(cls)
+        RuntimeError.__init__(error, text)
+        return error
+
 
 class WithoutFormula(torch.autograd.Function):
     """A tensor that an operator without a formula made, or wrote: its gradient is refused."""
