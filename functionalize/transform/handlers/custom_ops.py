@@ -1,4 +1,4 @@
-"""Ops that write and have no functional variant: custom ops above all.
+"""Ops that write and have no functional variant, custom ops above all, and gradients through ops without a formula.
 
 Unobserved, such an op runs on the program's own tensors. In a graph it becomes ``auto_functionalized``; arguments that
 it writes and that share elements are views of one base there.
