@@ -25,7 +25,6 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
-from functionalize.graph_capture.default_dtypes import DefaultDtypes
 from functionalize.graph_capture.default_generator import refuse_drawn
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
@@ -60,6 +59,7 @@ from functionalize.runtime.specialization import Capture, Recorded
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
+from functionalize.transform.autograd_notes import Questions
 from functionalize.transform.borrowed_memory import BorrowedMemory
 
 # Whether data decide; instead of them, what is to be answered; the numbers that data of their own decide by.
@@ -80,7 +80,7 @@ class CaptureSession(RecordingSession):
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
-        self._asked: set[str] = set()  # what the program has asked tensors
+        self._asked = Questions()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
@@ -89,8 +89,7 @@ class CaptureSession(RecordingSession):
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
         self._generators = generators = TorchGenerators(self._held, inputs.inputs)
-        self._dtypes, note = DefaultDtypes(), self._provenance.note
-        self._provenance.observe(self._dtypes.note)
+        note = self._provenance.note
         super().__init__(fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=order)
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
@@ -235,7 +234,6 @@ class CaptureSession(RecordingSession):
         left = LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
         self._numbers.check_kept(objects.is_reached)
         self._generators.make_anew(self.recorder.tracer.graph)
-        self._dtypes.spell_out()
         return left
 
     def _follow(self, context: Any) -> None:
@@ -267,16 +265,17 @@ class CaptureSession(RecordingSession):
 
     def _check_stand_ins(self, found: Recorded) -> None:
         """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""
-        for entry in self._inputs.inputs:
-            if isinstance(entry.value, torch.Tensor) and entry.fake is not None:
-                for name in sorted(found.asked & OTHERWISE.keys()):
-                    if ASKED_PROPERTIES[name](entry.value) and not ASKED_PROPERTIES[name](entry.fake):
-                        raise otherwise(name, entry.target or entry.name)
+        for (number, name), line in found.asked.items():
+            entry = self._inputs.inputs[number]
+            if name not in OTHERWISE or not isinstance(entry.value, torch.Tensor) or entry.fake is None:
+                continue
+            if ASKED_PROPERTIES[name](entry.value) and not ASKED_PROPERTIES[name](entry.fake):
+                raise otherwise(name, entry.target or entry.name, line)
         check_hooks(self._inputs.inputs, found.asked)
 
-    def _questions(self) -> set[tuple[int, str]]:
-        """What the program may ask of single inputs, by their numbers: attributes, whether arguments are parameters."""
-        inputs, found = self._inputs.inputs, set[tuple[int, str]](self._attributes.asked(self._inputs.inputs))
+    def _questions(self, recorded: Recorded) -> set[tuple[int, str]]:
+        """What the program asked of inputs, by their numbers, or may have: whether arguments are parameters."""
+        inputs, found = self._inputs.inputs, {*self._attributes.asked(self._inputs.inputs), *recorded.asked}
         asking = self._inputs.follower.code.asking
         if asking["Parameter"] or asking["Buffer"]:
             tensors = [n for n, e in enumerate(inputs) if e.argument is not None and isinstance(e.value, torch.Tensor)]
@@ -291,7 +290,8 @@ class CaptureSession(RecordingSession):
         given = self._having_gradients
         at_new = any(id(inputs.inputs[n].value) not in given for n in metadata.gradients)  # that required none, too
         leaves_new = at_new or (bool(metadata.gradients) and not self.has_all_gradients)
-        matter = not supposed and (leaves_new or GRADIENT in found.asked)
+        questions = self._questions(found)
+        matter = not supposed and leaves_new
         assumptions = Assumptions(
             self._modes,
             inputs.settings,
@@ -300,8 +300,7 @@ class CaptureSession(RecordingSession):
             [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
             sizes=size_guards(self.fake_mode.shape_env, metadata),
             gradients_matter=matter or (bool(metadata.gradients_read) and not metadata.only_accumulates),
-            asked=found.asked,
-            questions=self._questions(),
+            asked={(n, name) for n, name in questions if not (supposed and name == GRADIENT)},
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
             asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from functionalize._torch import HOOKS, LEAF_VIEW, VIEW
+from functionalize._torch import HOOKS, LEAF_VIEW, SILENT_VIEW, VIEW
 from functionalize._torch.fakes import data_dependent
-from functionalize.call_stack import decisive_line
+from functionalize.call_stack import Location, decisive_line
 from functionalize.errors import DataDependentError, UnsupportedProgramError
 from functionalize.tracing.fakeify import BEYOND
 
@@ -197,6 +197,12 @@ OTHERWISE = {
         "to that, which has none",
         "pass a clone that requires gradients: `x.detach().clone().requires_grad_()`",
     ),
+    SILENT_VIEW: _Otherwise(
+        "the program has a view of `{}` require gradients, and writes their memory",
+        "it is a view, taken where gradients are off, of what requires some, and which the program does not get: eager "
+        "goes back to that",
+        "pass a clone, or have a clone of the view require gradients",
+    ),
     HOOKS: _Otherwise(
         "the program computes gradients, and `{}` has hooks on its own",
         "it is an argument: each call gets another, with hooks of its own, and a graph could not call what they do",
@@ -205,7 +211,7 @@ OTHERWISE = {
 }
 
 
-def otherwise(name: str, label: str) -> UnsupportedProgramError:
-    """The error for one of these; ``label``: what the input is called."""
+def otherwise(name: str, label: str, at: Location | None) -> UnsupportedProgramError:
+    """The error for one of these; ``label``: what the input is called; ``at``: the line that asks."""
     found = OTHERWISE[name]
-    return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint)
+    return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint, at=at)
