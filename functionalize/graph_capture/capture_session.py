@@ -167,6 +167,9 @@ class CaptureSession(RecordingSession):
             watched = self._generators.watched(self._root, self.regions)
             with outside_of_the_caller(), watched, started_threads_refused(), streams_refused():
                 found = self._recorded()
+        except Exception as error:
+            self._check_stand_ins(error)  # it may have gone another way than in eager
+            raise
         finally:
             CAPTURES.running -= 1
             drawn = sources.restore()
@@ -263,15 +266,15 @@ class CaptureSession(RecordingSession):
             return contextlib.nullcontext()
         return MergedSteps(self._inputs.state, environment, self.recorder.tracer).merged()
 
-    def _check_stand_ins(self, found: Recorded) -> None:
-        """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""
-        for (number, name), line in found.asked.items():
-            entry = self._inputs.inputs[number]
-            if name not in OTHERWISE or not isinstance(entry.value, torch.Tensor) or entry.fake is None:
+    def _check_stand_ins(self, cause: Exception | None = None) -> None:
+        """Raise where the program asked of an input what its stand-in says otherwise."""
+        for entry in self._inputs.inputs:
+            if not isinstance(entry.value, torch.Tensor) or entry.fake is None:
                 continue
-            if ASKED_PROPERTIES[name](entry.value) and not ASKED_PROPERTIES[name](entry.fake):
-                raise otherwise(name, entry.target or entry.name, line)
-        check_hooks(self._inputs.inputs, found.asked)
+            for name, line in self._asked.of(id(entry.fake), id(getattr(entry.edge, "node", None))):
+                told = name in OTHERWISE and ASKED_PROPERTIES[name](entry.value)
+                if told and not ASKED_PROPERTIES[name](entry.fake):
+                    raise otherwise(name, entry.target or entry.name, line) from cause
 
     def _questions(self, recorded: Recorded) -> set[tuple[int, str]]:
         """What the program asked of inputs, by their numbers, or may have: whether arguments are parameters."""
@@ -285,7 +288,8 @@ class CaptureSession(RecordingSession):
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
-        self._check_stand_ins(found)
+        self._check_stand_ins()
+        check_hooks(self._inputs.inputs, found.asked)
         supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
         given = self._having_gradients
         at_new = any(id(inputs.inputs[n].value) not in given for n in metadata.gradients)  # that required none, too

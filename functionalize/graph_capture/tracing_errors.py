@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from functionalize._torch import HOOKS, LEAF_VIEW, SILENT_VIEW, VIEW
 from functionalize._torch.fakes import data_dependent
-from functionalize.call_stack import Location, decisive_line
+from functionalize.call_stack import decisive_line
 from functionalize.errors import DataDependentError, UnsupportedProgramError
 from functionalize.tracing.fakeify import BEYOND
 
@@ -211,7 +211,7 @@ OTHERWISE = {
 }
 
 
-def otherwise(name: str, label: str, at: Location | None) -> UnsupportedProgramError:
+def otherwise(name: str, label: str, at: object) -> UnsupportedProgramError:
     """The error for one of these; ``label``: what the input is called; ``at``: the line that asks."""
     found = OTHERWISE[name]
     return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint, at=at)

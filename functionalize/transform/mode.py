@@ -13,6 +13,7 @@ import torch
 
 from functionalize._torch import (
     PLAIN_TYPES,
+    VERSION,
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
@@ -26,6 +27,7 @@ from functionalize._torch import (
     mode_stack,
     offset_of_part,
     on_handles,
+    set_versions,
     storage_key,
     unbacked,
     uncompiled,
@@ -125,6 +127,14 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _metadata(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return on_handles(func, args, kwargs)
+
+    def _version(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> int:
+        """How often autograd was told of writes: by the program's own tensor, which counts them."""
+        self.context.notes.asked.add(VERSION, args[0])
+        return args[0]._version  # type: ignore[no-any-return]
+
+    def _set_version(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
+        set_versions(*args)
 
     def _is_set_to(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
         """Whether two handles show the same elements; fake ones say no, as torch makes storages for the answer."""
@@ -309,6 +319,10 @@ Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
 _FUNCTIONAL = FunctionalizeMode._functional
 _NO_USES = frozenset({FunctionalizeMode._metadata, FunctionalizeMode._inplace_view})  # autograd takes no view for them
+_OF_VERSIONS: dict[str, Handler] = {  # by name: some are there once Dynamo has been imported
+    **dict.fromkeys(("aten::_version", "prims::_tensor_version"), FunctionalizeMode._version),
+    "prims::_unsafe_set_version_counter": FunctionalizeMode._set_version,
+}
 _BY_OP: dict[Any, Handler] = {
     # Questions that a handle answers, whatever its value.
     **dict.fromkeys(
@@ -378,6 +392,8 @@ def _choose(func: Any) -> Handler:
         return FunctionalizeMode._higher_order
     if func in _BY_OP:
         return _BY_OP[func]
+    if func.name() in _OF_VERSIONS:
+        return _OF_VERSIONS[func.name()]
     if func in (aten.slice.Tensor, aten.select.int):
         return _part
     handler = _by_row(func)
