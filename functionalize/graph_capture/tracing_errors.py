@@ -38,6 +38,12 @@ _KNOWN = (
         f"make the tensor by torch.tensor or torch.stack, pass what was made as an argument, or {_OPERATOR}",
     ),
     _Known(
+        "is already associated to a python object of type FakeTensor",
+        "the program makes a tensor of a class of its own, of one that it computed",
+        "a captured program is of plain tensors: what the class makes of each operator would be lost",
+        "compute with plain tensors, make such of the results, or compile by torch.compile",
+    ),
+    _Known(
         ".numpy() is not supported for tensor subclasses",
         "the program makes a NumPy array of a tensor",
         "NumPy looks at the values, and there are none while a program is captured",
