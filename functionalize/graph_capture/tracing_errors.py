@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from functionalize._torch import HOOKS, LEAF_VIEW, SILENT_VIEW, VIEW
-from functionalize._torch.fakes import data_dependent
+from functionalize._torch.fakes import data_dependent, operator_without_fake
 from functionalize.call_stack import decisive_line
 from functionalize.errors import DataDependentError, UnsupportedProgramError
 from functionalize.tracing.fakeify import BEYOND
@@ -130,6 +130,9 @@ _KNOWN = (
 
 def explained(error: Exception) -> UnsupportedProgramError | None:
     """The same error in other words, if it is one of those."""
+    operator = operator_without_fake(error)
+    if operator is not None:
+        return UnsupportedProgramError.of_operator(operator, decisive_line(error))
     for known in _KNOWN:
         if known.text in str(error):
             return UnsupportedProgramError(known.what, why=known.why, hint=known.hint, at=decisive_line(error))

@@ -397,7 +397,24 @@ def _choose(func: Any) -> Handler:
     if func in (aten.slice.Tensor, aten.select.int):
         return _part
     handler = _by_row(func)
+    if func.namespace not in ("aten", "prims"):
+        return _of_users(handler)
     return _squeezing(handler) if func.overloadpacket in _SQUEEZES else handler
+
+
+def _of_users(handler: Handler) -> Handler:
+    """A handler for an operator of the user's, whose fake implementation is missing or may be wrong."""
+
+    def run(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        try:
+            return handler(mode, func, args, kwargs)
+        except Exception as error:
+            refusal = custom_ops.refused_on_fakes(mode.context, func, args, kwargs, error)
+            if refusal is None:
+                raise
+            raise refusal from error
+
+    return run
 
 
 def _by_row(func: Any) -> Handler:

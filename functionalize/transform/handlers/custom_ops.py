@@ -15,15 +15,17 @@ from typing import Any
 import torch
 
 from functionalize._torch import (
+    FakeTensor,
     auto_functionalized,
     auto_functionalized_v2,
     can_auto_functionalize,
     storage_key,
 )
+from functionalize._torch.fakes import data_dependent, has_fake_impl, operator_without_fake
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.overlap import flat_base_layout, spans_disjoint_guarded
 from functionalize.aliasing.tensor_queries import tensor_leaves
-from functionalize.errors import UnsupportedMutationError
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.ops import tables
 from functionalize.ops.tables import OpRow
 from functionalize.transform.context import FunctionalizationContext
@@ -50,6 +52,31 @@ def undeclared(call: WritingCall) -> Any:
         f"{call.func.name()}, a collective operation, in what becomes a graph",
         why=str(tables.undeclared(call.func)),
         hint="the functional collectives (torch.distributed._functional_collectives), which return what they computed",
+    )
+
+
+def refused_on_fakes(
+    context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs, error: Exception
+) -> UnsupportedProgramError | None:
+    """Why an operator of the user's raises on fake tensors, if the reason is that these are fake."""
+    operator = operator_without_fake(error)
+    if operator is not None:  # also where the program catches that, since eager runs the operator
+        context.refusal = UnsupportedProgramError.of_operator(operator)
+        return context.refusal
+    fake = any(isinstance(leaf, FakeTensor) for leaf in tensor_leaves(args, kwargs))
+    if isinstance(error, UnsupportedProgramError) or not fake or not has_fake_impl(op):
+        return None
+    if isinstance(error, data_dependent()):
+        return UnsupportedProgramError(
+            f"the fake implementation of {op.name()} reads the values of a tensor",
+            why="fake tensors have none",
+            hint="for a size that depends on data take a symbol there: torch.library.get_ctx().new_dynamic_size()",
+        )
+    return UnsupportedProgramError(
+        f"the fake implementation of {op.name()} raises {type(error).__name__}: {error}",
+        why="a program is traced on fake tensors, where this runs in place of the operator",
+        hint="if eager raises as well, pass other arguments; else correct the fake implementation, which "
+        "torch.library.opcheck tests",
     )
 
 
