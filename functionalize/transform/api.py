@@ -137,8 +137,8 @@ def run_call(
     try:
         with FunctionalizeFunctionMode(context), zeros_for_padding(), as_subclass_seen(), mode:
             outputs = func(*args, **kwargs)
-        if context.refusal is not None:
-            raise context.refusal
+        if mode.refusal is not None:
+            raise mode.refusal
         if context.unseen is not None:
             with DisableTorchFunction():
                 context.unseen.adopt(handles_in(outputs))

@@ -89,7 +89,6 @@ class FunctionalizationContext:
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.notes, self.endings = AutogradNotes(), EndedGradients(executor, self.graph)
         self.borrowed: BorrowedMemory | None = None  # None: nobody asks
-        self.refusal: UnsupportedProgramError | None = None  # what the program has met, even if it caught that
         self._protected: dict[int, list[_Sharing]] = {}
         self._sources: Any = WeakIdKeyDictionary()  # of views of what has no strides, which live as long
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each

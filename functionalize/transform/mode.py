@@ -36,6 +36,7 @@ from functionalize.aliasing import view_rules
 from functionalize.aliasing.bases import View
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
+from functionalize.errors import UnsupportedProgramError
 from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
@@ -71,6 +72,7 @@ class FunctionalizeMode(TorchDispatchMode):
         self._tracer = self.context.executor.proxies
         self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
         self._bases, self._run = self.context.graph.bases, self.context.executor.run
+        self.refusal: UnsupportedProgramError | None = None  # raised in the end, too: the program may have caught it
         self._suspects = self.context.notes.reshapes.lost_views.suspects
 
     @classmethod
@@ -409,9 +411,10 @@ def _of_users(handler: Handler) -> Handler:
         try:
             return handler(mode, func, args, kwargs)
         except Exception as error:
-            refusal = custom_ops.refused_on_fakes(mode.context, func, args, kwargs, error)
+            refusal = custom_ops.refused_on_fakes(func, args, kwargs, error)
             if refusal is None:
                 raise
+            mode.refusal = mode.refusal or refusal
             raise refusal from error
 
     return run

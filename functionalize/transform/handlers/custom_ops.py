@@ -55,14 +55,11 @@ def undeclared(call: WritingCall) -> Any:
     )
 
 
-def refused_on_fakes(
-    context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs, error: Exception
-) -> UnsupportedProgramError | None:
+def refused_on_fakes(op: Any, args: Sequence[Any], kwargs: Kwargs, error: Exception) -> UnsupportedProgramError | None:
     """Why an operator of the user's raises on fake tensors, if the reason is that these are fake."""
     operator = operator_without_fake(error)
-    if operator is not None:  # also where the program catches that, since eager runs the operator
-        context.refusal = UnsupportedProgramError.of_operator(operator)
-        return context.refusal
+    if operator is not None:
+        return UnsupportedProgramError.of_operator(operator)
     fake = any(isinstance(leaf, FakeTensor) for leaf in tensor_leaves(args, kwargs))
     if isinstance(error, UnsupportedProgramError) or not fake or not has_fake_impl(op):
         return None
