@@ -34,6 +34,17 @@ class UnsupportedProgramError(RuntimeError):
         )
 
     @classmethod
+    def of_operator(cls, name: str, at: object = None) -> UnsupportedProgramError:
+        """For an operator that fake tensors cannot run."""
+        return cls(
+            f"the operator {name} has no fake implementation",
+            why="a program is traced on fake tensors, and nobody says what the results of the operator look like",
+            hint="register one (torch.library.register_fake); for an operator of torch's, wrap it in one of your own "
+            "(torch.library.custom_op) that has one",
+            at=at,
+        )
+
+    @classmethod
     def of_causes(cls, what: str, causes: Sequence[tuple[str, str]], hint: str) -> UnsupportedProgramError:
         """For all that stands in the way at once. ``causes``: lines of the program, each with why."""
         said = "".join(f"\n    at   {at}\n    why  {why}" for at, why in dict.fromkeys(causes))

@@ -581,10 +581,24 @@ def test_default_dtypes_that_a_program_sets_for_a_while() -> None:
         assert found.dtype == wanted.dtype and torch.equal(found, wanted)
 
 
+def test_operators_that_compute_by_elements_promote_to_a_default_dtype_that_a_program_sets() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        torch.set_default_dtype(torch.float64)
+        made = x / 2, x * 1.5, x.sqrt(), torch.atan2(x, x), x * (1 + 2j), torch.where(x > 0, 1.5, 2.5), x.sigmoid()
+        torch.set_default_dtype(torch.float16)
+        made = *made, torch.arange(3) / 3, torch.cond(x.sum() > 0, lambda x: x / 3, lambda x: x + torch.ones(3), (x,))
+        torch.set_default_dtype(torch.float32)
+        return *made, x / 3
+
+    x = torch.arange(3)
+    for found, wanted in zip(capture(program, (x,))(x), program(x), strict=True):
+        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
 def test_an_operator_that_cannot_say_its_dtype_is_refused_under_another_default() -> None:
     def program(x: Tensor) -> Tensor:
         torch.set_default_dtype(torch.float64)
-        y = x / 2
+        y = x.logsumexp(0)
         torch.set_default_dtype(torch.float32)
         return y
 

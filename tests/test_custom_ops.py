@@ -16,12 +16,7 @@ from torch._higher_order_ops.utils import autograd_not_implemented
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
-from functionalize import (
-    UnsupportedMutationError,
-    UnsupportedProgramError,
-    capture,
-    functionalize,
-)
+from functionalize import UnsupportedMutationError, UnsupportedProgramError, capture, functionalize
 from functionalize.verify import assert_equivalent, assert_functional
 from tests.graphs import MODES, REMOVES, operators, trace
 
@@ -722,3 +717,83 @@ def test_torchs_own_operators_that_give_nothing_stay_as_they_are() -> None:
     program = capture(func, (numbers(3),))
     torch.testing.assert_close(program(numbers(3)), numbers(3) + 1)
     assert not program.specialization.metadata.graph.acts
+
+
+@torch.library.custom_op(f"{NAMESPACE}::without_fake", mutates_args=())
+def without_fake(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.library.custom_op(f"{NAMESPACE}::chosen_without_fake", mutates_args=())
+def chosen_without_fake(x: Tensor) -> Tensor:
+    return x[x > 0]
+
+
+@torch.library.custom_op(f"{NAMESPACE}::of_wrong_fake", mutates_args=())
+def of_wrong_fake(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@of_wrong_fake.register_fake
+def _(x: Tensor) -> Tensor:
+    raise ValueError("nobody has written this")
+
+
+@torch.library.custom_op(f"{NAMESPACE}::of_reading_fake", mutates_args=())
+def of_reading_fake(x: Tensor) -> Tensor:
+    return x.new_zeros(int(x.sum()))
+
+
+@of_reading_fake.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_zeros(int(x.sum()))
+
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library.define("kernel_alone(Tensor x) -> Tensor")
+_library.impl("kernel_alone", lambda x: x * 2, "CPU")
+
+
+def _catches(x: Tensor) -> Any:
+    try:
+        return ops.kernel_alone(x)
+    except RuntimeError:
+        return x * 3
+
+
+REFUSED_ON_FAKES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "custom_op": (lambda x: without_fake(x), "without_fake has no fake implementation"),
+    "of a size by data": (lambda x: chosen_without_fake(x), "chosen_without_fake has no fake implementation"),
+    "Library.impl": (lambda x: ops.kernel_alone(x), "kernel_alone.default has no fake implementation"),
+    "caught": (_catches, "kernel_alone.default has no fake implementation"),
+    "a fake that raises": (lambda x: of_wrong_fake(x), "of_wrong_fake raises ValueError: nobody has written this"),
+    "a fake that reads": (lambda x: of_reading_fake(x), "of_reading_fake reads the values of a tensor"),
+}
+
+
+@pytest.mark.parametrize("route", ["capture", "exported", "fake", "symbolic"])
+@pytest.mark.parametrize("program", REFUSED_ON_FAKES)
+def test_operators_that_fake_tensors_cannot_run(program: str, route: str) -> None:
+    f, says = REFUSED_ON_FAKES[program]
+    with pytest.raises(UnsupportedProgramError, match=rf"{says}[\s\S]*test_custom_ops.py:\d+ in [\s\S]*torch.library."):
+        if route in ("capture", "exported"):
+            capture(f, (torch.ones(2),), on_data="raise" if route == "exported" else "decide").to_exported_program()
+        else:
+            make_fx(functionalize(f), tracing_mode=route)(torch.ones(2))
+
+
+def test_what_the_refusal_advises() -> None:
+    @torch.library.custom_op(f"{NAMESPACE}::registered_later", mutates_args=())
+    def later(x: Tensor) -> Tensor:
+        return x * 2
+
+    with pytest.raises(UnsupportedProgramError, match=r"torch\.library\.register_fake"):
+        capture(lambda x: later(x), (torch.ones(2),))
+    torch.library.register_fake(f"{NAMESPACE}::registered_later", torch.empty_like)
+    assert capture(lambda x: later(x), (torch.ones(2),))(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_errors_of_kernels_stay_as_they_are() -> None:
+    with pytest.raises(ValueError, match="nobody"):
+        torch.ops.functionalize_custom_ops.of_wrong_fake(torch.ones(2, device="meta"))
+    assert functionalize(_catches)(torch.ones(2)).tolist() == [2, 2]

@@ -166,3 +166,108 @@ def test_backwards_of_compiled_autograd_are_refused() -> None:
         pytest.raises(Exception, match="compiled autograd asks for a backward to be compiled"),
     ):
         torch.compile(step, backend="functionalize")(torch.ones(1, 2))
+
+
+def _own(x: torch.Tensor) -> Any:
+    y = x.clone()
+    y.add_(1)
+    return y * y._version
+
+
+def _alone(x: torch.Tensor) -> Any:
+    y = x.clone()
+    y[0].add_(1)
+    y.mul_(2)
+    return y._version
+
+
+def _decides(x: torch.Tensor) -> Any:
+    y = x.clone()
+    y.add_(1)
+    return y + 1 if y._version > 0 else y - 1
+
+
+def _keeps(x: torch.Tensor) -> Any:
+    with torch.autograd._unsafe_preserve_version_counter(x):
+        x.add_(1)
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("f", "fullgraph"),  # Dynamo itself refuses to branch on a version in one graph
+    [(_own, True), (_alone, True), (_alone, False), (_decides, False), (_keeps, True)],
+)
+def test_versions(f: Callable[..., Any], fullgraph: bool) -> None:
+    """Of what the program makes, the number of its writes."""
+    compiled = torch.compile(f, backend="functionalize", fullgraph=fullgraph)
+    for make in (lambda: torch.ones(3, 2), lambda: torch.ones(3, 2).add_(1), lambda: torch.ones(6, 2)[2:5]) * 2:
+        x, y = make(), make()
+        before = x._version, y._version
+        torch.testing.assert_close(compiled(x), f(y))
+        assert x._version - before[0] == y._version - before[1]
+
+
+def test_the_version_of_an_input_is_refused() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * x._version
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"`_version` of `l_x_`[\s\S]*py:\d+ in program"):
+        torch.compile(program, backend="functionalize")(torch.ones(2))
+
+    asked = torch.compiler.disable(lambda x: x._version)  # as the refusal advises
+    compiled = torch.compile(lambda x: x * asked(x), backend="functionalize")
+    assert compiled(torch.ones(2).add_(1)).tolist() == [2, 2]
+
+
+def test_the_base_of_an_input_is_refused() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * x._base._version  # type: ignore[union-attr]
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"is a view[\s\S]*py:\d+ in program"):
+        torch.compile(program, backend="functionalize")(torch.ones(4)[1:])
+
+
+def test_the_version_of_an_operand_is_refused_in_a_body() -> None:
+    def program(x: torch.Tensor) -> Any:
+        y = x.clone()
+        y.add_(1)
+        return torch.cond(x.sum() > 0, lambda y: y * y._version, lambda y: y - 1, (y,))
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="asks for the `_version` of an operand"):
+        torch.compile(program, backend="functionalize")(torch.ones(2))
+
+
+def _made() -> list[torch.Tensor]:
+    return [torch.ones(2), torch.tensor([1.5]), torch.arange(0.0, 1.0, 0.5), torch.tensor(3) / 2, torch.arange(3) / 3]
+
+
+def _leaves_double(x: torch.Tensor) -> Any:
+    before = torch.ones(2)
+    torch.set_default_dtype(torch.float64)
+    return before, _made(), x / 3, torch.arange(3) * 1j
+
+
+def _sets_back(x: torch.Tensor) -> Any:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    made = _made(), x * 1.5, x + torch.ones(())
+    torch.set_default_dtype(torch.float16)
+    made += (torch.cond(x.sum() > 0, lambda x: x / 3, lambda x: x + torch.ones(3), (x,)),)
+    torch.set_default_dtype(default)
+    return made, _made()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("f", [_leaves_double, _sets_back])
+def test_default_dtypes_that_a_program_sets(f: Callable[..., Any], dynamic: bool) -> None:
+    compiled = torch.compile(f, backend="functionalize", dynamic=dynamic)
+    try:
+        for default in (torch.float32, torch.float32, torch.float64, torch.float32):
+            found = []
+            for function in (f, compiled):
+                torch.set_default_dtype(default)
+                found.append((function(torch.arange(3)), torch.get_default_dtype()))
+            torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=0)
+            assert found[1][1] == found[0][1]
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -246,3 +246,15 @@ def test_what_arrays_are_hidden_in_is_refused() -> None:
         called = capture(program, (whole(),)).to_jax()
         with pytest.raises(UnsupportedProgramError, match=r"returns an object of class (function|set)"):
             called(called.initial_state, whole().numpy())
+
+
+def test_assertions_are_of_the_argument_that_was_asked() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        made = torch.ones(2, 2)
+        made.add_(1)
+        return in_one_piece(x) * y * made._version
+
+    exported = capture(program, (square(), square())).to_exported_program().module()
+    assert torch.equal(exported(square(), turned()), program(square(), turned()))
+    with pytest.raises(RuntimeError, match="`x` lies otherwise"):
+        exported(turned(), square())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from functionalize import InputMismatchError, NotCapturedWarning, capture
+from functionalize import InputMismatchError, NotCapturedWarning, UnsupportedProgramError, capture
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -789,3 +789,170 @@ def test_an_emptied_state_of_an_optimizer_is_noticed(ask: Callable[[Any], Any]) 
     optimizer.state.clear()
     assert_same(torch.full((1,), 3.0), captured(torch.ones(1)))
     assert not optimizer.state
+
+
+def _clone_that_requires_gradients(x: Tensor) -> Tensor:
+    w = x.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((w * w * x.detach()).sum(), w)
+    return gradient
+
+
+def _parameter_that_is_written(x: Tensor) -> Tensor:
+    w = torch.nn.Parameter(x.detach().clone())
+    with torch.no_grad():
+        w[0].zero_()
+        w.sub_(0.5)
+    w.data.mul_(2)
+    (w * w).sum().backward()
+    assert w.grad is not None
+    return w.grad
+
+
+def _step_of_an_optimizer(x: Tensor) -> Tensor:
+    w = torch.nn.Parameter(torch.ones(x.shape[1]))
+    optimizer = torch.optim.SGD([w], 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (x.detach() * w).pow(2).sum().backward()
+        optimizer.step()
+    return w.detach()
+
+
+def _views_of_a_leaf(x: Tensor) -> Tensor:
+    w = x.detach().clone()
+    row = w[1]
+    w.requires_grad_()
+    with torch.no_grad():
+        w.mul_(2)
+    return w.detach() + row
+
+
+def _hook_on_a_view_that_is_written(x: Tensor) -> Tensor:
+    w = x.detach().clone().requires_grad_()
+    y = w * 1
+    row = y[1]
+    row.register_hook(lambda gradient: gradient * 2)
+    row.mul_(3)
+    (gradient,) = torch.autograd.grad((y * y).sum(), w)
+    return gradient
+
+
+def _turned_in_place(x: Tensor) -> Tensor:
+    w = x.detach().clone().requires_grad_()
+    y = w * 1
+    y.t_()
+    (gradient,) = torch.autograd.grad((y * y).sum(), w)
+    return gradient
+
+
+def _asks_its_own(x: Tensor) -> Tensor:
+    y, w = x.detach().clone(memory_format=torch.contiguous_format), torch.ones(2, requires_grad=True)
+    z = y[1:]
+    y.add_(1)
+    asked = [y._version, y._is_view(), z._base is y, z.storage_offset(), y.untyped_storage().nbytes(), y.stride(0)]
+    asked += [w.is_leaf, (w * 2).grad_fn is not None, w.grad is None, y.is_contiguous(), y.is_inference()]
+    (y * 2).detach_()
+    return y * torch.tensor([float(answer) for answer in asked]).sum()
+
+
+_MEMORY = torch.arange(48.0).view(8, 6)
+OWN = [
+    _clone_that_requires_gradients,
+    _parameter_that_is_written,
+    _step_of_an_optimizer,
+    _views_of_a_leaf,
+    _hook_on_a_view_that_is_written,
+    _turned_in_place,
+    _asks_its_own,
+]
+
+
+def _of_another_version() -> Tensor:
+    return torch.ones(4, 6).add_(1).add_(1)
+
+
+def _with_hooks() -> Tensor:
+    x = torch.ones(4, 6, requires_grad=True)
+    x.register_hook(lambda gradient: gradient * 3)
+    return x
+
+
+def _with_a_gradient() -> Tensor:
+    x = torch.ones(4, 6, requires_grad=True)
+    x.sum().backward()
+    return x
+
+
+GIVEN: dict[str, Callable[[], Tensor]] = {
+    "a slice": lambda: _MEMORY[2:6],
+    "a slice of columns": lambda: _MEMORY.t()[:4, 1:7],
+    "transposed": lambda: torch.arange(24.0).view(6, 4).t(),
+    "written before": _of_another_version,
+    "computed": lambda: torch.ones(4, 6, requires_grad=True) * 2,
+    "with hooks": _with_hooks,
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("program", OWN)
+def test_what_a_program_asks_of_its_own_tensors_says_nothing_about_inputs(
+    program: Callable[[Tensor], Tensor], given: str
+) -> None:
+    found, wanted = capture(program, (GIVEN[given](),))(GIVEN[given]()), program(GIVEN[given]())
+    assert_same(wanted, found)
+    assert found._is_view() is wanted._is_view()
+
+
+@pytest.mark.parametrize("program", OWN)
+def test_calls_of_such_programs_may_pass_other_tensors_than_the_capture(program: Callable[[Tensor], Tensor]) -> None:
+    captured = capture(program, (_MEMORY[2:6],))
+    for make in (lambda: torch.ones(4, 6), _of_another_version, lambda: _MEMORY.clone()[1:5]):
+        assert_same(program(make()), captured(make()))
+    captured = capture(program, (torch.ones(4, 6, requires_grad=True),))
+    for make in (lambda: torch.ones(4, 6, requires_grad=True) * 2, _with_hooks, _with_a_gradient):
+        assert_same(program(make()), captured(make()))
+
+
+QUESTIONS: dict[str, tuple[Callable[[Tensor], Any], Callable[[], Tensor], str]] = {
+    "storage_offset": (lambda x: x.storage_offset(), lambda: _MEMORY[2:6], "storage offset"),
+    "of a view": (lambda x: x[1:].storage_offset(), lambda: _MEMORY[2:6], "storage offset"),
+    "_version": (lambda x: x._version, _of_another_version, "version"),
+    "_version of a view": (lambda x: x.detach()[1]._version, _of_another_version, "version"),
+    "bytes": (lambda x: x.untyped_storage().nbytes(), lambda: _MEMORY[:4], "storage size in bytes"),
+    "is_view": (lambda x: x._is_view(), lambda: _MEMORY[:4], "is a view"),
+    "base": (lambda x: x[0]._base is x, lambda: _MEMORY[:4], "is a view"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_what_a_program_asks_of_one_input_is_compared_of_that_input(question: str) -> None:
+    ask, other, says = QUESTIONS[question]
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return x + y + float(ask(x))
+
+    captured = capture(program, (torch.ones(4, 6), torch.ones(4, 6)))
+    assert_same(program(torch.ones(4, 6), other()), captured(torch.ones(4, 6), other()))
+    with pytest.raises(InputMismatchError, match=rf"`x`[^`]*{says}|{says}[^`]*`x`"):
+        captured(other(), torch.ones(4, 6))
+    if says != "is a view":
+        again = capture(program, (torch.ones(4, 6), torch.ones(4, 6)), on_guard_failure="recapture")
+        assert_same(program(other(), torch.ones(4, 6)), again(other(), torch.ones(4, 6)))
+
+
+def test_leaves_that_a_function_of_autograd_leads_to_are_compared() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        function = (x * 2).grad_fn
+        assert function is not None
+        return y * (type(function.next_functions[0][0]).__name__ == "AccumulateGrad")
+
+    leaf, computed = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True) * 1
+    captured = capture(program, (leaf, leaf.detach().clone().requires_grad_()))
+    assert_same(program(leaf, computed), captured(leaf, computed))
+    assert_same(program(computed, leaf), captured(computed, leaf))
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.detach_(), lambda x: x._base.sum(), lambda x: x._is_view()])
+def test_a_question_that_cannot_be_answered_names_its_line(ask: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(UnsupportedProgramError, match=r"whether `x` is a view[\s\S]*test_guards.py:\d+ in <lambda>"):
+        capture(lambda x: x * 2 + 0 * float(ask(x) is None), (_MEMORY[2:6],))

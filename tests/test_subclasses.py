@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.logging_tensor import LoggingTensor, capture_logs
 from torch.testing._internal.two_tensor import TwoTensor
@@ -187,3 +188,60 @@ def test_jagged_tensors_are_refused_where_torch_compiles() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
     with pytest.raises(Exception, match="is a NestedTensor, a subclass"):
         torch.compile(lambda x: x * 2, backend="functionalize")(nested)
+
+
+class Named(Tensor):
+    """A class of the user's that changes no operator."""
+
+
+@pytest.mark.parametrize("mode", [None, *MODES, "capture"], ids=str)
+def test_as_subclass_of_plain_tensors(mode: str | None) -> None:
+    """A view of all of the tensor, which torch takes behind the modes."""
+
+    def program(x: Tensor) -> tuple[Any, ...]:
+        x.as_subclass(torch.Tensor).mul_(2)
+        y = x * 3
+        whole, row = y.as_subclass(torch.Tensor), y[1].as_subclass(cls=torch.Tensor)
+        row.add_(whole[0])
+        return y, whole is y, row.sum()
+
+    def made() -> Any:
+        if mode is None:
+            return functionalize(program)
+        x = numbers(2, 3)
+        return capture(program, (x,)) if mode == "capture" else make_fx(functionalize(program), tracing_mode=mode)(x)
+
+    x, again = numbers(2, 3), numbers(2, 3)
+    found, wanted = made()(x), program(again)
+    torch.testing.assert_close((*found, x), (*wanted, again), rtol=0, atol=0)
+    assert "as_subclass" not in {*vars(torch.Tensor), *vars(FakeTensor)}
+
+
+def test_gradients_through_as_subclass() -> None:
+    captured = capture(lambda x: (x.as_subclass(torch.Tensor) * x).sum(), (numbers(3).requires_grad_(),))
+    x = numbers(3).requires_grad_()
+    captured(x).backward()
+    assert x.grad is not None and torch.equal(x.grad, 2 * numbers(3))
+
+
+INTO_CLASSES: list[Function] = [
+    lambda x: x.as_subclass(Named).as_subclass(Tensor),
+    lambda x: (x * 2).as_subclass(Named),
+    lambda x: Named(x * 2) + 1,
+    lambda x: torch.Tensor._make_subclass(Named, x * 2) + 1,
+]
+
+
+@pytest.mark.parametrize("f", INTO_CLASSES)
+def test_a_class_of_its_own_is_refused_in_a_capture(f: Function) -> None:
+    with pytest.raises(
+        UnsupportedProgramError, match=r"class[\s\S]*test_subclasses.py:\d+ in <lambda>[\s\S]*torch.compile"
+    ):
+        capture(f, (numbers(2),))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_torch_compile_takes_classes_that_end_inside() -> None:
+    """As the refusal advises."""
+    compiled = torch.compile(lambda x: x.as_subclass(Named).mul(2).as_subclass(Tensor), backend="functionalize")
+    assert torch.equal(compiled(numbers(2)), 2 * numbers(2))

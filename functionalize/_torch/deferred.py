@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import UnsupportedOperatorException  # raised for ops without a meta kernel
 
 from functionalize._torch.dispatch import below_dispatch, current_proxy_mode, functionalized_outside
 from functionalize._torch.fakes import CaptureFakeMode, FakeFactory, FakeTensor, FakeTensorMode, new_fake_mode

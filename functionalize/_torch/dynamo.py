@@ -6,6 +6,7 @@ Invariant: imported by the Dynamo backend alone: ``torch._dynamo`` takes seconds
 from __future__ import annotations
 
 import contextlib
+import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,15 +14,26 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher  # kernels in Python, which know symbols
-from torch._dynamo import compiled_autograd
+from torch._dynamo import compiled_autograd, convert_frame
 from torch._dynamo.backends.registry import lookup_backend  # a compiler by its name
+from torch._dynamo.tensor_version_op import _tensor_version, _unsafe_set_version_counter  # nodes of its graphs
 from torch._guards import TracingContext, detect_fake_mode, tracing  # where Dynamo keeps its symbols
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import new_fake_mode
 from functionalize._torch.sizes import hint_of
-from functionalize._torch.tensors import storage_key
+from functionalize._torch.tensors import is_view_to_autograd, storage_key
+
+_FLOATING = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}  # as a guard writes them
+
+
+def default_dtype_before() -> torch.dtype:
+    """The default dtype under which calls of the graph that Dynamo found begin: by now it is as they leave it."""
+    guard: Any = convert_frame.initial_global_state
+    if guard is None:
+        return torch.get_default_dtype()
+    return _FLOATING.get(json.loads(guard.__getstate__())["default_dtype"], torch.get_default_dtype())
 
 
 def in_compiled_autograd() -> bool:
@@ -125,6 +137,23 @@ def has_new_guards(mode: FakeTensorMode) -> bool:
     environment = mode.shape_env
     known = 0 if environment is None else len(environment.guards)
     return environment is not None and _guards.setdefault(environment, known) != known
+
+
+def asks_version(node: torch.fx.Node) -> bool:
+    """Whether a node of Dynamo's asks for the version of a tensor, to compute with it."""
+    return node.target is _tensor_version and not keeps_version(node)
+
+
+def keeps_version(node: torch.fx.Node) -> bool:
+    """Whether a node of Dynamo's asks for a version only for it to be set back."""
+    return node.target is _tensor_version and all(user.target is _unsafe_set_version_counter for user in node.users)
+
+
+def asks_base(node: torch.fx.Node) -> bool:
+    """Whether a node of Dynamo's asks of what an input is a view, and it is one."""
+    source = node.args[0] if node.target is getattr and node.args[1:] == ("_base",) else None
+    value = source.meta.get("example_value") if isinstance(source, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and source.op == "placeholder" and is_view_to_autograd(value)
 
 
 def leaves_inference_mode(graph: torch.fx.Graph) -> bool:

@@ -6,6 +6,7 @@ Invariant: a tensor made here is what FakeTensorMode would have made. Limits: st
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +16,13 @@ from typing import Any, TypeVar
 import torch
 from torch._guards import detect_fake_mode  # fake tensors are made by one mode, which may be the caller's
 from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._library import simple_registry  # where fake implementations of operators are
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
 )
 from torch.utils import _pytree as pytree
 
@@ -40,6 +43,22 @@ _ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there a
 _ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default  # torch runs its kernel on zeros
 TOLD_BY_DATA = frozenset({torch.ops.aten.equal.default, torch.ops.aten.allclose.default, _ITEM})
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+_NO_FAKE_IMPL = re.compile(r"There was no fake impl registered for <CustomOpDef\((?P<op>[^)]*)\)>")
+
+
+def operator_without_fake(error: Exception) -> str | None:
+    """The operator of which nobody says what it gives on fake tensors, if an error of torch's says that."""
+    if isinstance(error, UnsupportedOperatorException):
+        return str(error.func)
+    known = _NO_FAKE_IMPL.search(str(error)) if isinstance(error, RuntimeError) else None
+    return None if known is None else known["op"]
+
+
+def has_fake_impl(op: Any) -> bool:
+    """Whether code of the user's says what an operator gives on fake tensors."""
+    return simple_registry.singleton.find(op.name()).fake_impl.kernel is not None
 
 
 def data_dependent() -> tuple[type[Exception], ...]:

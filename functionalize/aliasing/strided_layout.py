@@ -56,8 +56,8 @@ def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The value itself if it has the strides of a layout, else a copy that has them; its lazy bits are kept."""
     if value.layout is not torch.strided or not layout.static or has_strides(value, layout.stride):
         return value
-    made = torch.empty(layout.extent, dtype=value.dtype, device=value.device)
-    return copy_into(with_lazy_bits(made.as_strided(layout.size, layout.stride, 0), Layout.of(value)), value)
+    made = torch.empty_strided(layout.size, layout.stride, dtype=value.dtype, device=value.device)  # no view
+    return copy_into(with_lazy_bits(made, Layout.of(value)), value)
 
 
 def with_strides(value: torch.Tensor, stride: Any) -> torch.Tensor:

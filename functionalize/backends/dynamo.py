@@ -17,13 +17,25 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from functionalize._torch import PLAIN_TYPES, FakeTensorMode, has_tangent, in_forward_ad
+from functionalize._torch import (
+    PLAIN_TYPES,
+    VERSION,
+    VIEW,
+    DisableTorchFunction,
+    FakeTensorMode,
+    has_tangent,
+    in_forward_ad,
+)
 from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.dynamo import (
     alias_of,
+    asks_base,
+    asks_version,
+    default_dtype_before,
     enable_python_dispatcher,
     has_new_guards,
     in_compiled_autograd,
+    keeps_version,
     known_number,
     leaves_inference_mode,
     lookup_backend,
@@ -36,18 +48,19 @@ from functionalize._torch.dynamo import (
 from functionalize._torch.sizes import has_symbol
 from functionalize._torch.tensors import autograd_base
 from functionalize.backends.view_inputs import ViewInputs
-from functionalize.call_stack import Scopes
+from functionalize.call_stack import Scopes, line_of_trace
 from functionalize.errors import UnsupportedProgramError, check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.differentiability import OverlappingInputsError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.recording_session import RecordingSession
+from functionalize.graph_capture.tracing_errors import otherwise
 from functionalize.runtime.alias_pattern import alias_pattern
 from functionalize.runtime.computation import Computed, compute, compute_differentiably, compute_undifferentiably
 from functionalize.runtime.execution import finish
 from functionalize.runtime.joint import Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
-from functionalize.runtime.modes import set_modes
+from functionalize.runtime.modes import DEFAULT_DTYPE, in_modes, set_modes
 from functionalize.runtime.objects import GraphNumber
 from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.side_effects import LeftInObjects
@@ -124,7 +137,10 @@ def dynamo_backend(
                 "them; or capture() what calls backward()",
             )
         named = lookup_backend(compiler) if isinstance(compiler, str) else compiler
-        return _Backend(graph, named, remove, partition_fn).compile(inputs)
+        for node in filter(asks_base, graph.graph.nodes):
+            raise otherwise(VIEW, node.all_input_nodes[0].name, line_of_trace(node.stack_trace))
+        modes = {DEFAULT_DTYPE: default_dtype_before()}
+        return _Backend(graph, named, remove, partition_fn, modes).compile(inputs)
 
     return functionalized
 
@@ -175,6 +191,7 @@ class _Backend:
     compiler: Compiler
     remove: str
     partition_fn: PartitionFn | None
+    modes: Mapping[str, Any]  # modes of torch that calls begin in, where Dynamo leaves them otherwise
 
     @cached_property
     def state(self) -> dict[str, torch.Tensor]:
@@ -238,6 +255,12 @@ class _Backend:
 
         ``order``: how often it is differentiated.
         """
+        with in_modes(self.modes):
+            return self._recorded(mode, fakes, views, order)
+
+    def _recorded(
+        self, mode: FakeTensorMode, fakes: Sequence[Any], views: ViewInputs, order: int
+    ) -> tuple[Recorded, Mapping[str, Any]]:
         remove_views = self.remove == "mutations_and_views"
         session = RecordingSession(mode, note_origin, remove_views=remove_views, symbolic=True, order=order)
         names = [name.replace(".", "_") for name in self.state]
@@ -270,10 +293,25 @@ class _Backend:
             found = session.record(
                 program, inputs, lambda objects, returned: LeftInObjects(), Scopes(run_call.__code__).here
             )
+        self._refuse_versions(found)
         if not leaves_inference_mode(self.graph.graph):  # else it says of each result what it is
             outputs = [replace(alias, inference=alias.inference or None) for alias in found.metadata.outputs]
             found = replace(found, metadata=replace(found.metadata, outputs=tuple(outputs)))
         return found, session.modes_left
+
+    def _refuse_versions(self, found: Recorded) -> None:
+        """Raise where the program asks for the version of an input."""
+        number = next((number for number, question in found.asked if question == VERSION), None)
+        if number is not None:
+            nodes = (node for node in self.graph.graph.nodes if asks_version(node))
+            raise UnsupportedProgramError(
+                f"the program asks for the `_version` of `{found.metadata.inputs[number].name}`, an input of the graph "
+                "that Dynamo found",
+                why="the graph is compiled once, for inputs that were written any number of times",
+                hint="ask in a function under torch.compiler.disable, or capture() the program, whose calls compare "
+                "versions",
+                at=line_of_trace(next((node.stack_trace for node in nodes), None)),
+            )
 
     def handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:
         """What the compiler makes of a graph; inputs that Dynamo knows are its own fake tensors."""
@@ -357,6 +395,12 @@ class _Runner(Interpreter):
     def __init__(self, graph: GraphModule, regions: CheckpointRegions) -> None:
         super().__init__(graph)
         self._regions = regions
+
+    def run_node(self, n: Node) -> Any:
+        if keeps_version(n):
+            with DisableTorchFunction():  # nobody is told that this is asked
+                return self.map_nodes_to_values(n.args, n)[0]._version
+        return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.higher_order.invoke_subgraph:  # a part of the program, as if it stood there

@@ -9,11 +9,10 @@ import re
 
 import torch
 
-from functionalize._torch.deferred import UnsupportedOperatorException
+from functionalize._torch.fakes import operator_without_fake
 from functionalize.call_stack import decisive_line
 from functionalize.errors import DeferredError
 
-_NO_FAKE_IMPL = re.compile(r"There was no fake impl registered for <CustomOpDef\((?P<op>[^)]*)\)>")
 _MEMORY = re.compile(  # what torch says of a tensor without memory, by the function that asks for it
     r"data is not allocated yet|Cannot access data pointer|Not available for 'meta' device|_share_\w+: only available"
     r"|aten\._pin_memory"
@@ -22,10 +21,10 @@ _MEMORY = re.compile(  # what torch says of a tensor without memory, by the func
 
 def explained(error: Exception) -> DeferredError | None:
     """An error of fake tensors in other words, where it is one of those that are known."""
-    known = _NO_FAKE_IMPL.search(str(error))
-    if known or isinstance(error, UnsupportedOperatorException):
+    operator = operator_without_fake(error) or (operator_without_fake(error.__cause__) if error.__cause__ else None)
+    if operator is not None:
         return DeferredError(
-            f"{known['op'] if known else error.args[0] if error.args else error} on deferred tensors",
+            f"{operator} on deferred tensors",
             why="the operator has no meta kernel: nobody says what its results look like without computing them",
             hint="register one (torch.library.register_fake), or call the operator outside of deferred_init and pass "
             "what it gives",

@@ -25,7 +25,6 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
-from functionalize.graph_capture.default_dtypes import DefaultDtypes
 from functionalize.graph_capture.default_generator import refuse_drawn
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
@@ -60,6 +59,7 @@ from functionalize.runtime.specialization import Capture, Recorded
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
+from functionalize.transform.autograd_notes import Questions
 from functionalize.transform.borrowed_memory import BorrowedMemory
 
 # Whether data decide; instead of them, what is to be answered; the numbers that data of their own decide by.
@@ -80,7 +80,7 @@ class CaptureSession(RecordingSession):
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
-        self._asked: set[str] = set()  # what the program has asked tensors
+        self._asked = Questions()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
@@ -89,8 +89,7 @@ class CaptureSession(RecordingSession):
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
         self._generators = generators = TorchGenerators(self._held, inputs.inputs)
-        self._dtypes, note = DefaultDtypes(), self._provenance.note
-        self._provenance.observe(self._dtypes.note)
+        note = self._provenance.note
         super().__init__(fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=order)
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
@@ -168,6 +167,9 @@ class CaptureSession(RecordingSession):
             watched = self._generators.watched(self._root, self.regions)
             with outside_of_the_caller(), watched, started_threads_refused(), streams_refused():
                 found = self._recorded()
+        except Exception as error:
+            self._check_stand_ins(error)  # it may have gone another way than in eager
+            raise
         finally:
             CAPTURES.running -= 1
             drawn = sources.restore()
@@ -235,7 +237,6 @@ class CaptureSession(RecordingSession):
         left = LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
         self._numbers.check_kept(objects.is_reached)
         self._generators.make_anew(self.recorder.tracer.graph)
-        self._dtypes.spell_out()
         return left
 
     def _follow(self, context: Any) -> None:
@@ -265,18 +266,19 @@ class CaptureSession(RecordingSession):
             return contextlib.nullcontext()
         return MergedSteps(self._inputs.state, environment, self.recorder.tracer).merged()
 
-    def _check_stand_ins(self, found: Recorded) -> None:
-        """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""
+    def _check_stand_ins(self, cause: Exception | None = None) -> None:
+        """Raise where the program asked of an input what its stand-in says otherwise."""
         for entry in self._inputs.inputs:
-            if isinstance(entry.value, torch.Tensor) and entry.fake is not None:
-                for name in sorted(found.asked & OTHERWISE.keys()):
-                    if ASKED_PROPERTIES[name](entry.value) and not ASKED_PROPERTIES[name](entry.fake):
-                        raise otherwise(name, entry.target or entry.name)
-        check_hooks(self._inputs.inputs, found.asked)
+            if not isinstance(entry.value, torch.Tensor) or entry.fake is None:
+                continue
+            for name, line in self._asked.of(id(entry.fake), id(getattr(entry.edge, "node", None))):
+                told = name in OTHERWISE and ASKED_PROPERTIES[name](entry.value)
+                if told and not ASKED_PROPERTIES[name](entry.fake):
+                    raise otherwise(name, entry.target or entry.name, line) from cause
 
-    def _questions(self) -> set[tuple[int, str]]:
-        """What the program may ask of single inputs, by their numbers: attributes, whether arguments are parameters."""
-        inputs, found = self._inputs.inputs, set[tuple[int, str]](self._attributes.asked(self._inputs.inputs))
+    def _questions(self, recorded: Recorded) -> set[tuple[int, str]]:
+        """What the program asked of inputs, by their numbers, or may have: whether arguments are parameters."""
+        inputs, found = self._inputs.inputs, {*self._attributes.asked(self._inputs.inputs), *recorded.asked}
         asking = self._inputs.follower.code.asking
         if asking["Parameter"] or asking["Buffer"]:
             tensors = [n for n, e in enumerate(inputs) if e.argument is not None and isinstance(e.value, torch.Tensor)]
@@ -286,12 +288,14 @@ class CaptureSession(RecordingSession):
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
-        self._check_stand_ins(found)
+        self._check_stand_ins()
+        check_hooks(self._inputs.inputs, found.asked)
         supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
         given = self._having_gradients
         at_new = any(id(inputs.inputs[n].value) not in given for n in metadata.gradients)  # that required none, too
         leaves_new = at_new or (bool(metadata.gradients) and not self.has_all_gradients)
-        matter = not supposed and (leaves_new or GRADIENT in found.asked)
+        questions = self._questions(found)
+        matter = not supposed and leaves_new
         assumptions = Assumptions(
             self._modes,
             inputs.settings,
@@ -300,8 +304,7 @@ class CaptureSession(RecordingSession):
             [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
             sizes=size_guards(self.fake_mode.shape_env, metadata),
             gradients_matter=matter or (bool(metadata.gradients_read) and not metadata.only_accumulates),
-            asked=found.asked,
-            questions=self._questions(),
+            asked={(n, name) for n, name in questions if not (supposed and name == GRADIENT)},
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
             asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),

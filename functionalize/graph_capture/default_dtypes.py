@@ -2,8 +2,8 @@
 
 A graph runs under the default dtype that the program began with.
 
-Invariant: each node gives the dtype that it gave. Limits: operators that take a dtype, and those of tensors that have a
-floating one; others are refused.
+Invariant: each node gives the dtype that it gave. Limits: operators that take a dtype, those of tensors that have a
+floating one, and those that compute by elements; others are refused.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from functionalize._torch import OpOverload
+from functionalize._torch import HigherOrderOperator, OpOverload, on_handles
+from functionalize.call_stack import Origin, line_of_trace
 from functionalize.errors import UnsupportedProgramError
+
+_CONVERT = torch.ops.aten._to_copy.default
 
 
 class DefaultDtypes:
@@ -29,26 +32,57 @@ class DefaultDtypes:
         if torch.get_default_dtype() is not self._first:
             self._nodes.append(node)
 
-    def spell_out(self) -> None:
-        """Have the nodes say which dtype they give.
+    def spell_out(self, root: torch.nn.Module) -> None:
+        """Have the nodes say which dtype they give; ``root``: what the attributes of their graph are found on.
 
         Raises:
             UnsupportedProgramError: one of them cannot.
         """
         for node in self._nodes:
-            value: Any = node.meta.get("val")
-            given = [one.meta.get("val") for one in node.all_input_nodes]
-            plain = not isinstance(node.target, OpOverload) or not _is_floating(value)
-            if plain or any(map(_is_floating, given)):
-                continue
-            if not any(argument.name == "dtype" for argument in node.target._schema.arguments):  # type: ignore[union-attr]
-                raise UnsupportedProgramError(
-                    f"the program sets another default dtype, under which {node.target} gives {value.dtype}",
-                    why="calls run the graph under one default dtype",
-                    hint="give tensors their dtypes by `dtype=` or `.to()`",
-                    at=node.meta["stack_trace"].location,
-                )
-            node.update_kwarg("dtype", node.kwargs.get("dtype") or value.dtype)
+            if isinstance(node.target, HigherOrderOperator):
+                _spell_out_bodies(node, root)
+            else:
+                _spell_out(node)
+
+
+def _spell_out_bodies(node: Node, root: torch.nn.Module) -> None:
+    """The same for the bodies that a higher-order operator runs."""
+    for argument in node.all_input_nodes:
+        body = getattr(root, str(argument.target), None) if argument.op == "get_attr" else None
+        for inner in list(body.graph.nodes) if isinstance(body, torch.fx.GraphModule) else ():
+            if isinstance(inner.target, HigherOrderOperator):
+                _spell_out_bodies(inner, body)
+            else:
+                _spell_out(inner)
+
+
+def _spell_out(node: Node) -> None:
+    value: Any = node.meta.get("val")
+    operands = [argument for argument in node.all_input_nodes if isinstance(argument.meta.get("val"), torch.Tensor)]
+    floating = any(_is_floating(argument.meta["val"]) for argument in operands)
+    if floating or not isinstance(node.target, OpOverload) or not _is_floating(value):
+        return
+    if any(argument.name == "dtype" for argument in node.target._schema.arguments):
+        node.update_kwarg("dtype", node.kwargs.get("dtype") or value.dtype)
+    elif operands and torch.Tag.pointwise in node.target.tags:
+        for operand in operands:
+            node.replace_input_with(operand, _converted(node, operand, value.dtype))
+    else:
+        trace = node.meta.get("stack_trace")
+        raise UnsupportedProgramError(
+            f"the program sets another default dtype, under which {node.target} gives {value.dtype}",
+            why="calls run the graph under one default dtype",
+            hint="give tensors their dtypes by `dtype=` or `.to()`",
+            at=trace.location if isinstance(trace, Origin) else line_of_trace(trace),
+        )
+
+
+def _converted(node: Node, operand: Node, dtype: torch.dtype) -> Node:
+    """An operand in the dtype to which kernels that compute by elements promote it."""
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(_CONVERT, (operand,), {"dtype": dtype})
+    made.meta = {**node.meta, "val": on_handles(torch.empty_like, (operand.meta["val"],), {"dtype": dtype})}
+    return made
 
 
 def _is_floating(value: Any) -> bool:

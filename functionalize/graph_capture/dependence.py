@@ -36,10 +36,10 @@ def reads_storages(graph: Graph) -> bool:
     return any(graph.find_nodes(op="call_function", target=op, sort=False) for op in _BY_ADDRESS)
 
 
-def counts_from_storages(graph: Graph) -> bool:
-    """Whether a graph says where in a storage something lies: it is right for inputs that lie where they did."""
+def counting_from_storages(graph: Graph) -> list[Node]:
+    """The nodes that say where in a storage something lies: they are right for inputs that lie where they did."""
     calls = [(at, graph.find_nodes(op="call_function", target=op)) for op, at in _WITH_OFFSETS.items()]
-    return any(len(node.args) > at for at, nodes in calls for node in nodes)
+    return [node for at, nodes in calls for node in nodes if len(node.args) > at]
 
 
 _PARTS_BY_ADDRESS = (aten.as_strided.default, aten.as_strided_copy.default)

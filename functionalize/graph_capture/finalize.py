@@ -14,7 +14,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from functionalize._torch import HOOKS, OFFSET, STORAGE, FakeTensor, storage_key
+from functionalize._torch import HOOKS, LAYOUT, OFFSET, STORAGE, FakeTensor, storage_key
 from functionalize._torch.fakes import CaptureFakeMode
 from functionalize._torch.tensors import SYMBOLS
 from functionalize._torch.traced_symbols import symbol_node
@@ -22,9 +22,9 @@ from functionalize._torch.tracing import keeps_workspaces, tracked_node
 from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import Historian
-from functionalize.call_stack import Origin
+from functionalize.call_stack import Location, Origin
 from functionalize.graph_capture.decisions import Decider, DecisionsOfGraph
-from functionalize.graph_capture.dependence import counts_from_storages, drop_dead
+from functionalize.graph_capture.dependence import counting_from_storages, drop_dead
 from functionalize.graph_capture.differentiability import (
     forgets,
     refuse_gradients_of_made,
@@ -47,6 +47,7 @@ from functionalize.graph_capture.output_analysis import (
     signature_of,
 )
 from functionalize.ops import tables
+from functionalize.reachability import nodes_behind
 from functionalize.runtime.decided_call import decided_ahead
 from functionalize.runtime.decisions import Decision
 from functionalize.runtime.joint import JointGraph
@@ -98,6 +99,7 @@ class GraphFinalizer:
         self._results: dict[int, int] = {}  # of handles, by number: the output that has the value
         self._written: list[tuple[OutputKind, str, Base]] = []
         self._numbers: dict[int, int] = {}  # of the inputs, by the identities of their fakes
+        self._storages = {id(entry.fake): storage_key(entry.fake) for entry in inputs if entry.fake is not None}
 
     def _name_of(self, base: Base) -> str:
         node = None if base.root.value is None else tracked_node(self.tracer, base.root.value)
@@ -389,14 +391,31 @@ class GraphFinalizer:
         specs = self.outputs.specs
         self._historian.detach()
         ended = (self.tracer.graph, self.tracer.root, metadata, joint)
-        asked = self.context.notes.asked | ({OFFSET} if counts_from_storages(self.tracer.graph) else set())
-        if any(map(self._is_resized_input, self.context.graph.bases.values())):
-            beyond = any(mutation.layout is not None for mutation in metadata.mutations)  # as far as it reached
-            asked |= {STORAGE, OFFSET} if beyond else {STORAGE}
         account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(
-            *ended, lambda: signature_of(taken, specs), *account, frozenset(asked), self.context.endings.found
+            *ended, lambda: signature_of(taken, specs), *account, self._asked(metadata), self.context.endings.found
         )
+
+    def _asked(self, metadata: ProgramMetadata) -> dict[tuple[int, str], Location | None]:
+        """What the program asked its inputs, by their numbers, with the lines that errors name."""
+        asked, storages = self.context.notes.asked, self._storages
+        for base in filter(self._is_resized_input, self.context.graph.bases.values()):
+            beyond = any(mutation.layout is not None for mutation in metadata.mutations)  # as far as it reached
+            for question in (STORAGE, OFFSET) if beyond else (STORAGE,):
+                asked.add_all(question, [storages.get(id(base.first), base.key)])
+        counting = {node.target for node in nodes_behind(counting_from_storages(self.tracer.graph))}
+        # Tensors that the program made may lie as any of those that it computed them from.
+        everywhere = {LAYOUT} if asked.keys(LAYOUT) - set(storages.values()) else set()
+        answers: dict[tuple[int, str], Location | None] = {}
+        for number, entry in enumerate(self.inputs):
+            if entry.fake is None:
+                continue
+            storage = storages.get(id(entry.fake)) or storage_key(entry.fake)  # of one that was lifted
+            keys = id(entry.fake), storage, id(getattr(entry.edge, "node", None))
+            others = everywhere | ({OFFSET} if entry.name in counting else set())
+            answers |= {(number, question): None for question in others}
+            answers |= {(number, question): line for question, line in asked.of(*keys)}
+        return answers
 
     def _is_resized_input(self, base: Base) -> bool:
         """Whether the storage of an input was resized: what it gains is not what it has."""

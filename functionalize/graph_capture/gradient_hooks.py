@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,12 @@ from torch.autograd.graph import Node
 
 from functionalize._torch import HOOKS, gradient_hooks, has_gradient_hooks, share_gradient_hooks
 from functionalize._torch.autograd import has_node_hooks
+from functionalize.call_stack import Location
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs import TracedInput, is_leaf
 from functionalize.runtime.containers import cell_content, copy_of, unchanged
 from functionalize.runtime.state_walk import StateWalk
+from functionalize.transform.autograd_notes import Questions
 
 
 def lend(inputs: Iterable[TracedInput]) -> None:
@@ -41,22 +43,20 @@ def lend(inputs: Iterable[TracedInput]) -> None:
 
 
 @contextlib.contextmanager
-def apart(inputs: Sequence[TracedInput], asked: set[str]) -> Iterator[None]:
+def apart(inputs: Sequence[TracedInput], asked: Questions) -> Iterator[None]:
     """Where gradients are taken that the program does not take itself: ``asked`` does not hear of them.
 
     The hooks that stand-ins share with what they stand for do not run: they will when a call is differentiated.
     """
     shared = [(hooks, dict(hooks)) for entry in inputs for hooks in _shared(entry)]
-    knew = HOOKS in asked
     for hooks, _ in shared:
         hooks.clear()
     try:
-        yield
+        with asked.taken_back(HOOKS):
+            yield
     finally:
         for hooks, content in shared:
             hooks.update(content)
-        if not knew:
-            asked.discard(HOOKS)
 
 
 class Contents:
@@ -82,23 +82,26 @@ class Contents:
                 )
 
 
-def check_hooks(inputs: Sequence[TracedInput], asked: frozenset[str]) -> None:
+def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], Location | None]) -> None:
     """Raise where the program left a hook on an input, or takes gradients that run hooks of autograd's functions.
+
+    ``asked``: what it asked of which inputs.
 
     Raises:
         UnsupportedProgramError: so it is.
     """
-    for entry in inputs:
+    for number, entry in enumerate(inputs):
         if entry.fake is None or not isinstance(entry.value, torch.Tensor):
             continue
         label, shared = entry.target or entry.name, set(map(id, _shared(entry)))
         if any(id(hooks) not in shared for hooks in gradient_hooks(entry.fake)):
             raise hook_left(f"on the gradient of `{label}`")
-        if HOOKS in asked and is_leaf(entry.value) and has_node_hooks(entry.value):
+        if (number, HOOKS) in asked and is_leaf(entry.value) and has_node_hooks(entry.value):
             raise UnsupportedProgramError(
                 f"the program computes gradients, and autograd's function that adds up those of `{label}` has hooks",
                 why="a capture computes them by fake tensors, whose gradients are added up by other functions",
                 hint="register the hooks on the tensor (register_hook, register_post_accumulate_grad_hook)",
+                at=asked[number, HOOKS],
             )
 
 

@@ -22,6 +22,7 @@ from functionalize.errors import DataDependentError
 from functionalize.graph_capture.arrays import refuse_shared
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.decisions import Decider
+from functionalize.graph_capture.default_dtypes import DefaultDtypes
 from functionalize.graph_capture.finalize import GraphFinalizer
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.joint_graph import JointTracer
@@ -59,6 +60,7 @@ class RecordingSession:
         """
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
         self.regions = regions = CheckpointRegions()
+        self._dtypes = dtypes = DefaultDtypes()
         self._remove_views, self._symbolic, self.order = remove_views, symbolic, order
         self.decider: Decider | None = None
         self.states: Sequence[StateWalk] = ()  # objects that the program reaches, and may change
@@ -66,6 +68,7 @@ class RecordingSession:
 
         def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
             annotate(node)
+            dtypes.note(node)
             regions.note(node)
             if draws is not None and not regions.drawn_again(node):
                 draws(node)
@@ -136,7 +139,9 @@ class RecordingSession:
 
         def end(context: Any, entries: Any, returned: Any) -> Recorded:
             context.origin = None
-            found = finalizer.finalize(entries, returned, effects(finalizer.objects, returned), joint)
+            left = effects(finalizer.objects, returned)
+            self._dtypes.spell_out(tracer.root)
+            found = finalizer.finalize(entries, returned, left, joint)
             refuse_shared(context, finalizer.handles, returned)
             refuse_resized(context.graph, entries, finalizer.handles)
             return found

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from functionalize._torch import HOOKS, LEAF_VIEW, VIEW
-from functionalize._torch.fakes import data_dependent
+from functionalize._torch import HOOKS, LEAF_VIEW, SILENT_VIEW, VIEW
+from functionalize._torch.fakes import data_dependent, operator_without_fake
 from functionalize.call_stack import decisive_line
 from functionalize.errors import DataDependentError, UnsupportedProgramError
 from functionalize.tracing.fakeify import BEYOND
@@ -36,6 +36,12 @@ _KNOWN = (
         "the program has torch fill memory with numbers of Python's that are tensors, or read it",
         "there are no values while a program is captured",
         f"make the tensor by torch.tensor or torch.stack, pass what was made as an argument, or {_OPERATOR}",
+    ),
+    _Known(
+        "is already associated to a python object of type FakeTensor",
+        "the program makes a tensor of a class of its own, of one that it computed",
+        "a captured program is of plain tensors: what the class makes of each operator would be lost",
+        "compute with plain tensors, make such of the results, or compile by torch.compile",
     ),
     _Known(
         ".numpy() is not supported for tensor subclasses",
@@ -124,6 +130,9 @@ _KNOWN = (
 
 def explained(error: Exception) -> UnsupportedProgramError | None:
     """The same error in other words, if it is one of those."""
+    operator = operator_without_fake(error)
+    if operator is not None:
+        return UnsupportedProgramError.of_operator(operator, decisive_line(error))
     for known in _KNOWN:
         if known.text in str(error):
             return UnsupportedProgramError(known.what, why=known.why, hint=known.hint, at=decisive_line(error))
@@ -197,6 +206,12 @@ OTHERWISE = {
         "to that, which has none",
         "pass a clone that requires gradients: `x.detach().clone().requires_grad_()`",
     ),
+    SILENT_VIEW: _Otherwise(
+        "the program has a view of `{}` require gradients, and writes their memory",
+        "it is a view, taken where gradients are off, of what requires some, and which the program does not get: eager "
+        "goes back to that",
+        "pass a clone, or have a clone of the view require gradients",
+    ),
     HOOKS: _Otherwise(
         "the program computes gradients, and `{}` has hooks on its own",
         "it is an argument: each call gets another, with hooks of its own, and a graph could not call what they do",
@@ -205,7 +220,7 @@ OTHERWISE = {
 }
 
 
-def otherwise(name: str, label: str) -> UnsupportedProgramError:
-    """The error for one of these; ``label``: what the input is called."""
+def otherwise(name: str, label: str, at: object) -> UnsupportedProgramError:
+    """The error for one of these; ``label``: what the input is called; ``at``: the line that asks."""
     found = OTHERWISE[name]
-    return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint)
+    return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint, at=at)

@@ -12,11 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, LEAF_VIEW, OFFSET, VIEW, gradient_hooks
+from functionalize._torch import (
+    ASKED_PROPERTIES,
+    GRADIENT,
+    HOOKS,
+    KIND,
+    LEAF,
+    LEAF_VIEW,
+    OFFSET,
+    SILENT_VIEW,
+    VIEW,
+    gradient_hooks,
+)
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.runtime.alias_pattern import Pattern, Sharing, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
@@ -30,10 +42,12 @@ from functionalize.runtime.shared_places import SharedPlaces
 from functionalize.runtime.size_guards import SizeGuards
 from functionalize.runtime.state_walk import StateWalk, containers_inside, joined
 from functionalize.runtime.tensor_properties import (
+    IDENTITY,
     INFERENCE,
     REQUIRES_GRAD,
     STRIDES,
     TENSOR_PROPERTIES,
+    AskedAttribute,
     Dimensions,
     Laid,
     answer_of,
@@ -62,6 +76,7 @@ _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     INFERENCE: (("is no inference tensor", "was none"), ("is an inference tensor", "was one")),
     LEAF: (("is no leaf", "was none"), ("is a leaf", "was one")),
     VIEW: (("is no view", "was none"), ("is a view", "was one")),
+    SILENT_VIEW: (("is no view of what requires gradients", "was none"), ("is a view of such", "was one")),
     LEAF_VIEW: (("is no leaf that is a view", "was none"), ("is a leaf, and a view", "was both")),
     HOOKS: (
         ("has no hooks on its gradient", "had none"),
@@ -84,9 +99,8 @@ class Assumptions:
     arguments: CallArguments
     values: Sequence[Any]  # of the inputs
     sizes: SizeGuards | None
-    gradients_matter: bool  # whether it matters which of the inputs have a gradient
-    asked: Set[str]  # what the program asked tensors, of `ASKED_PROPERTIES` and `LEAF`
-    questions: Set[tuple[int, str]]  # what else it may have asked, by the number of the input
+    gradients_matter: bool  # whether it matters which of the inputs have a gradient, whoever asked
+    asked: Set[tuple[int, str]]  # what the program asked, or may have asked, of inputs, by their numbers
     written: Set[int]  # inputs that autograd saw being written, also where nothing changed: leaves refuse that
     laid_out: Set[int]  # gradients of which it may see how they lie
     asks_kinds: bool  # whether the program may ask of which classes tensors of its state are
@@ -105,7 +119,8 @@ class Guards:
         self.had_gradient = {
             number: value.grad is not None
             for number, value in enumerate(values)
-            if found.gradients_matter and isinstance(value, torch.Tensor) and value.is_leaf
+            if (found.gradients_matter or (number, GRADIENT) in found.asked)
+            if isinstance(value, torch.Tensor) and value.is_leaf
             if value.requires_grad or value.grad is not None or number in metadata.gradients
         }
         written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
@@ -113,21 +128,29 @@ class Guards:
         self.leaves = {
             number: value.is_leaf
             for number, value in enumerate(values)
-            if (LEAF in found.asked or number in written) and isinstance(value, torch.Tensor)
+            if ((number, LEAF) in found.asked or number in written) and isinstance(value, torch.Tensor)
         }
         self.asked = {
-            (number, name): ASKED_PROPERTIES[name](value)
-            for name in sorted(found.asked & ASKED_PROPERTIES.keys())
-            for number, value in enumerate(values)
-            if isinstance(value, torch.Tensor) and value.layout is torch.strided
-            if self.inputs[number].gradient_of is None
-            if not (name == HOOKS and self.changes.intersection(map(id, gradient_hooks(value))))  # it removes some
-        } | {(number, name): answer_of(name, values[number]) for number, name in sorted(found.questions)}
+            (number, name): answer_of(name, values[number])
+            for number, name in sorted(found.asked, key=itemgetter(1, 0))
+            if self._is_compared(number, name, values[number])
+        }
         fixed = [number for number in found.laid_out if self.inputs[number].gradient_of not in self.dynamic]
-        self._laid = Laid({number: values[number] for number in fixed}, offset=OFFSET in found.asked)
+        offsets = {number for number, name in found.asked if name == OFFSET}
+        self._laid = Laid({number: values[number] for number in fixed}, offsets)
         self.sources = InputSources(self.inputs)
         self.sharing = Sharing(values, dict(self.sources.gradients), metadata.unused)
         self.shared_places = SharedPlaces(metadata, values, found.state, kinds=found.asks_kinds)
+
+    def _is_compared(self, number: int, question: str, value: Any) -> bool:
+        """Whether calls are to give the answer that an input gave."""
+        if question in (KIND, IDENTITY) or isinstance(question, AskedAttribute):
+            return True
+        if question not in ASKED_PROPERTIES:
+            return False
+        if value.layout is not torch.strided or self.inputs[number].gradient_of is not None:
+            return False
+        return not (question == HOOKS and self.changes.intersection(map(id, gradient_hooks(value))))  # it removes some
 
     @property
     def inputs(self) -> Sequence[GraphInput]:

@@ -45,14 +45,14 @@ def _set_deterministic(value: Any) -> None:
     torch.use_deterministic_algorithms(bool(value), warn_only=value == "warn_only")
 
 
-GRAD_MODE = "grad mode"
+GRAD_MODE, DEFAULT_DTYPE = "grad mode", "default dtype"
 MODES: dict[str, Mode] = {
     GRAD_MODE: Mode(torch.is_grad_enabled, torch.set_grad_enabled),
     "inference mode": Mode(torch.is_inference_mode_enabled),
     "autocast on cpu": Mode(partial(_autocast, "cpu"), partial(_set_autocast, "cpu")),
     "autocast on cuda": Mode(partial(_autocast, "cuda"), partial(_set_autocast, "cuda")),
     "cache of autocast": Mode(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    "default dtype": Mode(torch.get_default_dtype, torch.set_default_dtype),
+    DEFAULT_DTYPE: Mode(torch.get_default_dtype, torch.set_default_dtype),
     "default device": Mode(torch.get_default_device, torch.set_default_device),
     "use of deterministic algorithms": Mode(_deterministic, _set_deterministic),
     "number of torch function modes": Mode(function_modes),

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from functionalize._torch import pytree
 from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
+from functionalize.call_stack import Location
 from functionalize.errors import DataDependentError, InputMismatchError, in_words
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
 from functionalize.runtime.call_tree import CallTree
@@ -76,7 +77,7 @@ class Recorded:
     historian: Historian
     written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
     shared: list[list[str]]  # names of graph inputs that share a storage
-    asked: frozenset[str]  # what the program asked tensors, in the words of `Guards`
+    asked: Mapping[tuple[int, str], Location | None]  # what the program asked inputs, by number; for errors, the lines
     endings: Sequence[tuple[frozenset[Node], str]] = ()  # of gradients: the nodes whose they are, and where
     refused: Mapping[int, Exception] = field(default_factory=dict)  # results without gradients, and why
 

@@ -6,7 +6,7 @@ told by its identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -90,22 +90,22 @@ class Dimensions:
 class Laid:
     """How gradients lie in memory, by their numbers. Strides do not count where there is one position."""
 
-    def __init__(self, gradients: Mapping[int, torch.Tensor], *, offset: bool) -> None:
-        """``offset``: whether it matters where they begin."""
-        self._offset = offset
-        self._before = {number: self._of(gradient) for number, gradient in gradients.items()}
+    def __init__(self, gradients: Mapping[int, torch.Tensor], offsets: Set[int]) -> None:
+        """``offsets``: those of which it matters where they begin."""
+        self._offsets = offsets
+        self._before = {number: self._of(number, gradient) for number, gradient in gradients.items()}
 
     def differing(self, values: Sequence[Any]) -> tuple[int, Any, Any] | None:
         """The first that is there and lies otherwise: its number, how it lies, how it did."""
         for number, before in self._before.items():
-            now = before if values[number] is None else self._of(values[number])
+            now = before if values[number] is None else self._of(number, values[number])
             if now != before:
                 return number, now, before
         return None
 
-    def _of(self, gradient: torch.Tensor) -> Any:
+    def _of(self, number: int, gradient: torch.Tensor) -> Any:
         if gradient.layout is not torch.strided or gradient.is_nested:
             return gradient.layout
         pairs = zip(gradient.stride(), gradient.size(), strict=True)
         strides = tuple(stride for stride, size in pairs if size > 1)
-        return (strides, gradient.storage_offset()) if self._offset else strides
+        return (strides, gradient.storage_offset()) if number in self._offsets else strides

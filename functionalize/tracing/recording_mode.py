@@ -189,8 +189,8 @@ class RecordingMode(ProxyTorchDispatchMode):
         for node in reversed(self.tracer.graph.nodes):
             if node is last:
                 break
-            if node.meta.keys().isdisjoint(ORIGIN):  # a result of an earlier op may be among the new ones
-                self._annotate(node)
+            if node.target is not operator.getitem or node.meta.keys().isdisjoint(ORIGIN):
+                self._annotate(node)  # but for results of earlier ops that are among the new ones
         return out
 
 

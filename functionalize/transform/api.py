@@ -25,6 +25,7 @@ from functionalize.transform.epilogue import Epilogue, Input
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
 from functionalize.transform.handlers.higher_order import Frame
 from functionalize.transform.handlers.padded_encoders import zeros_for_padding
+from functionalize.transform.handlers.subclasses import as_subclass_seen
 from functionalize.transform.mode import FunctionalizeMode
 
 End = Callable[[FunctionalizationContext, list[Input], Any], Any]
@@ -134,8 +135,10 @@ def run_call(
         if context.unseen is not None:
             context.unseen.note([entry.handle for entry in inputs])
     try:
-        with FunctionalizeFunctionMode(context), zeros_for_padding(), mode:
+        with FunctionalizeFunctionMode(context), zeros_for_padding(), as_subclass_seen(), mode:
             outputs = func(*args, **kwargs)
+        if mode.refusal is not None:
+            raise mode.refusal
         if context.unseen is not None:
             with DisableTorchFunction():
                 context.unseen.adopt(handles_in(outputs))

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
 
-from functionalize._torch import LAYOUT, LEAF_VIEW, VIEW, FakeTensor, pytree, storage_key
+from functionalize._torch import (
+    BEGIN,
+    HOOKS,
+    LAYOUT,
+    LEAF_VIEW,
+    OFFSET,
+    SILENT_VIEW,
+    STORAGE,
+    VERSION,
+    VIEW,
+    FakeTensor,
+    pytree,
+    storage_key,
+)
 from functionalize._torch.dispatch import identity_of
 from functionalize._torch.tensors import (
     autograd_base,
@@ -25,6 +38,7 @@ from functionalize.aliasing.geometry import Layout, hinted_span, same
 from functionalize.aliasing.overlap import box_of
 from functionalize.call_stack import Location, user_location
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.reachability import functions_behind
 from functionalize.transform.lost_views import LostViews
 
 # Generators of random numbers that a program passed, by who they are in C++.
@@ -89,6 +103,66 @@ class Reshapes:
         self.lost_views.close()
 
 
+class Questions:
+    """What a program asked its tensors of which others like them may say otherwise: each of the tensor that was asked.
+
+    Inputs live as long as the program runs. So what was asked of a tensor that it made is, by the identity of that
+    tensor or of its memory, never taken for a question about an input.
+    """
+
+    _OF_MEMORY = frozenset({OFFSET, BEGIN, STORAGE, VERSION, LAYOUT})  # all tensors of a storage tell about one another
+    _REFUSED = frozenset({VIEW, SILENT_VIEW, LEAF_VIEW, HOOKS})  # these name the line that asked
+
+    def __init__(self) -> None:
+        self._asked: dict[str, dict[int, Location | None]] = {}
+
+    def __contains__(self, question: str) -> bool:
+        """Whether any tensor was asked."""
+        return question in self._asked
+
+    def add(self, question: str, tensor: torch.Tensor) -> None:
+        """Note a question."""
+        self.add_all(question, [storage_key(tensor) if question in self._OF_MEMORY else id(tensor)])
+
+    def add_all(self, question: str, keys: Iterable[int]) -> None:
+        """Note a question about tensors, leaves and functions of autograd, or memories, by their identities."""
+        asked = self._asked.setdefault(question, {})
+        for key in keys:
+            if key not in asked:
+                asked[key] = user_location() if question in self._REFUSED else None
+
+    def add_behind(self, question: str, results: Iterable[Any]) -> None:
+        """Note a question about all that autograd computed tensors, or its own functions, from."""
+        functions: list[Any] = []
+        for result in results:
+            with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
+                functions += [result.grad_fn if isinstance(result, torch.Tensor) else result]
+        behind = functions_behind(one for one in functions if hasattr(one, "next_functions"))
+        self.add_all(question, [id(getattr(function, "variable", function)) for function in behind])
+
+    def of(self, *keys: int) -> Iterator[tuple[str, Location | None]]:
+        """What was asked of a tensor, by the identities that it has, with the lines that the errors name."""
+        for question, asked in self._asked.items():
+            key = next((key for key in keys if key in asked), None)
+            if key is not None:
+                yield question, asked[key]
+
+    def keys(self, question: str) -> Set[int]:
+        """Of whom something was asked."""
+        return self._asked.get(question, {}).keys()
+
+    @contextlib.contextmanager
+    def taken_back(self, question: str) -> Iterator[None]:
+        """Around what asks a question that the program does not ask."""
+        before = dict(self._asked[question]) if question in self._asked else None
+        try:
+            yield
+        finally:
+            self._asked.pop(question, None)
+            if before is not None:
+                self._asked[question] = before
+
+
 class AutogradNotes:
     """The notes of one call."""
 
@@ -96,7 +170,7 @@ class AutogradNotes:
         # Functions of autograd, and leaves, whose gradients the program changes by hooks, or that lie elsewhere than
         # the memory that it gave them by `.data =`.
         self.hooked: list[Any] = []
-        self.asked: set[str] = set()  # what the program asked tensors of which others like them may say otherwise
+        self.asked = Questions()
         self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
@@ -106,7 +180,8 @@ class AutogradNotes:
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
-        self._laid: set[int] = set()  # storages of tensors that are views of one another or copies, by their strides
+        # Storages of tensors that are views of one another or copies, by the strides of tensors in other storages.
+        self._laid: dict[int, set[int]] = {}
         # By identity, views of what is not contiguous, which was written since.
         self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
         # Storages of which `as_strided` took what the tensor does not show, and the lines.
@@ -121,11 +196,11 @@ class AutogradNotes:
         if isinstance(generator, torch.Generator):
             self.generators.setdefault(identity_of(generator), []).append(weakref.ref(generator))
 
-    def note_required(self, handle: torch.Tensor, has_views: bool) -> None:
-        """Note that a handle is told to require gradients."""
+    def note_required(self, handle: torch.Tensor, beside: Iterable[torch.Tensor]) -> None:
+        """Note that a handle is told to require gradients; ``beside``: the others that have its memory."""
         self._told.setdefault(id(handle), (handle, False))
-        if has_views:
-            self.asked.add(VIEW)  # to autograd these are views of what the tensor itself may be one of
+        if any(is_view_to_autograd(other) and autograd_base(other) is handle for other in beside):
+            self.asked.add(VIEW, handle)  # to autograd these are views of what the tensor itself may be one of
 
     def note_hook(self, handle: torch.Tensor, is_given: bool) -> None:
         """Note a hook on the gradient of a handle; ``is_given``: whether the program has it from its caller."""
@@ -135,7 +210,8 @@ class AutogradNotes:
 
     def note_laid(self, source: torch.Tensor, out: torch.Tensor) -> None:
         """Note a view that would have been a copy, or the reverse, had the tensor other strides."""
-        self._laid |= {storage_key(source), storage_key(out)}
+        for storage in (storage_key(source), storage_key(out)):
+            self._laid.setdefault(storage, set()).add(storage_key(source))
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
         """Note a write: of what is no tensor of the trace's, or of which autograd does not tell all that share memory.
@@ -145,38 +221,45 @@ class AutogradNotes:
         self.reshapes.lost_views.note_write(handle, base)
         self.finds_beyond |= base.key in self._beyond
         if base.key in self._laid:
-            self.asked.add(LAYOUT)
+            self.asked.add_all(LAYOUT, self._laid[base.key])
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
         if handle.requires_grad and len(base.handles) > 1:
             self._note_older_views(handle, base)
-        there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._told else []
-        if any(id(other) in self._told and (len(there) > 1 or self._told[id(other)][1]) for other in there):
-            self.asked.add(VIEW)  # a write makes autograd look for the others where that begins
+        self._note_told(base)
         self._note_views_of_leaves(base)
         if self.hides_writes is False:
             told = autograd_base(handle) if torch.is_grad_enabled() and handle.requires_grad else None
             others = (other for ref in base.handles.values() if (other := ref()) is not None)
             self.hides_writes = any(other.requires_grad and autograd_base(other) is not told for other in others)
 
+    def _note_told(self, base: Base) -> None:
+        """Note where memory changes of what was told to require gradients: autograd looks for it where that begins."""
+        there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._told else []
+        for other in there:
+            if id(other) in self._told and (len(there) > 1 or self._told[id(other)][1]):
+                self.asked.add(VIEW, other)
+                self.asked.add(SILENT_VIEW, autograd_base(other))
+
     def _note_views_of_leaves(self, base: Base) -> None:
         """Note where memory changes: autograd goes back to what a leaf was a view of when it was made a leaf."""
-        if len(base.handles) > 1 and LEAF_VIEW not in self.asked:
+        if len(base.handles) > 1:
             there = [other for ref in base.handles.values() if (other := ref()) is not None and other.requires_grad]
-            if any(is_view_to_autograd(other) and is_leaf_to_autograd(autograd_base(other)) for other in there):
-                self.asked.add(LEAF_VIEW)
+            for other in there:
+                if is_view_to_autograd(other) and is_leaf_to_autograd(autograd_base(other)):
+                    self.asked.add(LEAF_VIEW, autograd_base(other))
 
     def note_view(self, source: torch.Tensor) -> None:
         """Note that a view of a handle is made while gradients are off: it requires some where its base does."""
         if source.requires_grad and is_leaf_to_autograd(autograd_base(source)):
-            self.asked.add(LEAF_VIEW)
+            self.asked.add(LEAF_VIEW, autograd_base(source))
 
     def note_given(self, handles: Iterable[torch.Tensor]) -> None:
         """Note what the program gives its caller: views that were made with gradients off, as above."""
         for handle in handles:
             silent = handle.requires_grad and is_view_to_autograd(handle) and not is_taken_again(handle)
             if silent and is_leaf_to_autograd(autograd_base(handle)):
-                self.asked.add(LEAF_VIEW)
+                self.asked.add(LEAF_VIEW, autograd_base(handle))
 
     def _note_older_views(self, handle: torch.Tensor, base: Base) -> None:
         others = [other for ref in base.handles.values() if (other := ref()) is not None and other is not handle]
@@ -245,13 +328,13 @@ class AutogradNotes:
         self.reshapes.note(handle, views)
         self.finds_beyond |= storage_key(handle) in self._beyond
         if handle.requires_grad and views_lose and torch.is_grad_enabled():
-            self.asked.add(VIEW)  # autograd finds these in what the handle becomes, or in what that is a view of
+            self.asked.add(VIEW, handle)  # autograd finds these in what it becomes, or in what that is a view of
             self.reshapes.lost_views.note_lost()
 
     def note_reshaped(self, handle: torch.Tensor, before: View) -> None:
         """Note that a fake handle has got other metadata; ``before``: what it showed."""
         if is_leaf_to_autograd(handle) and len(before.base.handles) > 1:
-            self.asked.add(LEAF_VIEW)
+            self.asked.add(LEAF_VIEW, handle)
         self.reshapes.note_silent(handle, before)
         self.reshapes.lost_views.note_turn(handle, before.base)
 

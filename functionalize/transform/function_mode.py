@@ -42,6 +42,7 @@ from functionalize._torch import (
     unwrap_functorch,
 )
 from functionalize._torch.autograd import SET_GRAD_MODE
+from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.copies import deep_copy, reduced
@@ -56,6 +57,7 @@ _GRAD: Any = torch.Tensor.grad  # stubs call it a tensor
 _LOSE_OUT = frozenset({torch.linalg.matrix_rank})
 _DROPOUTS = {torch.dropout, torch.nn.functional.dropout}
 _BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+_INPUTS = {torch.autograd.grad: 1, torch.autograd.backward: 5, torch.Tensor.backward: 4}  # where they are passed
 _OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "set_")
 _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
     **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), (OFFSET,)),
@@ -151,7 +153,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in ELEMENTS and self._context.has_unknown_elements(args[0]):
             return ELEMENTS[func](args[0])
         if func in _ASKS:
-            self._context.notes.asked.update(_ASKS[func])
+            self._note_questions(func, args, kwargs)
         if func in _METHODS:
             return _METHODS[func](self, func, args, kwargs)
         if func in _NOTED:
@@ -169,6 +171,17 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
         return func(*args, **kwargs)
+
+    def _note_questions(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note what the program asks of which tensors."""
+        asked = self._context.notes.asked
+        for tensor in tensor_leaves(args, kwargs):
+            for question in _ASKS[func]:
+                asked.add(question, tensor)
+            if func == ASK_BASE:  # a view shows what it is a view of
+                asked.add(VIEW, autograd_base(tensor))
+            if func == _GRAD_FN:  # which leads to the leaves that the tensor was computed from
+                asked.add_behind(LEAF, [tensor])
 
     def _reshape(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Copy, or say how a tensor lies: torch takes no size that the data tell for one, which can lie in any way."""
@@ -188,12 +201,21 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
 
     def _differentiate(self, func: Any, args: Any, kwargs: Any) -> Any:
         notes = self._context.notes
-        notes.asked.add(HOOKS)
+        self._note_hooks_of(func, args, kwargs)
         if func is torch.autograd.grad and self._context.executor.observed:
             notes.refuse_laid_out_otherwise(args[1] if len(args) > 1 else kwargs.get("inputs"))
         gradients = self._context.differentiate(func, args, kwargs)
         notes.note_gradients(gradients)
         return gradients
+
+    def _note_hooks_of(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note whose hooks on gradients a backward runs: of those that it is asked for, or of all that it leads to."""
+        asked, position = self._context.notes.asked, _INPUTS[func]
+        inputs = pytree.tree_leaves(args[position] if len(args) > position else kwargs.get("inputs"))
+        if not (inputs and all(isinstance(one, torch.Tensor) for one in inputs)):
+            inputs = pytree.tree_leaves(args[0] if args else next(iter(kwargs.values())))
+            asked.add_behind(HOOKS, inputs)
+        asked.add_all(HOOKS, map(id, inputs))
 
     def _note(self, func: Any, tensors: list[torch.Tensor]) -> None:
         """Note what becomes of the gradients of tensors; refuse what only eager counts."""
@@ -212,7 +234,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         elif func == _GRAD_FN:
             self._context.endings.note(tensor, "with its function given, which takes hooks")
         elif func is _REQUIRE:
-            notes.note_required(tensor, bool(self._context.views_beside(tensor)))
+            notes.note_required(tensor, self._context.views_beside(tensor))
         else:
             executor = self._context.executor
             self._context.endings.note(tensor, "with a hook on its gradient")

@@ -15,6 +15,7 @@ from torch.fx import has_side_effect
 
 from functionalize._torch import (
     PLAIN_TYPES,
+    VERSION,
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
@@ -28,6 +29,7 @@ from functionalize._torch import (
     mode_stack,
     offset_of_part,
     on_handles,
+    set_versions,
     storage_key,
     unbacked,
     uncompiled,
@@ -36,6 +38,7 @@ from functionalize.aliasing import view_rules
 from functionalize.aliasing.bases import View
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
+from functionalize.errors import UnsupportedProgramError
 from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
@@ -71,6 +74,7 @@ class FunctionalizeMode(TorchDispatchMode):
         self._tracer = self.context.executor.proxies
         self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
         self._bases, self._run = self.context.graph.bases, self.context.executor.run
+        self.refusal: UnsupportedProgramError | None = None  # raised in the end, too: the program may have caught it
         self._suspects = self.context.notes.reshapes.lost_views.suspects
 
     @classmethod
@@ -127,6 +131,14 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _metadata(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return on_handles(func, args, kwargs)
+
+    def _version(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> int:
+        """How often autograd was told of writes: by the program's own tensor, which counts them."""
+        self.context.notes.asked.add(VERSION, args[0])
+        return args[0]._version  # type: ignore[no-any-return]
+
+    def _set_version(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
+        set_versions(*args)
 
     def _is_set_to(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
         """Whether two handles show the same elements; fake ones say no, as torch makes storages for the answer."""
@@ -322,6 +334,10 @@ Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
 _FUNCTIONAL = FunctionalizeMode._functional
 _NO_USES = frozenset({FunctionalizeMode._metadata, FunctionalizeMode._inplace_view})  # autograd takes no view for them
+_OF_VERSIONS: dict[str, Handler] = {  # by name: some are there once Dynamo has been imported
+    **dict.fromkeys(("aten::_version", "prims::_tensor_version"), FunctionalizeMode._version),
+    "prims::_unsafe_set_version_counter": FunctionalizeMode._set_version,
+}
 _BY_OP: dict[Any, Handler] = {
     # Questions that a handle answers, whatever its value.
     **dict.fromkeys(
@@ -394,22 +410,32 @@ def _choose(func: Any) -> Handler:
         has_side_effect(func)  # no pass of FX takes its nodes for dead
     if func in _BY_OP:
         return _BY_OP[func]
+    if func.name() in _OF_VERSIONS:
+        return _OF_VERSIONS[func.name()]
     if func in (aten.slice.Tensor, aten.select.int):
         return _part
     handler = _by_row(func)
-    if func.namespace not in _DIFFERENTIABLE:
-        return _custom(handler)
+    if func.namespace not in _OF_TORCH:
+        return _of_users(handler)
     return _squeezing(handler) if func.overloadpacket in _SQUEEZES else handler
 
 
-_DIFFERENTIABLE = ("aten", "prims", "prim")  # the namespaces of operators that all have formulas, or say they have none
+_OF_TORCH = ("aten", "prims", "prim")  # the namespaces of operators that all have fakes and formulas, or need none
 
 
-def _custom(handler: Handler) -> Handler:
-    """The same, with gradients as eager has them, or none."""
+def _of_users(handler: Handler) -> Handler:
+    """A handler for an operator of the user's: its fake implementation or its autograd formula may be missing."""
 
     def run(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        return custom_ops.with_gradients(mode.context, func, partial(handler, mode, func, args, kwargs), args, kwargs)
+        handled = partial(handler, mode, func, args, kwargs)
+        try:
+            return custom_ops.with_gradients(mode.context, func, handled, args, kwargs)
+        except Exception as error:
+            refusal = custom_ops.refused_on_fakes(func, args, kwargs, error)
+            if refusal is None:
+                raise
+            mode.refusal = mode.refusal or refusal
+            raise refusal from error
 
     return run
 

@@ -48,9 +48,7 @@ class UnseenAliases:
             known = None if together is None else together.get(Layout.of(tensor).key)
             if known is None or known is tensor or not self._executor.is_constant(tensor):
                 continue
-            view = self._graph.find(tensor)
-            if view is not None:
-                self._graph.track(tensor, view)
+            self._graph.track(tensor, self._graph.ensure(known))
             self._executor.retarget_proxy(tensor, known)
 
     def let_go(self, tensor: torch.Tensor) -> None:

@@ -83,6 +83,8 @@ def calls_of(program: Program) -> list[Call]:
         first = replace(gradients(rng, first), changes=())
     if rng.random() < 0.1:
         first = replace(mode(rng, first), changes=())
+    if rng.random() < 0.4:
+        first = replace(slices(rng, first), changes=())
     if not well_defined(first.program):
         first = Call(program)
     others = [_other(random.Random(f"{program.seed} call {n}"), first) for n in range(CALLS)]
@@ -274,6 +276,15 @@ def gradients(rng: random.Random, call: Call) -> Call:
         kind = rng.choice(kinds) if smooth else ""
         made[entry.name] = replace(entry, gradient=made[entry.same_as].gradient if entry.same_as else kind)
     return _with_inputs(call, list(made.values()))
+
+
+@change
+def slices(rng: random.Random, call: Call) -> Call:
+    """Inputs that autograd knows for slices of their memory, or no longer."""
+    dtypes = {storage.name: storage.dtype for storage in call.program.storages}
+    drawn = {entry.name: rng.random() < 0.7 and dtypes[entry.storage] == entry.dtype for entry in call.program.inputs}
+    inputs = [replace(entry, sliced=drawn[entry.same_as or entry.name]) for entry in call.program.inputs]
+    return _with_inputs(call, inputs)
 
 
 @change

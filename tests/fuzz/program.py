@@ -49,11 +49,12 @@ class Input:
     offset: int
     same_as: str = ""  # the input that this one is, not a tensor of its own
     gradient: str = ""  # "leaf", "computed" from a leaf, or "view" of a storage that is
+    sliced: bool = False  # whether autograd knows it for a view of its storage, without gradients
 
     def source(self) -> str:
         if self.same_as:
             return f"{self.name} = {self.same_as}"
-        if self.gradient == "view":
+        if self.gradient == "view" or (self.sliced and not self.gradient):
             return f"{self.name} = {self.storage}.as_strided({self.size}, {self.stride}, {self.offset})"
         source = (
             f"{self.name} = torch.empty(0, dtype=torch.{self.dtype})"

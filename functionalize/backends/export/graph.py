@@ -15,7 +15,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from functionalize._torch import BEGIN, OFFSET, SYMBOLS, pytree
+from functionalize._torch import BEGIN, LAYOUT, OFFSET, SYMBOLS, pytree
 from functionalize._torch.exporting import ExportFakes, viewing
 from functionalize.backends.decompose import for_export, without_scales
 from functionalize.backends.export.emitter import Emitter
@@ -118,8 +118,10 @@ class ExportGraph:
                 continue
             if not isinstance(node.meta["val"], torch.Tensor):
                 continue
-            begin = answers.get((one.number, OFFSET), 0) if BEGIN in asked or one.number in counted else None
-            self.causes += assert_arguments(self.emitter.graph, node, asked, begin)
+            begins = (one.number, BEGIN) in asked or one.number in counted
+            begin = answers.get((one.number, OFFSET), 0) if begins else None
+            layout = (one.number, LAYOUT) in asked
+            self.causes += assert_arguments(self.emitter.graph, node, begin, layout=layout)
 
     def _copy(self, node: Node, known: dict[Node, Any]) -> Any:
         read = known.get(node.args[0]) if node.target is aten._local_scalar_dense.default else None  # type: ignore[arg-type]

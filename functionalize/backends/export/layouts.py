@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from functionalize._torch import LAYOUT
 from functionalize.backends.export.example_call import concrete
 from functionalize.errors import UnsupportedExportError
 
@@ -34,10 +33,11 @@ def counts_from_storage(tensor: Node) -> bool:
     return any(user.target in ADDRESSING and user.args[0] is tensor for user in tensor.users)
 
 
-def assert_arguments(graph: Graph, argument: Node, asked: frozenset[str], begin: int | None) -> Iterator[str]:
+def assert_arguments(graph: Graph, argument: Node, begin: int | None, *, layout: bool) -> Iterator[str]:
     """Assert at the end of a graph that an argument is of its dtype, and lies as it does; why that cannot be.
 
-    ``begin``: where it begins in its storage, if elements are taken by their places there.
+    ``begin``: where it begins in its storage, if elements are taken by their places there; ``layout``: whether its
+    strides matter.
     """
     look = argument.meta["val"]
     _call(graph, _METADATA, (argument, None, None, look.dtype), None)
@@ -45,7 +45,7 @@ def assert_arguments(graph: Graph, argument: Node, asked: frozenset[str], begin:
         found = _call(graph, _OFFSET, (argument,), begin)
         _assert(graph, _call(graph, operator.eq, (found, begin), True), f"began at {begin} in its storage")
         argument.meta["val"] = _begun_at(look, begin)  # so that torch, which runs the graph on it, finds it so
-    if LAYOUT not in asked or not look.dim():
+    if not (layout and look.dim()):
         return
     memory_format = _format(look)
     if memory_format is not None:

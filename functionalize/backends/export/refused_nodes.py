@@ -36,7 +36,7 @@ def refused_nodes(graph: Graph, root: torch.nn.Module, recorded: Recorded) -> It
     yield from _draws_from_generators(graph, root)
     if recorded.metadata.gives_gradients:
         yield *_GRADIENT_OF_RESULT, ""
-    if VERSION in recorded.asked:
+    if any(question == VERSION for _, question in recorded.asked):
         yield *_ASKED_VERSION, ""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import (
+    FakeTensor,
     above_autograd,
     auto_functionalized,
     auto_functionalized_v2,
@@ -24,6 +25,7 @@ from functionalize._torch import (
     kernel_of,
     storage_key,
 )
+from functionalize._torch.fakes import data_dependent, has_fake_impl, operator_without_fake
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.overlap import flat_base_layout, spans_disjoint_guarded
 from functionalize.aliasing.tensor_queries import is_fake, tensor_leaves
@@ -111,6 +113,28 @@ class WithoutFormula(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise ctx.refusal
+
+
+def refused_on_fakes(op: Any, args: Sequence[Any], kwargs: Kwargs, error: Exception) -> UnsupportedProgramError | None:
+    """Why an operator of the user's raises on fake tensors, if the reason is that these are fake."""
+    operator = operator_without_fake(error)
+    if operator is not None:
+        return UnsupportedProgramError.of_operator(operator)
+    fake = any(isinstance(leaf, FakeTensor) for leaf in tensor_leaves(args, kwargs))
+    if isinstance(error, UnsupportedProgramError) or not fake or not has_fake_impl(op):
+        return None
+    if isinstance(error, data_dependent()):
+        return UnsupportedProgramError(
+            f"the fake implementation of {op.name()} reads the values of a tensor",
+            why="fake tensors have none",
+            hint="for a size that depends on data take a symbol there: torch.library.get_ctx().new_dynamic_size()",
+        )
+    return UnsupportedProgramError(
+        f"the fake implementation of {op.name()} raises {type(error).__name__}: {error}",
+        why="a program is traced on fake tensors, where this runs in place of the operator",
+        hint="if eager raises as well, pass other arguments; else correct the fake implementation, which "
+        "torch.library.opcheck tests",
+    )
 
 
 def _in_graph(call: WritingCall) -> Any:

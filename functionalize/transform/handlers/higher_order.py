@@ -15,10 +15,18 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import HigherOrderOperator, OpOverload, mode_stack, pytree, storage_key, unwrap_functorch
+from functionalize._torch import (
+    VERSION,
+    HigherOrderOperator,
+    OpOverload,
+    mode_stack,
+    pytree,
+    storage_key,
+    unwrap_functorch,
+)
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.tensor_queries import tensor_leaves
-from functionalize.errors import UnsupportedMutationError
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue
 
@@ -49,6 +57,13 @@ class Frame:
 
     def leave(self, args: tuple[Any, ...], outputs: Any, epilogue: Epilogue) -> Any:
         """The body's results, followed by the new values of the operands in ``given``."""
+        asked = epilogue.context.notes.asked.keys(VERSION)
+        if asked and not asked.isdisjoint(map(storage_key, tensor_leaves(args, {}))):
+            raise UnsupportedProgramError(
+                f"a body of {self.func} asks for the `_version` of an operand",
+                why="in a graph a body is a function of values, which count no writes",
+                hint="ask outside of the body, and use the number in it",
+            )
         position = {id(unwrap_functorch(arg)): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         leaves, self.spec = pytree.tree_flatten(outputs)
         self.strides = [_strides(leaf) for leaf in leaves]
