@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,15 +33,17 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         return _without_inputs(joint, compile_fn)
     strides = _strides_of_tangents(joint)
     copies = _views_for_copies(joint.module.graph)
-    drawn = _keep_draws(joint.module.graph, own)
+    draws = _keep_draws(joint.module.graph, own)
+    sequence = [node.name for node in joint.module.graph.nodes if is_random(node)]
     with partitioning(joint.module):
         cut = partition_fn or default_partition_fn()
-        forward, backward = cut(joint.module, (), num_fwd_outputs=own + drawn)
+        forward, backward = cut(joint.module, (), num_fwd_outputs=own + draws.forward)
     results = _outputs(forward)
-    forward.graph.output_node().args = ((*results[:own], *results[own + drawn :]),)
+    forward.graph.output_node().args = ((*results[:own], *results[own + draws.forward :]),)
     _save_bases(forward, backward, copies, own)
+    _draw_in_order(backward.graph, sequence)
     names = {f"primals_{number}": name for number, name in zip(joint.numbers, joint.names, strict=True)}
-    outputs, gradients = _outputs(forward), _outputs(backward)
+    outputs, gradients = _outputs(forward), _outputs(backward)[draws.backward :]
     saved = _saved(backward, outputs, own, {name: position for position, name in enumerate(names)})
     results = outputs[:own]
     results += [source for source in saved if isinstance(source, Node) and source not in results]
@@ -82,16 +85,43 @@ def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
     return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], doubles, [], [])
 
 
-def _keep_draws(graph: Graph, own: int) -> int:
-    """Have the forward give the random numbers that nobody reads, which partition functions drop; returns how many.
+@dataclass(frozen=True)
+class _UnreadDraws:
+    """How many random numbers that nobody reads the halves of a graph draw."""
+
+    forward: int
+    backward: int
+
+
+def _keep_draws(graph: Graph, own: int) -> _UnreadDraws:
+    """Have the halves give the random numbers that nobody reads, which partition functions drop.
 
     Those that are drawn after them are other ones without them.
     """
     ends = _outputs_of(graph)
     read = nodes_behind(ends)
     drawn = [node for node in graph.nodes if node not in read and is_random(node)]
-    graph.output_node().args = ((*ends[:own], *drawn, *ends[own:]),)
-    return len(drawn)
+    later = [node for node in drawn if node.meta.get("partitioner_tag") == "must_be_in_backward"]
+    sooner = [node for node in drawn if node not in later]
+    graph.output_node().args = ((*ends[:own], *sooner, *later, *ends[own:]),)
+    return _UnreadDraws(len(sooner), len(later))
+
+
+def _draw_in_order(graph: Graph, names: Sequence[str]) -> None:
+    """Have a backward draw in the order of ``names``: partition functions put first what is used first."""
+    places = {name: place for place, name in enumerate(names)}
+    drawn = [node for node in graph.nodes if node.op == "call_function" and node.name in places]
+    wanted = sorted(drawn, key=lambda node: places[node.name])
+    if drawn == wanted:
+        return
+    moved = dict[Node, None]()
+    for draw in wanted:
+        behind = nodes_behind([draw])
+        moved.update(dict.fromkeys(node for node in graph.nodes if node in behind and node.op != "placeholder"))
+    for node in reversed(moved):
+        first = next(other for other in graph.nodes if other.op != "placeholder")
+        if first is not node:
+            first.prepend(node)
 
 
 def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any, Any], own: int) -> None:
