@@ -360,7 +360,7 @@ class _Runner(Interpreter):
             return _Runner(args[0], self._regions).run(*args[2:])
         if target is not torch.ops.higher_order.tag_activation_checkpoint:
             return super().call_function(target, args, kwargs)
-        with self._regions.inside():
+        with self._regions.inside(draws_the_same=kwargs.get("preserve_rng_state", True)):
             return _Runner(args[0], self._regions).run(*args[1:])
 
 

@@ -15,15 +15,20 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
-from torch.fx import Graph, Node
+import torch
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import CheckpointPolicy
 
 from functionalize._torch.autograd import checkpoint_frame, in_reentrant_checkpoint, selected
+from functionalize._torch.dispatch import kernels_alone
+from functionalize._torch.sizes import unbacked
+from functionalize._torch.tensors import SYMBOLS
 from functionalize.errors import UnsupportedProgramError
-from functionalize.runtime.random_state import is_random
+from functionalize.runtime.random_state import is_random, source_of
 
 
 class CheckpointRegions:
@@ -37,14 +42,19 @@ class CheckpointRegions:
         self._first: dict[Node, int] = {}  # nodes of the first runs, each with the number of its region
         self._second: dict[Node, int] = {}
         self._inside: int | None = None
+        self._draws_the_same = True  # in the second run of the regions around
         self._running_again: list[int] = []  # regions, by number, the innermost last
-        self._values = _Values()
+        self._values = _Values(torch.nn.Module())
         self._drawn_again = dict[Node, Node]()  # each with the node that has drawn the same
 
     @property
     def runs_again(self) -> bool:
         """Whether a region is computed for the second time."""
         return bool(self._running_again) or in_reentrant_checkpoint()
+
+    def find_attributes_on(self, root: torch.nn.Module) -> None:
+        """Before the program runs; ``root``: what the graph's attributes are found on."""
+        self._values = _Values(root)
 
     def begin(self, frame: Any) -> None:
         """A region begins; ``frame``: torch's record of it."""
@@ -54,9 +64,18 @@ class CheckpointRegions:
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
+        if self._frames:
+            self._values.note(node)
         if self._running_again:
             self._second[node] = self._running_again[-1]
             return
+        if not self._draws_the_same and torch.is_grad_enabled() and is_random(node):
+            raise UnsupportedProgramError(
+                f"{node.target} in a checkpointed region with preserve_rng_state=False",
+                why="eager draws other random numbers where the region runs again; through `torch.compile` it draws "
+                "the same",
+                hint="leave out preserve_rng_state=False, draw outside of the region, or use `functionalize.capture`",
+            )
         number = self._inside
         if number is None:
             _, number = self._frames.get(id(checkpoint_frame()), (None, None))
@@ -99,15 +118,18 @@ class CheckpointRegions:
         return self._values.first(node)
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """Take what is recorded for a region of its own, which runs once."""
-        before, number = self._inside, len(self._frames)
+    def inside(self, *, draws_the_same: bool) -> Iterator[None]:
+        """Take what is recorded for a region of its own, which runs once.
+
+        ``draws_the_same``: whether its second run is to draw the random numbers of the first.
+        """
+        before, number = (self._inside, self._draws_the_same), len(self._frames)
         self._frames[-number - 1] = (None, number)
-        self._inside = number
+        self._inside, self._draws_the_same = number, draws_the_same and self._draws_the_same
         try:
             yield
         finally:
-            self._inside = before
+            self._inside, self._draws_the_same = before
 
     def release(self) -> None:
         """Nothing runs again from now on: what the regions were called with may go."""
@@ -123,7 +145,7 @@ class CheckpointRegions:
     def resolve(self) -> dict[Node, int | None]:
         """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once.
 
-        Nodes to be kept, of such a region, have none.
+        Nodes to be kept, of such a region, have none: partition functions know single ops to be random, and no bodies.
         """
         second, self._second = self._second, {}
         again, regions = {self._values.first(node) for node in second}, set(second.values())
@@ -137,7 +159,7 @@ class CheckpointRegions:
             met |= {number} if repeated else set()
             left_out = number in regions and number not in met and not is_random(node)  # a second run stops early
             if number in once or repeated or left_out:
-                marked[node] = number
+                marked[node] = number if is_random(node) or not self._values.draws(node) else None
         self._erase_drawn_again()
         return marked
 
@@ -152,9 +174,20 @@ class CheckpointRegions:
 class _Values:
     """Which nodes of a graph compute the same: the same op of the same arguments, of which the first counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: torch.nn.Module) -> None:
+        """``root``: what the graph's attributes are found on."""
+        self._root = root
         self._first, self._by_text = dict[Node, Node](), dict[str, Node]()
+        self._constants = dict[Node, str]()  # of nodes that copy a constant, which each run makes anew
         self._looked: Node | None = None  # the last node that was looked at
+
+    def note(self, node: Node) -> None:
+        """A node was added to the graph just now."""
+        of = node.args[0] if node.target is torch.ops.aten.lift_fresh_copy.default else None
+        if isinstance(of, Node) and of.op == "get_attr":  # which is an input in the end
+            value = self._attribute(of)
+            with kernels_alone():
+                self._constants[node] = f"{value.dtype} {value.device} {value.tolist()}"
 
     def first(self, node: Node) -> Node:
         """The first node that computes the same as a node."""
@@ -166,6 +199,10 @@ class _Values:
         """Whether two nodes do the same, but for the random numbers that they draw."""
         self._look(node.graph)
         return self._text(node) == self._text(other)
+
+    def draws(self, node: Node) -> bool:
+        """Whether a node draws random numbers; a body of a higher-order op may do so."""
+        return source_of(node, self._root) is not None
 
     def equate(self, node: Node, first: Node) -> None:
         """Have a node compute what another one has computed."""
@@ -180,7 +217,7 @@ class _Values:
             nodes.append(node)
         for node in reversed(nodes):
             if node not in self._first:
-                self._first[node] = node if is_random(node) else self._by_text.setdefault(self._text(node), node)
+                self._first[node] = node if self.draws(node) else self._by_text.setdefault(self._text(node), node)
         self._looked = nodes[0] if nodes else self._looked
 
     def _text(self, node: Node) -> str:
@@ -192,17 +229,20 @@ class _Values:
                 return f"{self._first.get(whole, whole).name}[{arg.args[1]}]"
             return self._first.get(arg, arg).name if isinstance(arg, Node) else arg
 
+        value, of = node.meta.get("val"), node.args[0] if node.args else None
+        if isinstance(value, SYMBOLS) and not unbacked([value]):
+            return f"{type(value)} {value.node.expr}"
+        if node.op == "get_attr" and isinstance(body := self._attribute(node), GraphModule):
+            return body.print_readable(print_output=False)
         args, kwargs = map_aggregate((node.args, node.kwargs), named)
-        if _reads_metadata(node):
-            value = node.args[0].meta["val"]
-            args = (f"{value.shape} {value.stride()} {value.dtype} {value.device}", *args[1:])
+        if isinstance(of, Node) and str(node.target).startswith("aten.") and "_like." in str(node.target):
+            like = of.meta["val"]  # of which the values do not matter
+            args = (f"{like.shape} {like.stride()} {like.dtype} {like.device}", *args[1:])
+        args = self._constants.get(node, args)
         return f"{node.op} {node.target} {args} {kwargs}"
 
-
-def _reads_metadata(node: Node) -> bool:
-    """Whether a node makes a tensor that is like another one, of which it does not read the values."""
-    name = str(node.target)
-    return name.startswith("aten.") and "_like." in name
+    def _attribute(self, node: Node) -> Any:
+        return attrgetter(str(node.target))(self._root)
 
 
 def item_of(node: Node) -> Node | None:
