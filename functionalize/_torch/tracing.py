@@ -242,6 +242,11 @@ def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator
         yield
 
 
+def is_erased(node: Node) -> bool:
+    """Whether a node is no longer in its graph."""
+    return bool(node._erased)
+
+
 def erase(graph: Graph, node: Node) -> None:
     """Drop a node, and the graph's knowledge of its name, by which it would be held."""
     graph.erase_node(node)

@@ -17,7 +17,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from functionalize._torch import PLAIN_TYPES, FakeTensorMode, has_tangent, in_forward_ad
+from functionalize._torch import PLAIN_TYPES, FakeTensorMode, has_tangent, in_forward_ad, is_view
 from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.dispatch import ENTER_AUTOCAST, any_autocast
 from functionalize._torch.dynamo import (
@@ -191,7 +191,7 @@ class _Backend:
         return _sharing(inputs) if looks else None, tuple(keeps)
 
     def _keeps_cast(self, tensor: torch.Tensor) -> bool:
-        return self.keeps_casts and tensor.is_leaf and not tensor._is_view()
+        return self.keeps_casts and tensor.is_leaf and not is_view(tensor)
 
     def compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The graph as a function; compiled once more for each other pattern of its inputs."""

@@ -27,6 +27,7 @@ from functionalize._torch.autograd import checkpoint_frame, in_reentrant_checkpo
 from functionalize._torch.dispatch import kernels_alone
 from functionalize._torch.sizes import unbacked
 from functionalize._torch.tensors import SYMBOLS
+from functionalize._torch.tracing import is_erased
 from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.random_state import is_random, source_of
 
@@ -165,7 +166,7 @@ class CheckpointRegions:
 
     def _erase_drawn_again(self) -> None:
         for node, first in self._drawn_again.items():
-            if not node._erased:
+            if not is_erased(node):
                 node.replace_all_uses_with(first)
                 node.graph.erase_node(node)
         self._drawn_again.clear()
@@ -191,7 +192,7 @@ class _Values:
 
     def first(self, node: Node) -> Node:
         """The first node that computes the same as a node."""
-        if node not in self._first and not node._erased:
+        if node not in self._first and not is_erased(node):
             self._look(node.graph)
         return self._first.get(node, node)
 
