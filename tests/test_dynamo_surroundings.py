@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
+
+from functionalize import capture
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled"),
@@ -271,3 +274,68 @@ def test_default_dtypes_that_a_program_sets(f: Callable[..., Any], dynamic: bool
             assert found[1][1] == found[0][1]
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def _written_between(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eager keeps the cast of a leaf until the outermost region ends, and casts others each time."""
+    y = (x @ w) @ w
+    with torch.no_grad():
+        w.add_(1)
+    return y, x @ w
+
+
+def _written_in_a_region(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        results = _written_between(x, w)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return *results, x @ w, w * 1
+
+
+def _in_a_region(x: torch.Tensor, w: torch.Tensor, program: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return *program(x, w), w * 1
+
+
+def _as_captured(program: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: capture(program, args)(*args)
+
+
+def _as_compiled(program: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(program, backend="functionalize")
+
+
+def _run(call: Callable[..., Any], of_leaf: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """Results and gradients of a call with a leaf, or with what is computed of one."""
+    leaf = torch.linspace(-1, 2, 9).reshape(3, 3).clone().requires_grad_()  # of a view no cast is kept
+    x = torch.linspace(0, 1, 12).reshape(4, 3)
+    results = call(x, of_leaf(leaf))
+    sum(result.float().sum() for result in results).backward()
+    return [*(result.detach() for result in results), leaf.grad]
+
+
+_WAYS = pytest.mark.parametrize("way", [_as_captured, _as_compiled], ids=["capture", "dynamo"])
+
+
+@_WAYS
+def test_casts_of_leaves_are_kept_until_the_region_ends(way: Callable[..., Any]) -> None:
+    inside, around = way(_written_in_a_region), partial(_in_a_region, program=way(_written_between))
+    for of_leaf in (lambda leaf: leaf, lambda leaf: leaf * 1, lambda leaf: leaf):
+        torch.testing.assert_close(_run(inside, of_leaf), _run(_written_in_a_region, of_leaf), rtol=0, atol=0)
+        wanted = _run(partial(_in_a_region, program=_written_between), of_leaf)
+        torch.testing.assert_close(_run(around, of_leaf), wanted, rtol=0, atol=0)
+
+
+@_WAYS
+@pytest.mark.parametrize("program", [_written_between, _written_in_a_region])
+def test_the_casts_of_the_caller_outlive_a_capture(way: Callable[..., Any], program: Callable[..., Any]) -> None:
+    def kept(made: Callable[..., Any]) -> list[torch.Tensor]:
+        x, w, other = torch.ones(4, 3), torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results = [x @ w]
+            with torch.no_grad():
+                w.add_(1)
+            results += [*made(x, other), x @ w]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return [*results, x @ w]
+
+    torch.testing.assert_close(kept(way(program)), kept(program), rtol=0, atol=0)

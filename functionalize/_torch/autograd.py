@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
 
 # A tensor as autograd saves it for a backward: through the hooks on saved tensors, and with a check of its version when
 # it is unpacked. `save_for_backward` does the same for all at once, and then checks those that nobody asks for.
@@ -102,21 +102,34 @@ def leave_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
     gradient.data = data
 
 
-def checkpoint_frame() -> tuple[Any, tuple[Any] | None] | None:
-    """Which checkpointed region runs, and if it is computed again, for which backward; None outside of all.
+def checkpoint_frame() -> Any:
+    """Torch's record of the checkpointed region that runs for the first time; None outside of all.
 
-    Told by the innermost pack hook of ``saved_tensors_hooks`` that is active.
+    The innermost pack hook of ``saved_tensors_hooks`` refers to it.
     """
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    if not hooks or not getattr(hooks[0], "__qualname__", "").startswith(("_checkpoint_hook.", "_recomputation_hook.")):
+    if not hooks or not getattr(hooks[0], "__qualname__", "").startswith("_checkpoint_hook."):
         return None
     function = inspect.unwrap(hooks[0])
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
-    if "frame" in cells:
-        return cells["frame"].cell_contents, None
-    if "target_frame_ref" in cells:
-        return cells["target_frame_ref"].cell_contents(), (cells["gid"].cell_contents,)
-    return None
+    return cells["frame"].cell_contents if "frame" in cells else None
+
+
+@contextlib.contextmanager
+def checkpoint_frames_noted(note: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``note`` with torch's record of each region that this thread checkpoints, before the region runs."""
+    before, thread = _CheckpointFrame.__init__, threading.get_ident()
+
+    def begin(frame: Any, *args: Any, **kwargs: Any) -> None:
+        before(frame, *args, **kwargs)
+        if threading.get_ident() == thread:
+            note(frame)
+
+    _CheckpointFrame.__init__ = begin  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _CheckpointFrame.__init__ = before  # type: ignore[method-assign]
 
 
 def selected(run_again: Callable[..., None]) -> list[torch.Tensor]:

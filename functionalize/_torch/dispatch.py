@@ -191,6 +191,8 @@ BINDINGS = tuple(getattr(torch._C, name) for name in _namespaces)
 
 # Graphs of operators below autocast must not be cast again.
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast
+# What Dynamo's graphs call where a region of autocast begins.
+ENTER_AUTOCAST: Any = torch.amp.autocast_mode._enter_autocast
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on some device
 BelowAutograd = torch._C._AutoDispatchBelowAutograd  # autograd does not see what runs, version counters do
 BelowVersions = torch._C._AutoDispatchBelowADInplaceOrView  # neither of the two does

@@ -209,17 +209,27 @@ def keeps_workspaces(graph: Graph) -> bool:
 _checkpoints_as_in_eager: Any = getattr(torch.compiler, "_non_strict_tracing_context", contextlib.nullcontext)
 
 
+def _in_autocast_region() -> bool:
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth > 1
+
+
 @contextlib.contextmanager
-def _autocast_cache_of_its_own() -> Iterator[None]:
+def _own_autocast_casts() -> Iterator[None]:
     """Casts of weights are kept inside of a region as in eager, where a gradient is one of the only cast.
 
-    What a program casts in a region of its caller's does not stay there: torch empties the cache where one ends.
+    Inside of a region of the caller's, which has its own casts in the same cache, those of fake tensors stay there
+    until the region ends: torch empties the cache as a whole, and finds a cast by the very tensor.
     """
-    torch.clear_autocast_cache()
+    inside = _in_autocast_region()
+    if not inside:
+        torch.clear_autocast_cache()
     try:
         yield
     finally:
-        torch.clear_autocast_cache()
+        if not inside:
+            torch.clear_autocast_cache()
 
 
 @contextlib.contextmanager
@@ -228,8 +238,13 @@ def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator
     outer = _MakefxTracer({}, "symbolic" if symbolic else "fake", True, False, False, False, True)
     outer.fake_tensor_mode, outer.fx_tracer = fakes, tracer
     kernels = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
-    with fakes, kernels, _set_make_fx_tracer(outer), _autocast_cache_of_its_own(), _checkpoints_as_in_eager():
+    with fakes, kernels, _set_make_fx_tracer(outer), _own_autocast_casts(), _checkpoints_as_in_eager():
         yield
+
+
+def is_erased(node: Node) -> bool:
+    """Whether a node is no longer in its graph."""
+    return bool(node._erased)
 
 
 def erase(graph: Graph, node: Node) -> None:

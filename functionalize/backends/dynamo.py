@@ -25,8 +25,10 @@ from functionalize._torch import (
     FakeTensorMode,
     has_tangent,
     in_forward_ad,
+    is_view,
 )
 from functionalize._torch.autograd import outside_of_the_caller
+from functionalize._torch.dispatch import ENTER_AUTOCAST, any_autocast
 from functionalize._torch.dynamo import (
     alias_of,
     asks_base,
@@ -167,7 +169,7 @@ def backend(
 
 @dataclass(frozen=True, eq=False)
 class _Compiled:
-    """A Dynamo graph for one way in which its inputs share memory."""
+    """A Dynamo graph for one pattern of its inputs."""
 
     metadata: ProgramMetadata
     views: ViewInputs
@@ -197,18 +199,32 @@ class _Backend:
     def state(self) -> dict[str, torch.Tensor]:
         return {**dict(self.graph.named_parameters()), **dict(self.graph.named_buffers())}
 
+    @cached_property
+    def keeps_casts(self) -> bool:
+        """Whether autocast casts what the graph computes with: of leaves it keeps what it has cast."""
+        return any_autocast() or any(self.graph.graph.find_nodes(op="call_function", target=ENTER_AUTOCAST))
+
+    def _pattern(self, inputs: Sequence[Any], looks: bool) -> tuple[Any, ...]:
+        """What Dynamo does not compare: how inputs share memory, if it ``looks``; of which autocast keeps the cast."""
+        keeps = [self._keeps_cast(one) for one in inputs if self.keeps_casts and isinstance(one, torch.Tensor)]
+        return _sharing(inputs) if looks else None, tuple(keeps)
+
+    def _keeps_cast(self, tensor: torch.Tensor) -> bool:
+        return self.keeps_casts and tensor.is_leaf and not is_view(tensor)
+
     def compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The graph as a function; compiled once more for each other way in which its inputs share memory."""
+        """The graph as a function; compiled once more for each other pattern of its inputs."""
         given = [*self.state.values(), *inputs]
-        first, sharing = self._compiled(given), _sharing(given)
+        first = self._compiled(given)
         looks = bool(first.metadata.mutations) or any(alias.input is not None for alias in first.metadata.outputs)
+        pattern = self._pattern(given, looks)
         others: dict[Any, _Compiled] = {}
 
         def compiled(*args: Any) -> Any:
             flat, chosen = [*self.state.values(), *args], first
             if in_forward_ad() and any(map(has_tangent, flat)):
                 return self.graph(*args)  # its operators have derivatives forward, of which a call knows nothing
-            if looks and (now := _sharing(flat)) != sharing:
+            if (looks or self.keeps_casts) and (now := self._pattern(flat, looks)) != pattern:
                 key = (now, *(value.size() if isinstance(value, torch.Tensor) else value for value in flat))
                 if key not in others:
                     others[key] = self._compiled(flat)
@@ -268,7 +284,7 @@ class _Backend:
         count = len(names)
         names += [f"Root_{number}" for number in range(len(views.added))]  # no name of a graph begins so
         with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
-            handles = [fresh(alias_of(value)) if isinstance(value, torch.Tensor) else value for value in fakes]
+            handles = [self._handle(value) if isinstance(value, torch.Tensor) else value for value in fakes]
             handles = views.placed(handles)
         inputs = [
             TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position, given=position < count)
@@ -312,6 +328,11 @@ class _Backend:
                 "versions",
                 at=line_of_trace(next((node.stack_trace for node in nodes), None)),
             )
+
+    def _handle(self, fake: torch.Tensor) -> torch.Tensor:
+        """What the graph runs on: a tensor to which it may write."""
+        alias = alias_of(fake)
+        return alias if self._keeps_cast(fake) else fresh(alias)
 
     def handed(self, mode: FakeTensorMode, known: dict[str, Any], graph: GraphModule) -> Callable[..., Any]:
         """What the compiler makes of a graph; inputs that Dynamo knows are its own fake tensors."""
@@ -407,7 +428,7 @@ class _Runner(Interpreter):
             return _Runner(args[0], self._regions).run(*args[2:])
         if target is not torch.ops.higher_order.tag_activation_checkpoint:
             return super().call_function(target, args, kwargs)
-        with self._regions.inside():
+        with self._regions.inside(draws_the_same=kwargs.get("preserve_rng_state", True)):
             return _Runner(args[0], self._regions).run(*args[1:])
 
 

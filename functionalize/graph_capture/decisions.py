@@ -6,7 +6,6 @@ later calls decides by what the forward computed: its tangents have no data, and
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,8 +53,6 @@ class Decider:
         self._data = ExampleData(recorder.tracer, *example, regions.drawn_again)
         self._known = dict[Node, Any]()
         self._facts = dict[Any, Any]()  # of expressions of integers, which may have several nodes
-        self._inside = defaultdict[int, list[Any]](list)  # by region of a checkpoint: what was answered there
-        self._again: dict[Any, Iterator[Any]] = {}  # by region, and the backward that has it run again
         self.taken: list[Taken] = []
         self.is_open = True  # whether answers become outputs of the graph
         self._symbols = dict[Any, Any]()  # as the forward left them
@@ -68,7 +65,9 @@ class Decider:
         if expression in self._facts:
             return self._facts[expression]
         tracer, computed = self._recorder.tracer, asked
-        if self._forward is not None and not self._goes_again:  # it may have read it, and symbols, off a tangent
+        if (
+            self._forward is not None and not self._regions.runs_again
+        ):  # it may have read it, and symbols, off a tangent
             tracer.sympy_expr_tracker.update(self._symbols)
             computed = None
         node = number_node(tracer, expression, computed)
@@ -95,12 +94,6 @@ class Decider:
         finally:
             self._forward = None
 
-    @property
-    def _goes_again(self) -> bool:
-        """Whether a backward has a checkpointed region run again."""
-        region = self._regions.running()
-        return region is not None and region[1] is not None
-
     def _answers_by(self, node: Node) -> bool:
         """Whether what a node comes to may be an output of the graph."""
         if self.is_open or self._forward is None:
@@ -110,19 +103,15 @@ class Decider:
 
     def _answered(self, node: Node, kind: type | None) -> Any:
         """The value of a node; ``kind``: of number, if not as it comes."""
+        first = self._regions.first_of(node) if self._regions.runs_again else node  # a second run does as the first did
+        if node not in self._known and first in self._known:
+            self._known[node] = self._known[first] if kind is None else kind(self._known[first])
         if node not in self._known:
-            region = self._regions.running()
-            if region is not None and region[1] is not None:  # which does what it did before
-                answer = next(self._again.setdefault(region, iter(self._inside[region[0]])), None)
-            else:
-                answer = self._answer(node) if self._answers_by(node) else None
+            answer = self._answer(node) if self._answers_by(node) else None
             if answer is None:
                 return None
             self._known[node] = answer if kind is None else kind(answer)
-            if region is None or region[1] is None:
-                self.taken.append(Taken(node, self._known[node], self._here()))
-            if region is not None and region[1] is None:
-                self._inside[region[0]].append(answer)
+            self.taken.append(Taken(node, self._known[node], self._here()))
         return self._known[node]
 
     def _answer(self, node: Node) -> Any:

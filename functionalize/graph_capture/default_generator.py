@@ -1,5 +1,9 @@
 """The default generator of torch, as a program that is captured finds it: seeds that it sets, states that it puts back.
 
+Nothing is drawn while a program runs on fake tensors. Where the generator stands is therefore a position: the seed that
+the program has set, and how often it has drawn since. A checkpointed region that runs again is set back to the position
+of its first run by torch, and what it draws there is what was drawn there first.
+
 Invariant: the generator itself is not touched. A program may set a seed before it draws, and when it has drawn may go
 back to the state that it has read in the beginning; what else would set a state is refused. Limits: by functions of
 `torch.random`, in the thread that captures; `torch.default_generator.manual_seed` and the like are not heard of.
@@ -10,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
@@ -26,17 +32,39 @@ _ANEW = "seeds torch's generator by chance"
 _DRAWS = "draws from torch's generator when it has set it back"
 
 
+@dataclass(frozen=True)
+class Position:
+    """Where a generator stands: ``draws`` draws after its seed, or after the state that a call finds."""
+
+    seed: int | None = None
+    draws: int = 0
+
+
+_BEGIN = Position()
+
+
 class DefaultGenerator:
     """What stands in for the default generator in `torch.random`."""
 
     def __init__(self, regions: CheckpointRegions | None = None) -> None:
         """``regions``: where one is computed again, torch sets states, and the program its seeds."""
         self._regions, self._thread = regions, threading.get_ident()
-        self.given: Seed | None = None  # what the program has set it to
+        self._at = self._end = _BEGIN  # where it stands, and the furthest position
         self._seeded = torch.Generator()
-        self.draws = 0  # of the program so far
+        self._drawn = dict[Position, Node]()  # what was drawn first at each position
         self._draws_elsewhere = 0  # from the generators of other devices, which a seed sets as well
-        self._reads: list[tuple[torch.Tensor, Seed | None, int]] = []  # states that it read, the seed and draws by then
+        self._reads: list[tuple[torch.Tensor, Position]] = []  # states that were read, and where it stood
+
+    @property
+    def given(self) -> Seed | None:
+        """What the program has set it to."""
+        taken_back = self._at == _BEGIN != self._end
+        return Seed(self._end.seed, taken_back) if taken_back or self._end.seed is not None else None
+
+    @property
+    def draws(self) -> int:
+        """How often the program has drawn so far."""
+        return self._end.draws
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
@@ -53,18 +81,22 @@ class DefaultGenerator:
 
     def begun(self, generator: torch.Generator) -> torch.Generator:
         """The generator in the state from which the program draws of one."""
-        seeded = self.given is not None and self.given.number is not None and is_default(generator)
-        return self._seeded if seeded else generator
+        return self._seeded if self._end.seed is not None and is_default(generator) else generator
 
-    def note_draw(self) -> None:
-        """The program draws random numbers.
+    def note_draw(self, node: Node) -> Node | None:
+        """The program draws random numbers. Gives the node that drew the same, in a region that runs again.
 
         Raises:
             UnsupportedProgramError: it has set back the generator before.
         """
-        if self.given is not None and self.given.taken_back:
+        first = self._drawn.setdefault(self._at, node)
+        if self._at != self._end if first is node else not self.runs_again:
             refuse_drawn([_DRAWS])
-        self.draws += 1
+        self._at = Position(self._at.seed, self._at.draws + 1)
+        if first is not node:
+            return first
+        self._end = self._at
+        return None
 
     def note_draw_elsewhere(self) -> None:
         """The program draws random numbers on another device."""
@@ -77,41 +109,38 @@ class DefaultGenerator:
         """The state: the same however much the program has drawn."""
         if not self._is_captured:
             return torch.default_generator.get_state()
-        seeded = self.given is not None and not self.given.taken_back
-        state = (self._seeded if seeded else torch.default_generator).get_state()
-        self._reads.append((state, self.given, self.draws))
+        state = (torch.default_generator if self._at.seed is None else self._seeded).get_state()
+        self._reads.append((state, self._at))
         return state
 
     def set_state(self, state: torch.Tensor) -> torch.Generator:
-        """Refused, but where it sets what there is, or what there was in the beginning."""
+        """Refused, but where it sets what there is, what there was in the beginning, or what a second run begins at."""
         if not self._is_captured:
             return torch.default_generator.set_state(state)
-        if self.runs_again:
-            return torch.default_generator
         read = None if isinstance(state, FakeTensor) else self._read(state)
-        if read == (None, 0) and (self.given is not None or self.draws):  # nothing is drawn before a seed is set
-            self.given = Seed(None if self.given is None else self.given.number, taken_back=True)
-        elif read != (self.given, self.draws):
+        if read is None or not (read in (self._at, _BEGIN) or self.runs_again):
             refuse_drawn([SETS])
+        else:
+            self._at = read
         return torch.default_generator
 
-    def _read(self, state: torch.Tensor) -> tuple[Seed | None, int] | None:
-        """When the program has read a state: which seed it had set, how much it had drawn; None if nobody can tell."""
-        found = [read for read in self._reads if read[0] is state]
-        found = found or [read for read in self._reads if bytes_of(read[0]) == bytes_of(state)]
-        when = {(seed, draws) for _, seed, draws in found}
-        return when.pop() if len(when) == 1 else None
+    def _read(self, state: torch.Tensor) -> Position | None:
+        """Where it stood when the program read a state; None if nobody can tell."""
+        positions = [position for read, position in self._reads if read is state]
+        positions = positions or [position for read, position in self._reads if bytes_of(read) == bytes_of(state)]
+        return positions[0] if len(set(positions)) == 1 else None
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        """Refused, but where nothing was drawn before."""
+        """Refused, but where nothing was drawn before, or what was drawn is drawn again."""
         if not self._is_captured:
             return torch.default_generator.manual_seed(seed)
+        self._at = Position(int(seed))
         if not self.runs_again:
             if self.draws or self._draws_elsewhere:
                 refuse_drawn([_SEEDS])
             with kernels_alone():
                 self._seeded.manual_seed(int(seed))
-            self.given = Seed(int(seed), taken_back=False)
+            self._end = self._at
         return torch.default_generator
 
     def seed(self) -> int:

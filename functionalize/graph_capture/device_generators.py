@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch.fx import Node
 
 from functionalize._torch.dispatch import identity_of, kernels_alone
-from functionalize.graph_capture.default_generator import SETS, refuse_drawn
+from functionalize.graph_capture.default_generator import SETS, bytes_of, refuse_drawn
 from functionalize.runtime.random_state import Seed, default_generators_of_devices
 
 _SOME = "sets back some of the generators that it draws from, and others not"
@@ -55,11 +56,11 @@ class WatchedGenerator:
 
 @dataclass(eq=False)
 class _OfDevice:
-    """The default generator of a device: the state in which the program found it, and how often it drew since."""
+    """The default generator of a device: the state in which the program found it, and what it drew since."""
 
     watched: WatchedGenerator
     begun: torch.Tensor
-    draws: int = 0
+    drawn: dict[bytes, Node] = field(default_factory=dict)  # what was drawn first in each state
 
 
 class DeviceGenerators:
@@ -82,7 +83,7 @@ class DeviceGenerators:
             self._found[identity_of(generator)] = _OfDevice(watched, watched.expected)
         try:
             yield
-            self._back = {self._is_back(one) for one in self._found.values() if one.draws or one.watched.is_changed}
+            self._back = {self._is_back(one) for one in self._found.values() if one.drawn or one.watched.is_changed}
         finally:
             for one in self._found.values():
                 one.watched.generator.set_state(one.watched.before)
@@ -97,21 +98,26 @@ class DeviceGenerators:
         """Where they stand by now."""
         return [one.watched.expected for one in self._found.values()]
 
-    def note_draw(self, generator: torch.Generator, runs_again: bool) -> bool:
-        """Whether it is one of these, from which the program draws; ``runs_again``: what is checkpointed does.
+    def has(self, generator: torch.Generator) -> bool:
+        """Whether it is one of these."""
+        return identity_of(generator) in self._found
+
+    def note_draw(self, generator: torch.Generator, node: Node, runs_again: bool) -> Node | None:
+        """The program draws from one of these. Gives the node that drew the same, in a region that runs again.
 
         Raises:
             UnsupportedProgramError: the program has set it to another state.
         """
-        one = self._found.get(identity_of(generator))
-        if one is None:
-            return False
-        if not runs_again:  # else torch sets the state of the first run, and the other one afterwards
-            if one.watched.is_changed:
-                refuse_drawn([SETS])
-            one.watched.go_on()
-            one.draws += 1
-        return True
+        one = self._found[identity_of(generator)]
+        expected, state = one.watched.expected, generator.get_state()
+        first = one.drawn.setdefault(bytes_of(state), node)
+        if one.watched.is_changed if first is node else not runs_again:
+            refuse_drawn([SETS])
+        one.watched.go_on()
+        if first is node:
+            return None
+        one.watched.expected = expected
+        return first
 
     def before(self, generator: torch.Generator, seed: Seed | None) -> torch.Tensor | None:
         """The state from which the program draws of one; None for another generator."""

@@ -4,7 +4,7 @@ The graph is pure: to run a part of it writes nothing. What was computed for one
 that a loop of many questions runs each operator once.
 
 Invariant: the example inputs and the state of random numbers stay as they are; random numbers are drawn in the order
-of the graph. Limits: none where an example input has no data, and for what a checkpointed region draws again.
+of the graph. Limits: none where an example input has no data.
 """
 
 from __future__ import annotations
@@ -113,14 +113,12 @@ class ExampleData:
         self._looked = nodes[0] if nodes else self._looked
         for node in reversed(nodes):
             source = source_of(node, self._tracer.root)
-            if source is not None:
+            if source is not None and not self._drawn_again(node):
                 self._sources[node] = source
 
     @contextlib.contextmanager
     def _drawing(self, nodes: Sequence[Node]) -> Iterator[None]:
         """Draw from copies of the generators, which go on where they were."""
-        if any(map(self._drawn_again, nodes)):
-            raise NoDataError("a checkpointed region draws its random numbers again")
         drawn = (self._sources[node] for node in nodes)
         sources = (source for source in drawn if not (isinstance(source, Node) and source.target is anew))
         found = [generator_of(self._example(s) if isinstance(s, Node) else s, {}) for s in sources]

@@ -104,33 +104,34 @@ class TorchGenerators:
         of_device = self._devices.before(generator, self._default.given)
         return self._default.begun(generator).get_state() if of_device is None else of_device
 
-    def note(self, node: Node) -> None:
-        """A node was added to the graph just now.
+    def note(self, node: Node) -> Node | None:
+        """A node was added to the graph just now. Gives the node that drew the same, in a region that runs again.
 
         Raises:
             UnsupportedProgramError: it draws from a generator that the program has set to another state.
         """
         if not (isinstance(node.target, HigherOrderOperator) or is_random(node)):
-            return
+            return None
         source = source_of(node, self._root)
         if source is None or (isinstance(source, Node) and source.target is anew):
-            return
+            return None
         generator = generator_of(str(source.target) if isinstance(source, Node) else source, self._passed)
         watched = self._watched.get(identity_of(generator))
-        if watched is None and self._devices.note_draw(generator, self._default.runs_again):
+        if watched is None and self._devices.has(generator):
             self._default.note_draw_elsewhere()
+            first = self._devices.note_draw(generator, node, self._default.runs_again)
             self._states.update(map(bytes_of, self._devices.states()))
-        elif watched is None and is_default(generator):
-            self._default.note_draw()
-        elif watched is None:
+            return first
+        if watched is None and is_default(generator):
+            return self._default.note_draw(node)
+        if watched is None:
             watched = self._watched[identity_of(generator)] = WatchedGenerator.of(generator)  # made inside, as it seems
             if bytes_of(watched.before) in self._states:
                 raise _read()
-        if watched is None:
-            return
         if watched.is_changed:
             refuse_drawn([SETS])
         self._go_on(watched)
+        return None
 
     def make_anew(self, graph: Graph) -> None:
         """Have each run of the graph make the generators that the program, which is over, has made.

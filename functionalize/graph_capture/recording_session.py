@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import FakeTensor, is_symbolic
-from functionalize._torch.autograd import functions_noted
+from functionalize._torch.autograd import checkpoint_frames_noted, functions_noted
 from functionalize._torch.fakes import FakeFactory, FakeTensorMode, below_dispatch, data_dependent
 from functionalize._torch.tracing import new_placeholder, recording, track
 from functionalize.call_stack import Origin
@@ -48,7 +48,7 @@ class RecordingSession:
         self,
         fake_mode: FakeTensorMode,
         annotate: Annotate,
-        draws: Callable[[Node], None] | None = None,
+        draws: Callable[[Node], Node | None] = lambda node: None,
         *,
         remove_views: bool,
         symbolic: bool,
@@ -56,7 +56,7 @@ class RecordingSession:
     ) -> None:
         """``annotate`` hears of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph.
 
-        ``draws`` hears of each node that does not draw again what another one drew.
+        ``draws`` hears of each node, and gives the one that has drawn the same random numbers, where there is one.
         """
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
         self.regions = regions = CheckpointRegions()
@@ -66,14 +66,17 @@ class RecordingSession:
         self.states: Sequence[StateWalk] = ()  # objects that the program reaches, and may change
         self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
 
-        def noted(node: Any) -> None:  # does not know the session: fake tensors hold the recorder, and it holds them
+        def noted(node: Node) -> Node | None:  # not the session: fake tensors hold the recorder, and it holds them
             annotate(node)
             dtypes.note(node)
             regions.note(node)
-            if draws is not None and not regions.drawn_again(node):
-                draws(node)
+            first = draws(node)
+            if first is not None:
+                regions.note_drawn_again(node, first)
+            return first
 
         self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
+        regions.find_attributes_on(self.recorder.tracer.root)
 
     def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
         """Placeholders for the inputs, and their fake tensors as what these stand for."""
@@ -100,7 +103,7 @@ class RecordingSession:
 
         traced = recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
         try:
-            with deciding(self.fake_mode.shape_env, self.decider), traced:
+            with deciding(self.fake_mode.shape_env, self.decider), traced, checkpoint_frames_noted(self.regions.begin):
                 yield
         finally:
             self.decider = None  # it knows the session

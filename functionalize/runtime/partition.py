@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,16 +34,18 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     strides = _strides_of_tangents(joint)
     copies = _views_for_copies(joint.module.graph)
     calls = [(node, node.args, node.kwargs) for node in joint.module.graph.nodes if tables.acts(node.target)]
-    kept = _keep_for_forward(joint.module.graph, own, [node for node, _, _ in calls])
+    kept = _keep_for_halves(joint.module.graph, own, [node for node, _, _ in calls])
+    sequence = [node.name for node in joint.module.graph.nodes if is_random(node)]
     with partitioning(joint.module):
         cut = partition_fn or default_partition_fn()
-        forward, backward = cut(joint.module, (), num_fwd_outputs=own + kept)
+        forward, backward = cut(joint.module, (), num_fwd_outputs=own + kept.forward)
     results = _outputs(forward)
     _put_calls(forward.graph, calls)
-    forward.graph.output_node().args = ((*results[:own], *results[own + kept :]),)
+    forward.graph.output_node().args = ((*results[:own], *results[own + kept.forward :]),)
     _save_bases(forward, backward, copies, own)
+    _draw_in_order(backward.graph, sequence)
     names = {f"primals_{number}": name for number, name in zip(joint.numbers, joint.names, strict=True)}
-    outputs, gradients = _outputs(forward), _outputs(backward)
+    outputs, gradients = _outputs(forward), _outputs(backward)[kept.backward :]
     saved = _saved(backward, outputs, own, {name: position for position, name in enumerate(names)})
     results = outputs[:own]
     results += [source for source in saved if isinstance(source, Node) and source not in results]
@@ -84,20 +87,30 @@ def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
     return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], doubles, [], [])
 
 
-def _keep_for_forward(graph: Graph, own: int, calls: Sequence[Node]) -> int:
-    """Have the forward give what partition functions drop, which know of results alone; returns how many.
+@dataclass(frozen=True)
+class _Kept:
+    """How many outputs the halves of a graph have for what partition functions drop."""
+
+    forward: int
+    backward: int
+
+
+def _keep_for_halves(graph: Graph, own: int, calls: Sequence[Node]) -> _Kept:
+    """Have the halves give what partition functions drop, which know of results alone.
 
     These are random numbers that nobody reads, without which those that are drawn after them would be others, and
     arguments of ``calls`` for what these do, which go.
     """
     ends = _outputs_of(graph)
     read = nodes_behind(ends)
-    kept = [node for node in graph.nodes if node not in read and is_random(node)]
-    kept = list(dict.fromkeys([*kept, *(argument for call in calls for argument in call.all_input_nodes)]))
+    drawn = [node for node in graph.nodes if node not in read and is_random(node)]
+    later = [node for node in drawn if node.meta.get("partitioner_tag") == "must_be_in_backward"]
+    arguments = [argument for call in calls for argument in call.all_input_nodes]
+    sooner = list(dict.fromkeys([*(node for node in drawn if node not in later), *arguments]))
     for call in calls:
         graph.erase_node(call)
-    graph.output_node().args = ((*ends[:own], *kept, *ends[own:]),)
-    return len(kept)
+    graph.output_node().args = ((*ends[:own], *sooner, *later, *ends[own:]),)
+    return _Kept(len(sooner), len(later))
 
 
 def _put_calls(graph: Graph, calls: Sequence[tuple[Node, Any, Any]]) -> None:
@@ -107,6 +120,23 @@ def _put_calls(graph: Graph, calls: Sequence[tuple[Node, Any, Any]]) -> None:
         for call, args, kwargs in calls:
             arguments: Any = map_arg((args, kwargs), lambda argument: own[argument.name])
             graph.call_function(call.target, *arguments).meta.update(call.meta)  # type: ignore[arg-type]
+
+
+def _draw_in_order(graph: Graph, names: Sequence[str]) -> None:
+    """Have a backward draw in the order of ``names``: partition functions put first what is used first."""
+    places = {name: place for place, name in enumerate(names)}
+    drawn = [node for node in graph.nodes if node.op == "call_function" and node.name in places]
+    wanted = sorted(drawn, key=lambda node: places[node.name])
+    if drawn == wanted:
+        return
+    moved = dict[Node, None]()
+    for draw in wanted:
+        behind = nodes_behind([draw])
+        moved.update(dict.fromkeys(node for node in graph.nodes if node in behind and node.op != "placeholder"))
+    for node in reversed(moved):
+        first = next(other for other in graph.nodes if other.op != "placeholder")
+        if first is not node:
+            first.prepend(node)
 
 
 def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any, Any], own: int) -> None:

@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from functionalize._torch import HigherOrderOperator, is_symbolic, last_node, on_handles, record_view, settled
+from functionalize._torch import (
+    HigherOrderOperator,
+    is_symbolic,
+    last_node,
+    on_handles,
+    pytree,
+    record_view,
+    settled,
+)
 from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent
 from functionalize._torch.traced_symbols import compared, endless, is_endless, is_foregone
 from functionalize._torch.tracing import (
@@ -35,7 +43,8 @@ from functionalize.tracing import meta_cache
 from functionalize.tracing.meta_cache import CacheEntry
 from functionalize.tracing.sparse_elements import is_coalesced
 
-Annotate = Callable[[Node], None]  # told of each new node
+# Is called with each new node. Gives the node that its results stand for, where that is another one.
+Annotate = Callable[[Node], Node | None]
 _IS_COALESCED = torch.ops.aten.is_coalesced.default
 ORIGIN = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
 
@@ -151,8 +160,7 @@ class RecordingMode(ProxyTorchDispatchMode):
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         node = new_node(self.tracer.graph, func, args, kwargs, name_for(func))
         node.meta["original_aten"] = func
-        self._annotate(node)
-        return node
+        return self._annotate(node) or node
 
     def _result(self, node: Node, out: FakeTensor | None) -> None:
         if out is not None:
@@ -190,8 +198,18 @@ class RecordingMode(ProxyTorchDispatchMode):
             if node is last:
                 break
             if node.target is not operator.getitem or node.meta.keys().isdisjoint(ORIGIN):
-                self._annotate(node)  # but for results of earlier ops that are among the new ones
+                # All but results of earlier ops that are among the new nodes.
+                self._stand_for(node, self._annotate(node), out)
         return out
+
+    def _stand_for(self, node: Node, other: Node | None, out: Any) -> None:
+        """Have the results of a node stand for another node."""
+        if other is None:
+            return
+        node.replace_all_uses_with(other)
+        for leaf in pytree.tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and tracked_node(self.tracer, leaf) is node:
+                track(self.tracer, leaf, other)
 
 
 def _result_index(item: Node, node: Node) -> int:

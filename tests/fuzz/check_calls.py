@@ -170,6 +170,7 @@ class _Called:
     def gradients(self, without: set[int]) -> tuple[list[Any], list[Any]]:
         """What the outputs and inputs give for random tangents, and the gradients of that, where these are asked."""
         wanted = [tensor for place, tensor in enumerate(self.wanted) if place not in without]
+        torch.manual_seed(1)  # a checkpointed region may draw once more
 
         def derived(results: Sequence[Any], **options: Any) -> list[Any]:
             # By the place: of zeros one side may say that they depend on nothing, and has the same tangents else.
@@ -236,6 +237,8 @@ def _autograd_differences(eager: _Called, actual: _Called) -> Iterator[str]:
     yield from visible_differences(eager.seen, actual.seen, _VISIBLE)
     # A result of a call begins its storage; eager's may be a part of what nobody has any more.
     yield from visible_differences(eager.seen, actual.seen, ("storage_offset",), of=("inputs",))
+    if actual.after["random state"] != eager.after["random state"]:
+        yield "the state of the generator"
     for place in range(len(eager.tensors) if eager.counts_versions else 0):
         version, changed = f"version of input {place}", {f"bytes of input {place}", f"layout of input {place}"}
         if changed.intersection(eager.changed) and actual.after[version] != eager.after[version]:

@@ -86,3 +86,29 @@ def detached(p: Pool) -> str:
 def masked(p: Pool) -> str:
     x = p.pick(_tracked)
     return p.one_of(f"{x}.masked_fill_({x} > 0, 0)", f"{x}.relu_()", f"{x}.mul_({x})", f"{x}.exp_()", f"{x}.tanh_()")
+
+
+_DRAWS = (
+    "torch.nn.functional.dropout({0}, 0.5)",
+    "{0} * torch.randint_like({0}, 1, 4)",
+    "{0} * torch.bernoulli(torch.full({0}.shape, 0.5))",
+    "{0} * torch.randperm({0}.numel()).reshape({0}.shape)",
+)
+
+
+def _region(p: Pool, x: str, depth: int) -> str:
+    """A call of ``checkpoint`` on a tensor: with draws, and regions of its own."""
+    inside = "abc"[depth]
+    parts = list(_DRAWS) + [f"{{0}} * {inside}", f"{x} * {{0}}"] * 2
+    terms = [p.one_of(*parts).format(inside) for _ in range(1 + p.chance(0.5) + p.chance(0.3))]
+    while depth < 2 and p.chance(0.6):
+        terms.insert(p.rng.randrange(len(terms) + 1), _region(p, inside, depth + 1))
+    options = p.one_of(*[""] * 4, ", preserve_rng_state=False", ", early_stop=False")
+    body = " + ".join(terms)
+    return f"torch.utils.checkpoint.checkpoint(lambda {inside}: {body}, {x}, use_reentrant=False{options})"
+
+
+@gradient
+def checkpointed(p: Pool) -> str:
+    """A region that runs again in the backward, with regions inside."""
+    return f"{p.new()} = {_region(p, p.pick(lambda t: t.requires_grad and not t.is_complex()), 0)}"
