@@ -23,6 +23,7 @@ from torch.fx import Graph, Node
 from torch.nn.parameter import is_lazy
 
 from functionalize._torch import PLAIN_TYPES, FakeTensor, buffers_of, is_persistent
+from functionalize._torch.tensors import autograd_base
 from functionalize._torch.tracing import track
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
@@ -57,6 +58,7 @@ class TracedInput:
     counted: int = 0  # how often a call has to tell autograd that it was written
     base: torch.Tensor | None = None  # what autograd knows the example for a view of, where the value does not tell
     root: TracedInput | None = None  # another input, of which autograd knows the fake for a view
+    base_of: TracedInput | None = None  # an input that is to autograd a view of this one, where the call has no other
     given: bool = True  # whether the program gets it; of others it gets views
 
     @property
@@ -70,17 +72,23 @@ class TracedInput:
         return isinstance(self.value, (torch.Tensor, MissingGradient))
 
     @property
+    def known_base(self) -> torch.Tensor | None:
+        """What autograd knows the example for a view of: itself where it is none; None of what is no tensor."""
+        return autograd_base(self.value) if self.base is None and isinstance(self.value, torch.Tensor) else self.base
+
+    @property
     def writes(self) -> int | None:
         """How often autograd was told by now that it was written; None where that is not known."""
         return None if self.version is None or self.fake is None else self.fake._version - self.version
 
     def frozen(self, numbers: dict[int, int]) -> GraphInput:
         """What a call needs to know; ``numbers`` are the positions of inputs by identity."""
-        own = self.slot is None and self.argument is None and self.gradient_of is None  # held by the program itself
+        others = self.gradient_of, self.base_of, self.root
+        own = self.slot is None and self.argument is None and others[:2] == (None, None)  # held by the program itself
         plain = isinstance(self.value, (int, float, bool, str))
         constant = self.value if (own if self.is_tensor else plain) else None
-        gradient_of = None if self.gradient_of is None else numbers[id(self.gradient_of)]
-        where = (self.slot, self.argument, constant, self.persistent, gradient_of)
+        related = (None if other is None else numbers[id(other)] for other in others)
+        where = (self.slot, self.argument, constant, self.persistent, *related)
         found = self._requires_grad(), self.counted
         return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where, *found)
 

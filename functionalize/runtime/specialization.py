@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from functionalize._torch import pytree
 from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
-from functionalize.errors import DataDependentError, InputMismatchError, in_words
+from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError, in_words
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURING
@@ -52,6 +52,7 @@ _NUMBERS = itertools.count()  # of specializations, as they are made
 Recapture = Callable[..., "Capture"]
 
 
+_VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that lie otherwise; the oldest goes
 _CHANGES = (
     "the program changes Python state\n"
     "    why  it runs again when its second derivative is asked for, and would find other state than the call found\n"
@@ -129,6 +130,7 @@ class Specialization:
         self._fast: FastGuards | None = None
         self._slowly = 0  # how many calls the guards themselves let pass
         self._orders: Orders | None = None
+        self._viewing: list[Specialization] = []
 
     @functools.cached_property
     def graph_module(self) -> GraphModule:
@@ -177,6 +179,9 @@ class Specialization:
         Raises:
             Diverged: the data decide otherwise; nothing has changed.
         """
+        if isinstance(self._joint, OverlappingInputsError):
+            known, inputs = self._with_views(arguments)
+            return known.run(inputs, arguments)
         zeros = self.guards.missing_gradients(inputs)
         for number, gradient in zeros.items():
             inputs[number] = gradient
@@ -193,6 +198,25 @@ class Specialization:
         elif self._fast is not None and self._joint is None and self.capture.seed is None and self._fails_plainly:
             self._make_plain(self._fast, inputs, computed.results, leaves)
         return self._assemble(leaves)
+
+    def _with_views(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
+        """The program as it is where inputs that overlap are views of one tensor, and its inputs for a call.
+
+        Only gradients need it: the graph of a program that is exported has no other inputs than the program.
+        """
+        with CAPTURING:
+            for known in self._viewing:
+                inputs = known.passed(arguments) or known.checked(arguments)
+                if isinstance(inputs, list):
+                    return known, inputs
+            recapture = functools.partial(self._recapture, as_views=True)
+            capture = recapture(arguments.args, arguments.kwargs, answers=self.answers)
+            made = Specialization(capture, self._partition_fn, recapture)
+            inputs = made.checked(arguments)
+            if not isinstance(inputs, list):
+                raise inputs
+            self._viewing = [made, *self._viewing][:_VIEWING]
+        return made, inputs
 
     def _make_plain(
         self, guards: FastGuards, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]

@@ -27,6 +27,8 @@ LARGEST = 120  # elements of a tensor
 KEPT_ERRORS = 0.02  # share of the failing steps that end their program
 _TABLES = ("view",) * 6 + ("multi", "multi") + ("write",) * 6 + ("in_place", "in_place", "in_place", "read", "read")
 _TABLES_WITH_GRADIENTS = (*_TABLES, *("gradient",) * 8)
+_TABLES_OF_FOLLOWED = ("view",) * 3 + ("write",) * 5 + ("in_place",) * 6 + ("read", "gradient", "gradient")
+FOLLOWED = 0.1  # share of the programs whose inputs have gradients, often overlap, and get new metadata
 _METADATA = re.compile(
     r"^\w+\.(data = |(t|transpose|swapaxes|squeeze|unsqueeze|as_strided|resize|resize_as|set|detach|requires_grad)_\()"
 )
@@ -38,9 +40,13 @@ _ANY_OVERLAP = re.compile(r"\.(zero_|fill_|clamp_|clamp_min_|relu_|abs_)\(")
 
 def generate(seed: int, length: int = 8) -> Program:
     """The program of a seed: ``length`` steps at most."""
-    rng = random.Random(seed)
+    rng, other = random.Random(seed), random.Random(f"{seed} followed")
     storages, inputs = _inputs(rng)
+    is_followed = other.random() < FOLLOWED
+    if is_followed:
+        storages, inputs = _followed_inputs(other)
     grown = _Grown(rng, storages, inputs)
+    grown.tables = _TABLES_OF_FOLLOWED if is_followed else grown.tables
     for _ in range(rng.randint(2, length)):
         if not grown.step():
             break
@@ -281,6 +287,17 @@ def _inputs(rng: random.Random) -> tuple[tuple[Storage, ...], tuple[Input, ...]]
         else:
             inputs.append(_input(rng, name, rng.choice(storages), whole=rng.random() < 0.3))
     return tuple(storages), tuple(inputs)
+
+
+def _followed_inputs(rng: random.Random) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
+    """Inputs with gradients: views of one computed storage, which may overlap, and sometimes a tensor beside them."""
+    shared = Storage("s0", "float32", rng.choice([4, 6, 9, 12]), computed=True)
+    inputs = [_input(rng, f"x{n}", shared, whole=rng.random() < 0.5) for n in range(rng.choice([1, 1, 2, 2, 3]))]
+    views = [replace(entry, gradient="view") for entry in inputs if entry.dtype == shared.dtype]
+    beside = Storage("s1", "float32", rng.choice([4, 6, 9]))
+    if rng.random() < 0.5 or not views:
+        return (shared, beside), (*views, replace(_input(rng, "x3", beside, whole=True), gradient="computed"))
+    return (shared,), tuple(views)
 
 
 _SIZED = ("int8", "int16", "int32", "float32", "int64", "float64", "complex64")
