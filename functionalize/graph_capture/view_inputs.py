@@ -36,10 +36,11 @@ def with_roots(inputs: Sequence[TracedInput]) -> list[TracedInput]:
         itself = next((entry for entry in group if entry.value is root), None)
         if itself is None:
             name = fresh_name(f"base_of_{group[0].name}", taken)
-            itself = TracedInput(InputKind.USER_INPUT, name, None, root, base_of=group[0], given=False)
+            itself = TracedInput(InputKind.USER_INPUT, name, None, root, base_of=group[0])
             found.append(itself)
         for entry in group:
-            entry.root = itself if entry.value is not root else None
+            if entry.value is not root:
+                entry.root = itself
     return found
 
 
