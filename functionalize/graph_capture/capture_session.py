@@ -195,6 +195,7 @@ class CaptureSession(RecordingSession):
 
     def _recorded(self) -> Recorded:
         inputs = self._inputs
+        sizes = {key: self._fakes[key].size() for key in self._dims}  # which the program may change
         self.add_inputs(inputs.inputs)
         mode = self.fake_mode
         alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
@@ -220,7 +221,7 @@ class CaptureSession(RecordingSession):
                     run = functools.partial(self._program, looked_up)
                     found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
         if self._dims and self.order == 1:  # derivatives of others are captured for each size, if need be
-            check_free(self._dims, self._fakes)
+            check_free(self._dims, sizes)
         self._provenance.write(found.graph)
         self._numbers.check()
         self._attributes.check_given()

@@ -32,7 +32,7 @@ from functionalize.runtime.computation import (
     compute_undifferentiably,
 )
 from functionalize.runtime.decided_call import compute_as_decided, decided_ahead
-from functionalize.runtime.decisions import Diverged
+from functionalize.runtime.decisions import Decision, Diverged
 from functionalize.runtime.execution import finish
 from functionalize.runtime.fast_guards import FastGuards, Passes, fast_guards
 from functionalize.runtime.graph_forms import executable, reinplace
@@ -120,7 +120,6 @@ class Specialization:
     def __init__(self, capture: Capture, partition_fn: PartitionFn | None, recapture: Recapture) -> None:
         self.capture, self.recorded, self.metadata = capture, capture.recorded, capture.recorded.metadata
         self.guards, self._partition_fn, self._recapture = capture.guards, partition_fn, recapture
-        self.decisions = self.metadata.graph.decisions
         self.number = next(_NUMBERS)
         self.kind = object()  # of calls: variants of one have the same
         # Both give None for a call that is perhaps none of this program's, or takes longer to check.
@@ -136,6 +135,11 @@ class Specialization:
     def graph_module(self) -> GraphModule:
         """The graph, as a module: of state and inputs, in the order of the signature."""
         return GraphModule(self.recorded.root, self.recorded.graph, "Captured")
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What the program decides by data."""
+        return self.metadata.graph.decisions
 
     @property
     def answers(self) -> Any:

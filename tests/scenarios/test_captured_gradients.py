@@ -538,3 +538,18 @@ def test_an_expanded_input_that_another_overlaps_is_refused_and_the_advice_helps
     with pytest.raises(UnsupportedMutationError, match="pass what it was expanded from"):
         capture(func, inputs)(*inputs)
     check(advised, (LINE,), lambda x: (x[:1], x[:3]), "mutations_and_views")
+
+
+def test_sizes_that_may_differ() -> None:
+    def func(a: Tensor, b: Tensor) -> Any:
+        a.unsqueeze_(0)
+        b.t_()
+        b.mul_(3)
+        return a * 2, b[0]
+
+    rows = {0: torch.export.Dim("rows", min=2, max=64)}
+    inputs = tuple(torch.ones(ROWS, dtype=torch.float64) * leaf() for _ in range(2))
+    captured = capture(func, inputs, dynamic_shapes={"a": rows, "b": rows})
+    for count in (2, 5):
+        sizes = ((count, 3), (count, 3))
+        assert_alike(Seen(captured, sizes, themselves), Seen(func, sizes, themselves))
