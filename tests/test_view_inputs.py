@@ -151,7 +151,7 @@ def test_three_views_and_their_base(make: Any) -> None:
 @pytest.mark.parametrize("make", [compiled, recaptured], ids=MAKER_IDS)
 def test_other_calls_of_one_function(make: Any) -> None:
     """Whether inputs overlap, and what autograd knows them for views of, may differ by call."""
-    overlapping = OVERLAPPING["windows"]
+    overlapping: Any = OVERLAPPING["windows"]
     unrelated = lambda base: (base[:6], (base * 3)[2:])  # noqa: E731
     detached = lambda base: (base[:6], base.detach()[2:].requires_grad_())  # noqa: E731
     larger = lambda base: views_of(torch.cat([base, base.detach()]), 0)  # noqa: E731
@@ -159,7 +159,7 @@ def test_other_calls_of_one_function(make: Any) -> None:
     square = lambda base: views_of(torch.cat([base, base.detach()]).view(4, 4), 0)  # noqa: E731
     made = make(writes_one, overlapping(torch.zeros(8, dtype=torch.float64, requires_grad=True) * 1))
     for views in (unrelated, overlapping, larger, detached, further, square, overlapping, unrelated):
-        torch.testing.assert_close(seen(writes_one, views, lambda *_, one=made: one), seen(writes_one, views))
+        torch.testing.assert_close(seen(writes_one, views, lambda *_: made), seen(writes_one, views))
 
 
 def test_only_calls_with_gradients_take_the_tensor_that_inputs_are_views_of() -> None:

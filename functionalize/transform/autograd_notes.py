@@ -48,8 +48,9 @@ class Reshapes:
         """Note that a handle is about to get other metadata; ``views``: the others that have its memory."""
         if id(handle) in self._held:
             self._again.add(id(handle))
+        else:
+            self.lines[id(handle)] = user_location()
         self._held[id(handle)] = handle
-        self.lines.setdefault(id(handle), user_location())
         self.any |= handle.requires_grad or any(view.requires_grad for view in views)
 
     def note_silent(self, handle: torch.Tensor, before: View) -> None:

@@ -111,6 +111,7 @@ class LostViews:
         self.suspects.clear()
         self._turned.clear()
         self._moved.clear()
+        self._silent.clear()
 
 
 def _sharing(base: Base) -> list[FakeTensor]:

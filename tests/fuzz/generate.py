@@ -75,7 +75,7 @@ class _Grown:
         self.steps: list[Step] = []
         self.pool = Pool(rng)
         gradients = rng.random() < 0.25 or any(entry.gradient for entry in inputs)
-        self.tables = _TABLES_WITH_GRADIENTS if gradients else _TABLES
+        self.tables: Sequence[str] = _TABLES_WITH_GRADIENTS if gradients else _TABLES
         self._replay()
 
     def step(self) -> bool:

@@ -111,7 +111,7 @@ def invalid_dupe_left_bias(x: Tensor, y: Tensor) -> Any:
 
 
 @metadata((SQUARE,), themselves)
-def input_mutation_set__input_mutation(a: Tensor) -> Any:
+def input_mutation_set__input_mutation(a: Any) -> Any:
     b = torch.arange(9, dtype=a.dtype).reshape(3, 3)
     with torch.no_grad():
         a.set_(b)
@@ -119,7 +119,7 @@ def input_mutation_set__input_mutation(a: Tensor) -> Any:
 
 
 @metadata((SQUARE, SQUARE), themselves)
-def set__and_data_mutation_good(a: Tensor, b: Tensor) -> Any:
+def set__and_data_mutation_good(a: Any, b: Tensor) -> Any:
     with torch.no_grad():
         a.set_(b)
     b.mul_(2)
@@ -127,7 +127,7 @@ def set__and_data_mutation_good(a: Tensor, b: Tensor) -> Any:
 
 
 @metadata((SQUARE,), themselves)
-def input_mutation_set__nop(a: Tensor) -> Any:
+def input_mutation_set__nop(a: Any) -> Any:
     b = torch.arange(9, dtype=a.dtype)
     before = torch.ops.aten.alias.default(a)
     with torch.no_grad():
@@ -138,7 +138,8 @@ def input_mutation_set__nop(a: Tensor) -> Any:
 
 @metadata((SQUARE, (3, 9)), themselves)
 def set__steals_view_chain(a: Tensor, b: Tensor) -> Any:
-    mine, other = a.detach().mul(2), b.detach().mul(2)
+    mine: Any = a.detach().mul(2)
+    other = b.detach().mul(2)
     part = other[1].view(3, 3)
     mine.set_(part)
     mine.view(-1).mul_(2)
@@ -407,8 +408,10 @@ def _share(one: Tensor, other: Tensor) -> bool:
 
 def _gradients(every: Sequence[Tensor], leaves: Sequence[Tensor], order: int) -> list[Tensor | None]:
     """Of all that requires gradients, each element of it counted otherwise."""
-    count = lambda one: torch.arange(1.0, one.numel() + 1, dtype=one.dtype).view(one.size())  # noqa: E731
-    total = sum(((one.sin() * count(one)).sum() for one in every if one.requires_grad), torch.zeros(()))
+    total: Any = torch.zeros(())
+    for one in every:
+        if one.requires_grad:
+            total = total + (one.sin() * torch.arange(1.0, one.numel() + 1, dtype=one.dtype).view(one.size())).sum()
     for number in range(order):
         found = torch.autograd.grad(total, leaves, allow_unused=True, create_graph=number + 1 < order)
         total = sum(one.square().sum() for one in found if one is not None)
@@ -434,22 +437,17 @@ def leaf() -> Tensor:
     return torch.ones((), dtype=torch.float64, requires_grad=True)
 
 
-def _each(table: Table, *but: str) -> Any:
-    rows = [pytest.param(*row.values, id=row.id) for row in table.rows if row.id not in but]
-    return pytest.mark.parametrize(("func", "places"), rows)
-
-
 @pytest.mark.every(2)
-@_each(metadata)
-def test_new_metadata(func: Any, places: tuple[Sequence[Size], Given], remove: str) -> None:
-    sizes, given = places
+@metadata.each
+def test_new_metadata(func: Any, inputs: tuple[Sequence[Size], Given], remove: str) -> None:
+    sizes, given = inputs
     check(func, sizes, given, remove)
 
 
 @pytest.mark.every(2)
-@_each(overlapping)
-def test_inputs_that_overlap(func: Any, places: tuple[Sequence[Size], Given], remove: str) -> None:
-    sizes, given = places
+@overlapping.each
+def test_inputs_that_overlap(func: Any, inputs: tuple[Sequence[Size], Given], remove: str) -> None:
+    sizes, given = inputs
     check(func, sizes, given, remove)
 
 
@@ -467,7 +465,7 @@ def test_what_dynamo_makes_of_them(func: Any) -> None:
 # What is refused
 
 
-def set_where_autograd_follows(a: Tensor, b: Tensor) -> Any:
+def set_where_autograd_follows(a: Any, b: Tensor) -> Any:
     a.set_(b)
     return b * 2
 
