@@ -72,6 +72,10 @@ class UnsupportedMutationError(UnsupportedProgramError):
     """A write that no functional program can express; the message says what, where, why and what to try."""
 
 
+class OverlappingInputsError(UnsupportedMutationError):
+    """Gradients flow through a write to an input that another one overlaps: both are to be made as views of one."""
+
+
 class DeferredError(UnsupportedProgramError):
     """A construction that cannot be deferred, or made real; the message says what, where, why and what to try."""
 

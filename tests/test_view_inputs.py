@@ -93,6 +93,18 @@ def compiled(func: Program, example: tuple[torch.Tensor, ...]) -> Program:
     return torch.compile(func, backend="functionalize", dynamic=False, fullgraph=True)
 
 
+def recaptured(func: Program, example: tuple[torch.Tensor, ...]) -> Program:
+    return capture(func, example, on_guard_failure="recapture")
+
+
+MAKERS, MAKER_IDS = [compiled, capture], ["compiled", "captured"]
+
+
+def views_of(base: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two views of a tensor that overlap, by their places."""
+    return base.as_strided((6,), (1,), start), base.as_strided((6,), (1,), start + 2)
+
+
 def check(func: Program, views: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], make: Any) -> None:
     try:
         wanted = seen(func, views)
@@ -102,7 +114,7 @@ def check(func: Program, views: Callable[[torch.Tensor], tuple[torch.Tensor, ...
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("make", [compiled, capture], ids=["compiled", "captured"])
+@pytest.mark.parametrize("make", MAKERS, ids=MAKER_IDS)
 @pytest.mark.parametrize("views", APART.values(), ids=APART.keys())
 @pytest.mark.parametrize("func", PROGRAMS, ids=lambda func: func.__name__)
 def test_written_inputs_that_are_apart(func: Program, views: Any, make: Any) -> None:
@@ -110,37 +122,70 @@ def test_written_inputs_that_are_apart(func: Program, views: Any, make: Any) -> 
 
 
 @pytest.mark.every(2)
+@pytest.mark.parametrize("make", MAKERS, ids=MAKER_IDS)
 @pytest.mark.parametrize("views", OVERLAPPING.values(), ids=OVERLAPPING.keys())
 @pytest.mark.parametrize("func", PROGRAMS, ids=lambda func: func.__name__)
-def test_written_inputs_that_overlap(func: Program, views: Any) -> None:
-    check(func, views, compiled)
+def test_written_inputs_that_overlap(func: Program, views: Any, make: Any) -> None:
+    check(func, views, make)
 
 
-def test_a_call_refuses_written_inputs_that_overlap() -> None:
+def test_a_call_refuses_written_inputs_that_overlap_in_sizes_that_may_differ() -> None:
     base = torch.randn(8, requires_grad=True) * 1
-    before = base.detach().clone()
+    before, sizes = base.detach().clone(), {0: torch.export.Dim("n", max=7)}
+    captured = capture(writes_one, (base[:6], base[2:]), dynamic_shapes={"a": sizes, "b": sizes})
     with pytest.raises(UnsupportedMutationError, match="`a` is written, requires gradients, and shares memory"):
-        capture(writes_one, (base[:6], base[2:]))(base[:6], base[2:])
+        captured(base[:6], base[2:])
     assert torch.equal(base, before)
 
 
-def test_three_views_and_their_base() -> None:
+@pytest.mark.parametrize("make", MAKERS, ids=MAKER_IDS)
+def test_three_views_and_their_base(make: Any) -> None:
     def func(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a.mul_(2)
         b.add_(a)
         return base.sin() * 2, a * b
 
-    check(func, lambda base: (base[:4], base[4:], base), compiled)
+    check(func, lambda base: (base[:4], base[4:], base), make)
 
 
-def test_other_calls_of_one_compiled_function() -> None:
-    """Whether inputs overlap, and whether autograd knows them for views of one tensor, may differ by call."""
-    overlapping = OVERLAPPING["windows"]
+@pytest.mark.parametrize("make", [compiled, recaptured], ids=MAKER_IDS)
+def test_other_calls_of_one_function(make: Any) -> None:
+    """Whether inputs overlap, and what autograd knows them for views of, may differ by call."""
+    overlapping: Any = OVERLAPPING["windows"]
     unrelated = lambda base: (base[:6], (base * 3)[2:])  # noqa: E731
     detached = lambda base: (base[:6], base.detach()[2:].requires_grad_())  # noqa: E731
-    made = compiled(writes_one, ())
-    for views in (unrelated, overlapping, detached, overlapping, unrelated):
+    larger = lambda base: views_of(torch.cat([base, base.detach()]), 0)  # noqa: E731
+    further = lambda base: views_of(torch.cat([base, base.detach()]), 3)  # noqa: E731
+    square = lambda base: views_of(torch.cat([base, base.detach()]).view(4, 4), 0)  # noqa: E731
+    made = make(writes_one, overlapping(torch.zeros(8, dtype=torch.float64, requires_grad=True) * 1))
+    for views in (unrelated, overlapping, larger, detached, further, square, overlapping, unrelated):
         torch.testing.assert_close(seen(writes_one, views, lambda *_: made), seen(writes_one, views))
+
+
+def test_only_calls_with_gradients_take_the_tensor_that_inputs_are_views_of() -> None:
+    base = torch.arange(8.0).requires_grad_() * 1
+    captured = capture(writes_one, (base[:6], base[2:]))
+    names = [entry.name for entry in captured.inputs]
+    for _ in range(2):
+        (captured(base[:6], base[2:]) * 2).sum().backward(retain_graph=True)
+        with torch.no_grad():
+            captured(base[:6], base[2:])
+    assert [entry.name for entry in captured.inputs] == names
+    exported = captured.to_exported_program().module()
+    ours, eager = torch.arange(8.0), torch.arange(8.0)
+    assert torch.equal(exported(ours[:6], ours[2:]), writes_one(eager[:6], eager[2:]))
+
+
+def test_a_call_counts_its_writes_as_eager_does() -> None:
+    def versions(func: Any) -> list[int]:
+        base = torch.ones(8, requires_grad=True) * 1
+        views = base[:6], base[2:]
+        func(*views)
+        return [tensor._version for tensor in (*views, base)]
+
+    base = torch.ones(8, requires_grad=True) * 1
+    for func in (writes_one, writes_one_by_the_other):
+        assert versions(capture(func, (base[:6], base[2:]))) == versions(func)
 
 
 def second(func: Program, views: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> torch.Tensor:
@@ -151,18 +196,19 @@ def second(func: Program, views: Callable[[torch.Tensor], tuple[torch.Tensor, ..
     return torch.autograd.grad(first.square().sum(), leaf)[0]
 
 
-@pytest.mark.parametrize("views", [APART["halves"], lambda base: (base[:4], base)], ids=["apart", "with their base"])
-def test_second_derivatives(views: Any) -> None:
+@pytest.mark.parametrize("make", MAKERS, ids=MAKER_IDS)
+@pytest.mark.parametrize(
+    "views",
+    [APART["halves"], lambda base: (base[:4], base), lambda base: (base[:4], base[:6][:4])],
+    ids=["apart", "with their base", "of what is no input"],
+)
+def test_second_derivatives(views: Any, make: Any) -> None:
     def func(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a.mul_(a.clone())
         return (b * b).sin()
 
-    torch.testing.assert_close(second(compiled(func, ()), views), second(func, views))
-
-
-def test_second_derivatives_where_the_base_is_no_input() -> None:
-    with pytest.raises(RuntimeError, match="pass that tensor, and take the views of it inside"):
-        second(compiled(writes_one, ()), OVERLAPPING["windows"])
+    made = make(func, views(torch.zeros(8, dtype=torch.float64, requires_grad=True) * 1))
+    torch.testing.assert_close(second(made, views), second(func, views))
 
 
 @pytest.mark.parametrize(

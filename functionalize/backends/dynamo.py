@@ -48,16 +48,16 @@ from functionalize._torch.dynamo import (
     to_fakes,
 )
 from functionalize._torch.sizes import has_symbol
-from functionalize._torch.tensors import autograd_base
-from functionalize.backends.view_inputs import ViewInputs
+from functionalize.aliasing.geometry import Layout, hint
 from functionalize.call_stack import Scopes, line_of_trace
-from functionalize.errors import UnsupportedProgramError, check_remove
+from functionalize.errors import OverlappingInputsError, UnsupportedProgramError, check_remove
 from functionalize.graph_capture.checkpointing import CheckpointRegions
-from functionalize.graph_capture.differentiability import OverlappingInputsError
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.tracing_errors import otherwise
+from functionalize.graph_capture.view_inputs import view_of, with_roots
 from functionalize.runtime.alias_pattern import alias_pattern
+from functionalize.runtime.call_arguments import base_of
 from functionalize.runtime.computation import Computed, compute, compute_differentiably, compute_undifferentiably
 from functionalize.runtime.execution import finish
 from functionalize.runtime.joint import Derivative, ForwardCall, JointGraph, Orders
@@ -78,11 +78,6 @@ _SIZES = (
     "it depends on sizes in another way than the program does, whose inputs share memory or are not strided\n"
     "    why  the graph was compiled for sizes that may differ, and Dynamo can be told nothing more of them\n"
     "    try  torch.compile(..., dynamic=False)"
-)
-_OVERLAPPING = (
-    "inputs that overlap were written, and the tensor that they are views of is no input\n"
-    "    why  the elements of that tensor beside them are not kept for derivatives of derivatives\n"
-    "    try  pass that tensor, and take the views of it inside of what is compiled"
 )
 _OPTIONS = ("compiler", "remove", "partition_fn")
 
@@ -172,14 +167,15 @@ class _Compiled:
     """A Dynamo graph for one pattern of its inputs."""
 
     metadata: ProgramMetadata
-    views: ViewInputs
     modes_left: Mapping[str, Any]  # modes of torch that it leaves otherwise than it finds them
     computed: Callable[[Sequence[Any]], Computed]
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        given = self.views.extended(inputs)
         known = self.metadata.inputs  # tensors that the graph makes of numbers are among these
-        values = [given[one.argument] if one.argument is not None else one.constant for one in known]
+        values = [inputs[one.argument] if one.argument is not None else one.constant for one in known]
+        for number, one in enumerate(known):
+            if one.base_of is not None:
+                values[number] = base_of(values[one.base_of])
         results = finish(self.metadata, values, [], self.computed(values))
         set_modes(self.modes_left)
         return results
@@ -236,21 +232,19 @@ class _Backend:
     def _compiled(self, inputs: Sequence[Any]) -> _Compiled:
         """The graph for one way in which its inputs share memory; in two halves where gradients are wanted."""
         mode, fakes = to_fakes(inputs)
-        views = ViewInputs()
-        found, modes_left = self.recorded(mode, fakes, views)
-        if isinstance(found.joint, OverlappingInputsError):
-            views = ViewInputs.among(inputs)
-            fakes = views.extended(fakes)
-            found, modes_left = self.recorded(mode, fakes, views)
+        found, modes_left = self.recorded(mode, fakes)
+        as_views = isinstance(found.joint, OverlappingInputsError)
+        if as_views:
+            found, modes_left = self.recorded(mode, fakes, as_views)
         metadata, joint = found.metadata, found.joint
         if isinstance(joint, Exception) and not isinstance(joint, NoFormulaError):
             raise joint
         known = {entry.name: fakes[entry.argument] for entry in metadata.inputs if entry.argument is not None}
         handed = partial(self.handed, mode, known)
-        compiled = partial(_Compiled, metadata, views, modes_left)
+        compiled = partial(_Compiled, metadata, modes_left)
         if isinstance(joint, JointGraph):
             halves = partition(joint, self.partition_fn, handed)
-            orders = Orders(halves, _Derivatives(self, mode, fakes, views), _sizes_of(metadata, fakes))
+            orders = Orders(halves, _Derivatives(self, mode, fakes, as_views), _sizes_of(metadata, fakes))
             return compiled(partial(compute_differentiably, metadata, orders, refused=found.refused))
         numbers = [GraphNumber(position) for position, _ in metadata.symbols.computed]
         described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *numbers])
@@ -265,42 +259,37 @@ class _Backend:
         return compiled(partial(compute, metadata, function, positions=positions))
 
     def recorded(
-        self, mode: FakeTensorMode, fakes: Sequence[Any], views: ViewInputs, order: int = 1
+        self, mode: FakeTensorMode, fakes: Sequence[Any], as_views: bool = False, order: int = 1
     ) -> tuple[Recorded, Mapping[str, Any]]:
         """Run the graph on fake tensors, and record it without mutation; with the modes that it leaves otherwise.
 
-        ``order``: how often it is differentiated.
+        ``as_views``: whether inputs that overlap are views of what autograd knows them for views of; ``order``: how
+        often it is differentiated.
         """
         with in_modes(self.modes):
-            return self._recorded(mode, fakes, views, order)
+            return self._recorded(mode, fakes, as_views, order)
 
     def _recorded(
-        self, mode: FakeTensorMode, fakes: Sequence[Any], views: ViewInputs, order: int
+        self, mode: FakeTensorMode, fakes: Sequence[Any], as_views: bool, order: int
     ) -> tuple[Recorded, Mapping[str, Any]]:
         remove_views = self.remove == "mutations_and_views"
         session = RecordingSession(mode, note_origin, remove_views=remove_views, symbolic=True, order=order)
         names = [name.replace(".", "_") for name in self.state]
         names += [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
-        count = len(names)
-        names += [f"Root_{number}" for number in range(len(views.added))]  # no name of a graph begins so
-        with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
-            handles = [self._handle(value) if isinstance(value, torch.Tensor) else value for value in fakes]
-            handles = views.placed(handles)
         inputs = [
-            TracedInput(InputKind.USER_INPUT, name, None, handle, argument=position, given=position < count)
-            for position, (name, handle) in enumerate(zip(names, handles, strict=True))
+            TracedInput(InputKind.USER_INPUT, name, None, value, argument=position)
+            for position, (name, value) in enumerate(zip(names, fakes, strict=True))
         ]
-        for entry, value in zip(inputs, fakes, strict=True):
-            if isinstance(value, torch.Tensor):
-                entry.fake, entry.base = entry.value, autograd_base(_plain(value, entry.name))
-        for position, root in views.roots:
-            inputs[position].root = inputs[root]
+        inputs = with_roots(inputs) if as_views else inputs
+        with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
+            _stand_in(inputs, self._handle)
+        handles = [entry.value for entry in inputs if entry.given]
         session.add_inputs(inputs)
         run = _Run(self.graph, session.regions)
 
         def program() -> Any:
             held = {f"graph.{name}": value for name, value in zip(self.state, handles, strict=False)}
-            given = tuple(handles[len(held) : count])
+            given = tuple(handles[len(held) :])
             results = torch.func.functional_call(run, held, given) if held else run(*given)
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
@@ -345,6 +334,18 @@ class _Backend:
             return self.compiler(graph, values)
 
 
+def _stand_in(inputs: Sequence[TracedInput], handle: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Have tensors of a trace stand for Dynamo's fake tensors: of inputs that know their roots, views of these."""
+    given = [entry for entry in inputs if isinstance(entry.value, torch.Tensor)]
+    layouts = {id(entry): Layout.of(_plain(entry.value, entry.name)) for entry in given}
+    for entry in given:
+        entry.base = entry.known_base
+        entry.value = entry.fake = handle(entry.value)
+    for entry in given:
+        if entry.root is not None and entry.root.fake is not None:
+            entry.value = entry.fake = view_of(entry.root.fake, layouts[id(entry)])
+
+
 def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
     if type(value) not in PLAIN_TYPES:
         raise UnsupportedProgramError.of_subclass(type(value), f"`{name}`")
@@ -372,13 +373,11 @@ def _sizes_of(metadata: ProgramMetadata, fakes: Sequence[Any]) -> Callable[[Sequ
 class _Derivatives:
     """Records the derivatives of one Dynamo graph: for its symbols, or else for the sizes of one call."""
 
-    def __init__(self, backend: _Backend, mode: FakeTensorMode, fakes: Sequence[Any], views: ViewInputs) -> None:
-        self._backend, self._mode, self._fakes, self._views = backend, mode, fakes, views
+    def __init__(self, backend: _Backend, mode: FakeTensorMode, fakes: Sequence[Any], as_views: bool) -> None:
+        self._backend, self._mode, self._fakes, self._as_views = backend, mode, fakes, as_views
 
     def __call__(self, order: int, sizes: Sizes) -> Derivative:
         """The derivative of an order."""
-        if self._views.added:
-            raise RuntimeError(_OVERLAPPING)
         if not has_new_guards(self._mode):
             try:
                 made = self._recorded(self._mode, self._fakes, order)
@@ -395,7 +394,7 @@ class _Derivatives:
         return Derivative(self._recorded(*static, order), sizes.__eq__)
 
     def _recorded(self, mode: FakeTensorMode, fakes: Sequence[Any], order: int) -> ForwardCall:
-        joint = self._backend.recorded(mode, fakes, self._views, order)[0].joint
+        joint = self._backend.recorded(mode, fakes, self._as_views, order)[0].joint
         if isinstance(joint, Exception):
             raise joint
         if joint is None:
@@ -403,11 +402,15 @@ class _Derivatives:
         return partition(joint, self._backend.partition_fn, partial(self._backend.handed, mode, {}))
 
 
-def _sharing(inputs: Sequence[Any]) -> tuple[Any, ViewInputs]:
-    """How inputs share memory, and what autograd knows of that."""
+def _sharing(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """How inputs share memory, and where what they are to autograd views of lies."""
     pattern = alias_pattern(inputs)
-    shared = any(isinstance(entry, tuple) for entry in pattern)
-    return pattern, ViewInputs.among(inputs) if shared else ViewInputs()
+    if not any(isinstance(entry, tuple) for entry in pattern):
+        return (pattern,)
+    bases = [base_of(value) for value in inputs]
+    others = [None if base is value else base for base, value in zip(bases, inputs, strict=True)]
+    sizes = (None if base is None else tuple(map(hint, base.size())) for base in others)
+    return alias_pattern([*inputs, *others]), *sizes
 
 
 class _Runner(Interpreter):

@@ -21,6 +21,7 @@ from functionalize.graph_capture.missing_gradients import serves_without_gradien
 from functionalize.graph_capture.numbers import ChangingNumbers
 from functionalize.graph_capture.schedules import NumberRead
 from functionalize.graph_capture.training import training_step
+from functionalize.graph_capture.view_inputs import with_roots
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.decisions import Answers
@@ -104,7 +105,8 @@ def capture(
         by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
         with CAPTURING, exporting, numbers.merging(how.get("merges_steps", False)):
-            return _captured(how.get("function", fn), args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
+            func, as_views = how.get("function", fn), how.get("as_views", False)
+            return _captured(func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data)
 
     return CapturedProgram(
         recapture(args, dict(kwargs or {})),
@@ -130,27 +132,31 @@ def _captured(
     func: Callable[..., Any],
     args: Any,
     kwargs: Any,
+    as_views: bool,
     remove: str,
     dynamic_shapes: Any,
     optimizer: torch.optim.Optimizer | None,
     order: int,
     by_data: ByData,
 ) -> Capture:
-    """What one capture gives for some inputs; ``order``: how often the program is differentiated."""
+    """What one capture gives for some inputs; ``order``: how often the program is differentiated.
+
+    ``as_views``: whether inputs that overlap are views of what autograd knows them for views of.
+    """
     traced: list[Traced] = []  # by each run
     try:
-        found = _found(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data, traced)
+        found = _found(func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data, traced)
     except NumberRead:
         for run in traced:
             run.empty_caches()
         by_data[2].follows_steps = True  # type: ignore[union-attr]
-        return _captured(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
+        return _captured(func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data)
     except UnsupportedProgramError:
         for run in traced:
             run.empty_caches()
         if by_data[2] is None or not by_data[2].give_up():
             raise
-        return _captured(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
+        return _captured(func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data)
     except Exception:
         for run in traced:
             run.empty_caches()
@@ -164,6 +170,7 @@ def _found(
     func: Callable[..., Any],
     args: Any,
     kwargs: Any,
+    as_views: bool,
     remove: str,
     dynamic_shapes: Any,
     optimizer: torch.optim.Optimizer | None,
@@ -179,6 +186,7 @@ def _found(
 
     def begun(**options: bool) -> CaptureSession:
         inputs = ProgramInputs(func, roots, args, kwargs, numbers=by_data[2], **options)
+        inputs.inputs = with_roots(inputs.inputs) if as_views else inputs.inputs
         session = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
         traced.append(session.traced)
         return session

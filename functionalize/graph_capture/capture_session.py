@@ -21,6 +21,7 @@ from functionalize._torch.fakes import (
     fake_mode_of,
     new_fake_mode,
 )
+from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
@@ -47,6 +48,7 @@ from functionalize.graph_capture.symbol_values import have_plain_keys, values_of
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
+from functionalize.graph_capture.view_inputs import view_of
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURES
 from functionalize.runtime.decisions import Answers
@@ -102,6 +104,9 @@ class CaptureSession(RecordingSession):
         self._fakes = fakes_of(tensors, self.factory, self._dims.keys(), with_symbols)
         for entry in inputs.inputs:
             entry.fake = self._stand_in(entry.value)
+        for entry in inputs.inputs:
+            if entry.root is not None and entry.root.fake is not None:
+                entry.fake = self._fakes[id(entry.value)] = view_of(entry.root.fake, Layout.of(entry.value))
         self._numbers = Numbers(
             [(e.slot, e.fake) for e in inputs.inputs if isinstance(e.slot, NumberSlot)], inputs.tied
         )
@@ -192,6 +197,7 @@ class CaptureSession(RecordingSession):
 
     def _recorded(self) -> Recorded:
         inputs = self._inputs
+        sizes = {key: self._fakes[key].size() for key in self._dims}  # which the program may change
         self.add_inputs(inputs.inputs)
         mode = self.fake_mode
         alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
@@ -217,7 +223,7 @@ class CaptureSession(RecordingSession):
                     run = functools.partial(self._program, looked_up)
                     found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
         if self._dims and self.order == 1:  # derivatives of others are captured for each size, if need be
-            check_free(self._dims, self._fakes)
+            check_free(self._dims, sizes)
         self._provenance.write(found.graph)
         self._numbers.check()
         self._attributes.check_given()

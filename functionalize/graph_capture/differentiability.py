@@ -15,19 +15,16 @@ from torch.fx import Node
 
 from functionalize._torch import is_symbolic, storage_key
 from functionalize._torch.autograd import DELAYED_ERROR, delayed_error, without_formula
-from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.overlap import disjoint
-from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.errors import OverlappingInputsError, UnsupportedMutationError, UnsupportedProgramError
 from functionalize.graph_capture.inputs import TracedInput
+from functionalize.graph_capture.view_inputs import can_be_view
 from functionalize.reachability import functions_behind
 from functionalize.runtime.metadata import InputMutation, OutputAlias, SymbolSources
+from functionalize.transform.autograd_notes import Reshapes
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Input
 from functionalize.transform.handlers.custom_ops import NoFormulaError, WithoutFormula
-
-
-class OverlappingInputsError(UnsupportedMutationError):
-    """Gradients flow through a write to an input that another one overlaps."""
 
 
 @contextlib.contextmanager
@@ -218,32 +215,36 @@ def refused_write(
     A write-back to one of several inputs of a storage is seen by autograd as in eager, and so are later uses of the
     others. In the program it is not, but where the others were made as views of one of the inputs.
     """
+    reshapes = context.notes.reshapes
     for entry in inputs:
-        if id(entry.fake) in context.notes.reshapes.replaced:
-            return _new_metadata(entry)
+        if id(entry.fake) in reshapes.replaced:
+            return _new_metadata(entry, reshapes)
     if context.notes.finds_beyond:
         return context.notes.goes_beyond()
     for mutation in mutations:
         entry = inputs[mutation.input]
-        if _has_other_size(entry):
-            raise _new_metadata(entry)
+        if _has_other_size(entry) and not mutation.differentiable:
+            raise _new_metadata(entry, reshapes, _OTHER_SIZE)
         if mutation.differentiable and mutation.layout is not None:
             return _beyond(entry)
         if entry.fake is not None and mutation.differentiable:
-            changed = [inputs[other.input] for other in mutations if other.metadata or other.after]
-            why = _refused_part(context, inputs, begun, entry) or _refused_look(mutation, entry, changed)
+            changed = [inputs[other.input] for other in mutations if not _stays(other)]
+            why = _refused_part(context, inputs, begun, entry) if mutation.writes else None
+            why = why or _refused_look(mutation, entry, changed, reshapes)
             if why is not None:
                 return why
     untold = context.notes.untold(entry.fake for entry in inputs)
-    return untold if untold is not None else context.notes.reshapes.lost_views.error()
+    return untold if untold is not None else reshapes.lost_views.error()
 
 
 def _refused_part(
     context: FunctionalizationContext, inputs: Sequence[TracedInput], begun: Mapping[int, Input], entry: TracedInput
 ) -> Exception | None:
     """Why autograd cannot be told which part of a tensor was written."""
-    if any(_meet(entry, other, begun) for other in inputs):
-        return OverlappingInputsError(
+    other = next((other for other in inputs if _meet(entry, other, begun)), None)
+    if other is not None:
+        together = all(can_be_view(one) for one in inputs if _of_one_tensor(entry, one))
+        return (OverlappingInputsError if together else UnsupportedMutationError)(
             f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with another input",
             why="the gradient of the one input would have to flow through the other",
             hint="pass the tensor once and take the views of it inside of the function",
@@ -258,14 +259,28 @@ def _refused_part(
     return None
 
 
-def _refused_look(mutation: InputMutation, entry: TracedInput, changed: Sequence[TracedInput]) -> Exception | None:
+def _refused_look(
+    mutation: InputMutation, entry: TracedInput, changed: Sequence[TracedInput], reshapes: Reshapes
+) -> Exception | None:
     """Why autograd cannot be told how a written tensor lies, and what it knows for parts of the same.
 
-    ``changed``: the inputs that get other metadata. Autograd looks for the gradient of a part where it lies then.
+    ``changed``: the inputs that get other memory. Autograd looks for the gradient of a part where it lies then.
     """
-    if not mutation.writes or mutation.metadata or mutation.after:
-        return _new_metadata(entry)
-    return next((_new_metadata(other) for other in changed if _of_one_tensor(entry, other)), None)
+    if mutation.after:
+        return UnsupportedMutationError(
+            f"`{entry.target or entry.name}`, which requires gradients, is written, and several of its positions are "
+            "one element",
+            why="a call writes each element once, as another tensor than autograd knows",
+            hint="pass what it was expanded from, and expand that inside of the function",
+        )
+    if not _stays(mutation) or not (mutation.writes or mutation.metadata):
+        return _new_metadata(entry, reshapes)
+    return next((_new_metadata(other, reshapes) for other in changed if _of_one_tensor(entry, other)), None)
+
+
+def _stays(mutation: InputMutation) -> bool:
+    """Whether an input lies in the same memory afterwards, perhaps laid out otherwise, which autograd can be told."""
+    return not mutation.after and all(op is torch.ops.aten.as_strided_.default for op, _ in mutation.metadata)
 
 
 def _beyond(entry: TracedInput) -> UnsupportedMutationError:
@@ -276,11 +291,16 @@ def _beyond(entry: TracedInput) -> UnsupportedMutationError:
     )
 
 
-def _new_metadata(entry: TracedInput) -> UnsupportedMutationError:
+_OTHER_MEMORY = "it gets other memory (`set_`, `.data =`) as well, of which autograd cannot be told from outside"
+_OTHER_SIZE = "autograd is not told, and gives it the gradient of the size that it had when the call began"
+
+
+def _new_metadata(entry: TracedInput, reshapes: Reshapes, why: str = _OTHER_MEMORY) -> UnsupportedMutationError:
     return UnsupportedMutationError(
         f"`{entry.target or entry.name}`, which requires gradients, gets new metadata",
-        why="autograd cannot be told of that from outside of the graph",
+        why=why,
         hint="return the new tensor instead",
+        at=reshapes.lines.get(id(entry.fake)),
     )
 
 
@@ -308,8 +328,4 @@ def _meet(one: TracedInput, other: TracedInput, begun: Mapping[int, Input]) -> b
 
 def _of_one_tensor(one: TracedInput, other: TracedInput) -> bool:
     """Whether two inputs are to autograd parts of one tensor."""
-    bases = [
-        autograd_base(entry.value) if entry.base is None and isinstance(entry.value, torch.Tensor) else entry.base
-        for entry in (one, other)
-    ]
-    return bases[0] is bases[1] is not None
+    return one.known_base is other.known_base is not None

@@ -124,16 +124,16 @@ def relate(dims: Mapping[int, Dims], fakes: Mapping[int, torch.Tensor]) -> None:
             assume(size == given.fn(named[given.root.__name__]))
 
 
-def check_free(dims: Mapping[int, Dims], fakes: Mapping[int, torch.Tensor]) -> None:
-    """Raise where the program can only take the size that it was captured with."""
+def check_free(dims: Mapping[int, Dims], sizes: Mapping[int, torch.Size]) -> None:
+    """Raise where the program can only take the size that it was captured with; ``sizes``: before it ran."""
     from functionalize._torch.symbols import may_specialize
 
     for key, of_one in dims.items():
         for dim, given in of_one.items():
-            size: Any = fakes[key].size(dim)
+            size: Any = sizes[key][dim]
             if not may_specialize(given) and (type(size) is int or size.node.expr.is_number):
                 raise InputMismatchError(
-                    f"dimension {dim} of an input of size {list(fakes[key].size())} may differ by dynamic_shapes, and "
+                    f"dimension {dim} of an input of size {list(sizes[key])} may differ by dynamic_shapes, and "
                     "the program is right for that size only",
                     hint="say Dim.AUTO or Dim.STATIC, or change what the program does with the size",
                 )

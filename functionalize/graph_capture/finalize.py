@@ -365,7 +365,8 @@ class GraphFinalizer:
         changed = {begun[number] for number in written | owners if number in begun}
         for number, key in begun.items():
             entry = self.inputs[number]
-            if key in changed and self._numbers.get(id(entry.fake)) == number:  # else a tensor that is passed twice
+            own = self._numbers.get(id(entry.fake)) == number and entry.root is None
+            if key in changed and own:  # else a tensor that is passed twice, or its root counts
                 count = writes.get(id(entry))
                 entry.counted = int(number in written) if count is None else count
 

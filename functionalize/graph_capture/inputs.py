@@ -23,6 +23,7 @@ from torch.fx import Graph, Node
 from torch.nn.parameter import is_lazy
 
 from functionalize._torch import PLAIN_TYPES, FakeTensor, buffers_of, is_persistent
+from functionalize._torch.tensors import autograd_base
 from functionalize._torch.tracing import track
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
@@ -57,7 +58,12 @@ class TracedInput:
     counted: int = 0  # how often a call has to tell autograd that it was written
     base: torch.Tensor | None = None  # what autograd knows the example for a view of, where the value does not tell
     root: TracedInput | None = None  # another input, of which autograd knows the fake for a view
-    given: bool = True  # whether the program gets it; of others it gets views
+    base_of: TracedInput | None = None  # an input that is to autograd a view of this one, which no argument is
+
+    @property
+    def given(self) -> bool:
+        """Whether the program gets it; of others it gets views."""
+        return self.base_of is None
 
     @property
     def optional(self) -> bool:
@@ -70,19 +76,40 @@ class TracedInput:
         return isinstance(self.value, (torch.Tensor, MissingGradient))
 
     @property
+    def known_base(self) -> torch.Tensor | None:
+        """What autograd knows the example for a view of: itself where it is none; None of what is no tensor."""
+        return autograd_base(self.value) if self.base is None and isinstance(self.value, torch.Tensor) else self.base
+
+    @property
     def writes(self) -> int | None:
         """How often autograd was told by now that it was written; None where that is not known."""
         return None if self.version is None or self.fake is None else self.fake._version - self.version
 
     def frozen(self, numbers: dict[int, int]) -> GraphInput:
         """What a call needs to know; ``numbers`` are the positions of inputs by identity."""
-        own = self.slot is None and self.argument is None and self.gradient_of is None  # held by the program itself
+        sources = self.slot, self.argument, self.gradient_of, self.base_of
+        own = all(source is None for source in sources)  # held by the program itself
         plain = isinstance(self.value, (int, float, bool, str))
         constant = self.value if (own if self.is_tensor else plain) else None
-        gradient_of = None if self.gradient_of is None else numbers[id(self.gradient_of)]
-        where = (self.slot, self.argument, constant, self.persistent, gradient_of)
-        found = self._requires_grad(), self.counted
-        return GraphInput(self.kind, self.name, self.target, self.is_tensor, *where, *found)
+
+        def number_of(other: TracedInput | None) -> int | None:
+            return None if other is None else numbers[id(other)]
+
+        return GraphInput(
+            self.kind,
+            self.name,
+            self.target,
+            self.is_tensor,
+            self.slot,
+            self.argument,
+            constant,
+            self.persistent,
+            gradient_of=number_of(self.gradient_of),
+            base_of=number_of(self.base_of),
+            root=number_of(self.root),
+            requires_grad=self._requires_grad(),
+            writes=self.counted,
+        )
 
     def _requires_grad(self) -> bool | None:
         """Whether the input requires gradients now, if the program has said so; None where it has not."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
+from functionalize._torch.tensors import autograd_base
 from functionalize.errors import InputMismatchError
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.state_walk import LEAF_TYPES, TENSOR_TYPES, StateWalk, is_module
@@ -178,7 +179,7 @@ class CallingConvention:
 
 
 class InputSources:
-    """Where a program finds its inputs in a call: among the arguments, in objects, as gradients of other inputs."""
+    """Where a program finds its inputs in a call: among the arguments, in objects, as gradients or bases of others."""
 
     def __init__(self, inputs: Sequence[GraphInput]) -> None:
         entries = list(enumerate(inputs))
@@ -186,6 +187,7 @@ class InputSources:
         self._arguments = [(n, entry.argument) for n, entry in entries if entry.argument is not None]
         self._state = [(n, entry.slot) for n, entry in entries if entry.slot is not None]
         self.gradients = [(n, entry.gradient_of) for n, entry in entries if entry.gradient_of is not None]
+        self.bases = [(n, entry.base_of) for n, entry in entries if entry.base_of is not None]
 
     def values(self, arguments: CallArguments) -> list[Any]:
         """The inputs, in order; None for those that are no longer there."""
@@ -197,7 +199,14 @@ class InputSources:
                 values[number] = slot.get()
         for number, source in self.gradients:
             values[number] = getattr(values[source], "grad", None)
+        for number, view in self.bases:
+            values[number] = base_of(values[view])
         return values
+
+
+def base_of(value: Any) -> torch.Tensor | None:
+    """What autograd takes a tensor for a view of, itself where it is none; None of other values."""
+    return autograd_base(value) if isinstance(value, torch.Tensor) else None
 
 
 def _parameters_of(func: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -9,6 +9,7 @@ Limits: outputs that share a storage which neither an input nor a single output 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -53,7 +54,7 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
     ``states``: the objects of the program's state, and those of the call's arguments.
     """
     ending = _Ending(metadata, inputs, computed)
-    counted = dict.fromkeys(metadata.versions, 0)
+    counted = Counter[int]()
     targets = list[torch.Tensor]()
     for mutation in metadata.mutations:
         with _write_mode(mutation):
@@ -63,7 +64,9 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
         with _write_mode(mutation):
             ending.write_back(mutation, target)
         if mutation.differentiable:
-            counted[mutation.input] = len(mutation.writes) + len(mutation.metadata) + len(mutation.after)
+            root = metadata.inputs[mutation.input].root
+            steps = len(mutation.writes) + len(mutation.metadata) + len(mutation.after)
+            counted[mutation.input if root is None else root] += steps
     for number, count in metadata.versions.items():
         count_writes(inputs[number], count - counted[number])
     for number, gradient in metadata.gradients.items():

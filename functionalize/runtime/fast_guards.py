@@ -20,7 +20,7 @@ import torch
 from functionalize._torch import share_storages, storage_key
 from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, function_modes, in_forward_ad
 from functionalize.errors import InputMismatchError
-from functionalize.runtime.call_arguments import CallArguments
+from functionalize.runtime.call_arguments import CallArguments, base_of
 from functionalize.runtime.containers import CodeOf, cell_content
 from functionalize.runtime.containers import entry as entry_of
 from functionalize.runtime.entered import key_behind, keys_of
@@ -93,6 +93,9 @@ class FastGuards:
         self._compare_leaves(arguments.leaves)
         self._compare_settings()
         self._take_inputs()
+        for number, view in guards.sources.bases:
+            self.source.lines.append(f"inputs[{number}] = base(inputs[{view}])")
+            self.source.known["base"] = base_of
         self._compare_tensors([values[number] for number in self._numbers])
         for number, entry in enumerate(guards.inputs):
             if entry.gradient_of is not None:
@@ -137,7 +140,7 @@ class FastGuards:
             source.refuse("changed()", changed=found.changed)
 
     def _take_inputs(self) -> None:
-        """``inputs``: the program's, but for gradients."""
+        """``inputs``: the program's, but for gradients and bases."""
         taken, source = list[str](), self.source
         for entry in self._guards.inputs:
             if entry.argument is not None:

@@ -125,6 +125,7 @@ class Guards:
         }
         written = {m.input for m in metadata.mutations} | set(metadata.gradients) | {n for n, _ in metadata.requiring}
         written |= found.written | {entry.gradient_of for entry in self.inputs if entry.gradient_of is not None}
+        written |= {number for number, entry in enumerate(self.inputs) if entry.base_of is not None}
         self.leaves = {
             number: value.is_leaf
             for number, value in enumerate(values)

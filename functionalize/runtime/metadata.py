@@ -168,6 +168,8 @@ class GraphInput:
     constant: Any = None  # what the program holds itself: a tensor, or a plain value
     persistent: bool | None = None
     gradient_of: int | None = None  # the input whose gradient it is
+    base_of: int | None = None  # an input that is to autograd a view of it
+    root: int | None = None  # the input that autograd knew it for a view of; both have one version
     requires_grad: bool | None = None  # whether it requires gradients after the call, where the program changes that
     writes: int = 0  # by how much its version grows
 

@@ -21,7 +21,7 @@ from functionalize._torch import pytree
 from functionalize._torch.fakes import stand_ins
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Location
-from functionalize.errors import DataDependentError, InputMismatchError, in_words
+from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError, in_words
 from functionalize.runtime.call_arguments import CallArguments, CallingConvention
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURING
@@ -33,7 +33,7 @@ from functionalize.runtime.computation import (
     compute_undifferentiably,
 )
 from functionalize.runtime.decided_call import compute_as_decided, decided_ahead
-from functionalize.runtime.decisions import Diverged
+from functionalize.runtime.decisions import Decision, Diverged
 from functionalize.runtime.execution import finish
 from functionalize.runtime.fast_guards import FastGuards, Passes, fast_guards
 from functionalize.runtime.graph_forms import executable, reinplace
@@ -53,6 +53,7 @@ _NUMBERS = itertools.count()  # of specializations, as they are made
 Recapture = Callable[..., "Capture"]
 
 
+_VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that lie otherwise; the oldest goes
 _CHANGES = (
     "the program changes Python state\n"
     "    why  it runs again when its second derivative is asked for, and would find other state than the call found\n"
@@ -121,7 +122,6 @@ class Specialization:
     def __init__(self, capture: Capture, partition_fn: PartitionFn | None, recapture: Recapture) -> None:
         self.capture, self.recorded, self.metadata = capture, capture.recorded, capture.recorded.metadata
         self.guards, self._partition_fn, self._recapture = capture.guards, partition_fn, recapture
-        self.decisions = self.metadata.graph.decisions
         self.number = next(_NUMBERS)
         self.kind = object()  # of calls: variants of one have the same
         # Both give None for a call that is perhaps none of this program's, or takes longer to check.
@@ -131,11 +131,17 @@ class Specialization:
         self._fast: FastGuards | None = None
         self._slowly = 0  # how many calls the guards themselves let pass
         self._orders: Orders | None = None
+        self._viewing: list[Specialization] = []
 
     @functools.cached_property
     def graph_module(self) -> GraphModule:
         """The graph, as a module: of state and inputs, in the order of the signature."""
         return GraphModule(self.recorded.root, self.recorded.graph, "Captured")
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What the program decides by data."""
+        return self.metadata.graph.decisions
 
     @property
     def answers(self) -> Any:
@@ -179,6 +185,9 @@ class Specialization:
         Raises:
             Diverged: the data decide otherwise; nothing has changed.
         """
+        if isinstance(self._joint, OverlappingInputsError):
+            known, inputs = self._with_views(arguments)
+            return known.run(inputs, arguments)
         zeros = self.guards.missing_gradients(inputs)
         for number, gradient in zeros.items():
             inputs[number] = gradient
@@ -195,6 +204,29 @@ class Specialization:
         elif self._fast is not None and self._joint is None and self.capture.seed is None and self._fails_plainly:
             self._make_plain(self._fast, inputs, computed.results, leaves)
         return self._assemble(leaves)
+
+    def _with_views(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
+        """The program as it is where inputs that overlap are views of one tensor, and its inputs for a call.
+
+        Only gradients need it: the graph of a program that is exported has no other inputs than the program.
+        """
+        for known in self._viewing:
+            passed = known.passed(arguments)
+            if passed is not None:
+                return known, passed
+        with CAPTURING:
+            for known in self._viewing:
+                inputs = known.checked(arguments)
+                if isinstance(inputs, list):
+                    return known, inputs
+            recapture = functools.partial(self._recapture, as_views=True)
+            capture = recapture(arguments.args, arguments.kwargs, answers=self.answers)
+            made = Specialization(capture, self._partition_fn, recapture)
+            inputs = made.checked(arguments)
+            if not isinstance(inputs, list):
+                raise inputs
+            self._viewing = [made, *self._viewing][:_VIEWING]
+        return made, inputs
 
     def _make_plain(
         self, guards: FastGuards, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]

@@ -52,7 +52,9 @@ class Reshapes:
         self.any = False  # whether one that requires gradients is among them, or came to, or had such a view
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self.lost_views = LostViews()
+        self.lines: dict[int, Location | None] = {}  # likewise, those that were changed, and the lines
         self._untold: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
+        self._first: dict[int, tuple[int, Layout]] = {}  # likewise, where these were before that: storage and layout
         self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
         self._again: set[int] = set()  # likewise, those changed more than once
 
@@ -60,22 +62,32 @@ class Reshapes:
         """Note that a handle is about to get other metadata; ``views``: the others that have its memory."""
         if id(handle) in self._held:
             self._again.add(id(handle))
+        else:
+            self.lines[id(handle)] = user_location()
         self._held[id(handle)] = handle
         self.any |= handle.requires_grad or any(view.requires_grad for view in views)
 
     def note_silent(self, handle: torch.Tensor, before: View) -> None:
         """Note that a handle has got other metadata, perhaps where gradients are off; ``before``: what it showed.
 
-        Laid out as before in other memory, it has gradients at the places where it had them.
+        Laid out as before in other memory, it has gradients at the places where it had them. So it has where it was
+        before, if nothing was computed of it meanwhile.
         """
-        now = Layout.of(handle)
-        moved = storage_key(handle) != before.base.key and same(now.size, before.layout.size)
-        laid_out = moved and same(now.stride, before.layout.stride)
-        if not (laid_out or torch.is_grad_enabled() or is_leaf_to_autograd(handle)):
+        if torch.is_grad_enabled() or is_leaf_to_autograd(handle):
+            return
+        now, key = Layout.of(handle), storage_key(handle)
+        moved = key != before.base.key and same(now.size, before.layout.size)
+        if not (moved and same(now.stride, before.layout.stride)):
             self._untold.setdefault(id(handle), user_location())
+            self.lost_views.note_silent(handle)
+        first_key, first = self._first.setdefault(id(handle), (before.base.key, before.layout))
+        if key == first_key and now.key == first.key and self.lost_views.note_return(handle):
+            del self._first[id(handle)]
+            self._untold.pop(id(handle), None)
 
     def note_data(self, handle: torch.Tensor) -> None:
         """Note that a handle gets other data by `.data =`."""
+        self.lines.setdefault(id(handle), user_location())
         if id(handle) in self._held and handle.requires_grad:
             self.replaced.add(id(handle))
 

@@ -31,6 +31,7 @@ class LostViews:
         self.suspects: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, those that would be wrong if used now
         self._turned: dict[int, weakref.ref[torch.Tensor]] = {}  # views whose own metadata changed in place
         self._moved: dict[int, weakref.ref[torch.Tensor]] = {}  # views that were given other data
+        self._silent: set[int] = set()  # by identity, suspects that are no views, and were not used so far
         self._used: Location | None = None  # the line that used one
 
     def note_turn(self, handle: torch.Tensor, base: Base) -> None:
@@ -61,11 +62,27 @@ class LostViews:
         if isinstance(handle, FakeTensor) and is_view_to_autograd(handle):
             self._moved[id(handle)] = weakref.ref(handle)
 
+    def note_silent(self, handle: torch.Tensor) -> None:
+        """Note that a handle has got other metadata where gradients are off."""
+        if not is_view_to_autograd(handle):
+            self.suspects[id(handle)] = weakref.ref(handle)
+            self._silent.add(id(handle))
+
+    def note_return(self, handle: torch.Tensor) -> bool:
+        """Note that it has got those back; whether nothing was computed of it meanwhile, and it is no view."""
+        is_unused = id(handle) in self._silent
+        if is_unused:
+            self._silent.remove(id(handle))
+            del self.suspects[id(handle)]
+        return is_unused
+
     def note_use(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note tensors that autograd is to follow."""
-        known = ((self.suspects.get(id(tensor)), tensor) for tensor in tensors)
-        if self._used is None and any(view is not None and view() is tensor for view, tensor in known):
+        known = [(self.suspects.get(id(tensor)), tensor) for tensor in tensors]
+        used = {id(tensor) for view, tensor in known if view is not None and view() is tensor}
+        if self._used is None and not used <= self._silent:
             self._used = user_location()
+        self._silent -= used
 
     def note_lost(self) -> None:
         """Note that a tensor shows no more what views of it show."""
@@ -94,6 +111,7 @@ class LostViews:
         self.suspects.clear()
         self._turned.clear()
         self._moved.clear()
+        self._silent.clear()
 
 
 def _sharing(base: Base) -> list[FakeTensor]:

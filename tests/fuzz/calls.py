@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.generate import well_defined
+from tests.fuzz.generate import followed, is_followed, well_defined
 from tests.fuzz.program import Input, Program, Storage
 
 
@@ -78,8 +78,9 @@ def surrounded(program: Program) -> bool:
 def calls_of(program: Program) -> list[Call]:
     """The call of the capture, and others."""
     rng = random.Random(f"{program.seed} capture")
-    first = Call(program, number=rng.choice([2, 0.5, 2, True]))
-    if rng.random() < 0.6:
+    follows = is_followed(program.seed)
+    first = Call(followed(program) if follows else program, number=rng.choice([2, 0.5, 2, True]))
+    if rng.random() < 0.6 and not follows:
         first = replace(gradients(rng, first), changes=())
     if rng.random() < 0.1:
         first = replace(mode(rng, first), changes=())

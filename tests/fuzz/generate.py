@@ -27,6 +27,8 @@ LARGEST = 120  # elements of a tensor
 KEPT_ERRORS = 0.02  # share of the failing steps that end their program
 _TABLES = ("view",) * 6 + ("multi", "multi") + ("write",) * 6 + ("in_place", "in_place", "in_place", "read", "read")
 _TABLES_WITH_GRADIENTS = (*_TABLES, *("gradient",) * 8)
+_TABLES_OF_FOLLOWED = ("view",) * 3 + ("write",) * 5 + ("in_place",) * 6 + ("read", "gradient", "gradient")
+FOLLOWED = 0.1  # share of the programs that calls are to follow gradients in
 _METADATA = re.compile(
     r"^\w+\.(data = |(t|transpose|swapaxes|squeeze|unsqueeze|as_strided|resize|resize_as|set|detach|requires_grad)_\()"
 )
@@ -41,10 +43,28 @@ def generate(seed: int, length: int = 8) -> Program:
     rng = random.Random(seed)
     storages, inputs = _inputs(rng)
     grown = _Grown(rng, storages, inputs)
+    if is_followed(seed):
+        storages, inputs = _parts(random.Random(f"{seed} parts"))
+        begun = followed(Program(storages, inputs, (), ""))
+        grown = _Grown(rng, begun.storages, begun.inputs)
+        grown.tables = _TABLES_OF_FOLLOWED
     for _ in range(rng.randint(2, length)):
         if not grown.step():
             break
     return Program(storages, inputs, tuple(grown.steps), _outputs(rng, grown.pool), seed)
+
+
+def is_followed(seed: int) -> bool:
+    """Whether the inputs of a program often overlap and get new metadata, and calls follow gradients through them."""
+    return random.Random(f"{seed} followed").random() < FOLLOWED
+
+
+def followed(program: Program) -> Program:
+    """A program through whose inputs gradients flow, to one tensor where they have one storage."""
+    kinds = {"s0": "view"}
+    inputs = tuple(replace(entry, gradient=kinds.get(entry.storage, "computed")) for entry in program.inputs)
+    storages = tuple(replace(storage, computed=storage.name in kinds) for storage in program.storages)
+    return replace(program, storages=storages, inputs=inputs)
 
 
 class _Grown:
@@ -55,7 +75,7 @@ class _Grown:
         self.steps: list[Step] = []
         self.pool = Pool(rng)
         gradients = rng.random() < 0.25 or any(entry.gradient for entry in inputs)
-        self.tables = _TABLES_WITH_GRADIENTS if gradients else _TABLES
+        self.tables: Sequence[str] = _TABLES_WITH_GRADIENTS if gradients else _TABLES
         self._replay()
 
     def step(self) -> bool:
@@ -281,6 +301,16 @@ def _inputs(rng: random.Random) -> tuple[tuple[Storage, ...], tuple[Input, ...]]
         else:
             inputs.append(_input(rng, name, rng.choice(storages), whole=rng.random() < 0.3))
     return tuple(storages), tuple(inputs)
+
+
+def _parts(rng: random.Random) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
+    """Inputs that are parts of one storage, which may overlap, and sometimes a tensor beside them."""
+    shared, beside = (Storage(name, "float32", rng.choice([4, 6, 9, 12])) for name in ("s0", "s1"))
+    inputs = [_input(rng, f"x{n}", shared, whole=rng.random() < 0.5) for n in range(rng.choice([1, 1, 2, 2, 3]))]
+    parts = tuple(replace(entry, dtype="float32") for entry in inputs if entry.dtype == shared.dtype)
+    if rng.random() < 0.5 or not parts:
+        return (shared, beside), (*parts, _input(rng, "x3", beside, whole=True))
+    return (shared,), parts
 
 
 _SIZED = ("int8", "int16", "int32", "float32", "int64", "float64", "complex64")
