@@ -26,7 +26,6 @@ from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.default_dtypes import DefaultDtypes
-from functionalize.graph_capture.default_generator import refuse_drawn
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import check_hooks, lend
@@ -79,6 +78,7 @@ class CaptureSession(RecordingSession):
         by_data: ByData = (False, None, None),
     ) -> None:
         self._func, self._inputs = func, inputs
+        self._converts = by_data[2] is None or by_data[2].converts
         self._modes = modes_now()
         self._asked: set[str] = set()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
@@ -162,7 +162,7 @@ class CaptureSession(RecordingSession):
 
     def run(self) -> Recorded:
         """Record the program, and put the sources of random numbers back."""
-        sources, drawn = RandomSources(self._held), list[str]()
+        sources, changed = RandomSources(self._held), list[Exception]()
         CAPTURES.running += 1
         try:
             watched = self._generators.watched(self._root, self.regions)
@@ -170,9 +170,10 @@ class CaptureSession(RecordingSession):
                 found = self._recorded()
         finally:
             CAPTURES.running -= 1
-            drawn = sources.restore()
+            changed += sources.restore()
             take_back(self._constants.values(), self._lifted())
-        refuse_drawn(drawn)
+        for refused in changed:
+            raise refused
         self._generators.check_given(self._lifted())
         return found
 
@@ -204,8 +205,9 @@ class CaptureSession(RecordingSession):
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
             self._attributes = TensorAttributes(inputs.inputs)
-            asking, identity = inputs.follower.code.asking, self._attributes.identity
-            classes = classes_of_stand_ins(mode.shape_env, asking, identity, at_once=bool(self._dims))
+            code, identity = inputs.follower.code, self._attributes.identity
+            converting, symbolic = code.converting.values() if self._converts else (), bool(self._dims)
+            classes = classes_of_stand_ins(mode.shape_env, code.asking, identity, converting, at_once=symbolic)
             around = self._attributes.answered(), HooksLeft(self.states)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
                 if self._dims:
@@ -308,7 +310,7 @@ class CaptureSession(RecordingSession):
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
         original = self._func, inputs.follower.code.catches
-        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original, self._converts)
 
 
 def _example(inputs: ProgramInputs, placeholder: Any) -> Any:

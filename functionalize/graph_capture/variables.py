@@ -53,7 +53,7 @@ def _is_installed(file: str) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-def _is_of_python(file: str) -> bool:
+def is_of_python(file: str) -> bool:
     """Whether a file is one of Python's own modules."""
     return file.startswith(_OF_PYTHON) and not _is_installed(file)
 
@@ -63,8 +63,14 @@ def is_own(name: str | None) -> bool:
     """Whether a module, by its name, is a program's own: none of Python's, nor of a library."""
     if not isinstance(name, str):  # a class may call its module anything
         return False
+    return not (is_of_torch_or_python(name) or _is_of_library(sys.modules.get(name)))
+
+
+@functools.cache
+def is_of_torch_or_python(name: str) -> bool:
+    """Whether a module, by its name, is one of torch's, of this package, or one of Python's."""
     root = name.partition(".")[0]
-    return not (root in _NOT_OWN or root in sys.stdlib_module_names or _is_of_library(sys.modules.get(name)))
+    return root in _NOT_OWN or root in sys.stdlib_module_names
 
 
 def variables(func: Any) -> Iterator[Named]:
@@ -117,7 +123,7 @@ def _named(func: Any) -> Iterator[Named]:
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
         yield name, Variable(cell, None), 0
     read_names, loaded, stored, _ = names_in(func.__code__)
-    if _is_of_python(func.__code__.co_filename):
+    if is_of_python(func.__code__.co_filename):
         return  # what its modules keep (compiled patterns, say) is no state of a program's
     for name in loaded:
         if name not in stored and name in func.__globals__:
