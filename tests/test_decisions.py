@@ -294,9 +294,9 @@ def test_what_a_way_writes_to_autograd_is_undone() -> None:
     assert program(y, ONES).requires_grad and y.requires_grad
 
 
-def test_numbers_in_sets_are_decided_and_sizes_are_refused() -> None:
-    with pytest.raises(UnsupportedProgramError, match=r"try  int\(\) of the number"):
-        capture(lambda x: x + len({x.nonzero().size(0)}), (torch.tensor([1, 2]),))
+def test_numbers_and_sizes_in_sets_are_decided() -> None:
+    assert follows(lambda x: x + len({x.nonzero().size(0), 2}), torch.tensor([1, 2]), torch.tensor([0, 1])) == 2
+    assert follows(lambda x: x + {1: 5}.get(int(x.max()), 7), torch.tensor([1, 2]), torch.tensor([0, 1])) == 2
     assert follows(lambda x: x + len(set(x.tolist())), torch.tensor([1, 2]), torch.tensor([1, 1])) == 2
     assert follows(lambda x: x + len({int(one) for one in x}), torch.tensor([1, 2]), torch.tensor([1, 1])) == 2
 

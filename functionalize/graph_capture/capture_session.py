@@ -50,6 +50,7 @@ from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURES
 from functionalize.runtime.decisions import Answers
+from functionalize.runtime.entered import of_proxy
 from functionalize.runtime.frozen_values import PLAIN
 from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.modes import modes_now
@@ -121,7 +122,7 @@ class CaptureSession(RecordingSession):
     def _held(self) -> list[Any]:
         """The values in state and arguments that are neither tensors nor plain, nor consist of others."""
         slots = (*self._inputs.state.constants, *self._inputs.arguments.constants)
-        return [value for value in (slot.get() for slot in slots) if type(value) not in PLAIN]
+        return [value for value in (of_proxy(slot.get()) for slot in slots) if type(value) not in PLAIN]
 
     @property
     def traced(self) -> Traced:

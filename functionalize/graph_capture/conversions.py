@@ -73,7 +73,7 @@ def convert(functions: Iterable[Any]) -> list[tuple[Any, types.CodeType]]:
 
 def functions_of(module: Any) -> Iterator[types.FunctionType]:
     """The functions that a module defines, and the methods of its classes."""
-    values = [value for value in vars(module).values() if isinstance(value, (types.FunctionType, type))]
+    values = [value for value in vars(module).values() if issubclass(type(value), (types.FunctionType, type))]
     for value in values:
         if value.__module__ == module.__name__:
             entries = vars(value).values() if isinstance(value, type) else [value]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import functools
 import types
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ from functionalize.graph_capture.variables import (
 )
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import ABSENT, Variable, place_of, read
-from functionalize.runtime.entered import behind, is_entered
+from functionalize.runtime.entered import is_entered, of_proxy
 from functionalize.runtime.frozen_values import PLAIN
 from functionalize.runtime.settings import Settings, hooks_of
 from functionalize.runtime.state_walk import StateWalk, is_module
@@ -168,8 +167,7 @@ class Follower:
 
     def _follow_value(self, value: Any, path: str) -> None:
         """Follow what is neither a tensor nor entered: functions, methods in C, captured programs, classes."""
-        if type(value) in weakref.ProxyTypes:
-            value = behind(value)
+        value = of_proxy(value)
         if isinstance(value, FUNCTIONS):
             self._follow(value, _DEPTH - 1)
         elif isinstance(value, METHODS_IN_C):
@@ -251,7 +249,7 @@ class Follower:
             self._state.watch(keywords, "keywords")
         for variable in variables(func):
             if own:
-                self._logs.meet_value(variable[0], read(*variable[1:]))
+                self._logs.meet_value(variable[0], of_proxy(read(*variable[1:])))
             self._follow_variable(variable, marks, depth)
 
     def _follow_variable(self, variable: Named, marks: bool, depth: int) -> None:
@@ -259,6 +257,7 @@ class Follower:
         name, container, key = variable
         value = read(container, key)
         self._walk(name, container, key, value)
+        value = of_proxy(value)
         if isinstance(value, (types.FunctionType, functools.partial)) and (marks or value.__dict__):
             self._state.open(value, name)
         if isinstance(value, METHODS_IN_C):
@@ -282,8 +281,8 @@ class Follower:
         yield from self.code.decisive.values()
 
     def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
-        if isinstance(value, type):
-            self._open_class(value)
+        if isinstance(of_proxy(value), type):
+            self._open_class(of_proxy(value))
         self._logs.meet_variable(name, container, key)
         where, place = place_of(container, key)
         first = (id(where), place) not in self._places

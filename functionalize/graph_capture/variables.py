@@ -145,7 +145,7 @@ def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
 
 def variables_of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
     """What a function may reach of a module that it names, if that is a program's own, by the names that it has."""
-    if not isinstance(value, types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
+    if not issubclass(type(value), types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
         return
     seen.add(value.__name__)
     content = vars(value)
@@ -153,7 +153,7 @@ def variables_of_module(value: Any, path: str, names: list[str], seen: set[str])
         found = content.get(name, ABSENT)
         if found is not ABSENT and not name.startswith("__"):
             yield f"{path}.{name}", Variable(content, name), 0
-        if isinstance(found, types.ModuleType):
+        if issubclass(type(found), types.ModuleType):
             yield from variables_of_module(found, f"{path}.{name}", names, seen)
 
 

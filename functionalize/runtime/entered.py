@@ -97,7 +97,7 @@ def _compared(key: Any) -> Any:
 def behind(value: Any) -> Any:
     """What an object shows that sits elsewhere: a weak reference or proxy, a view of a dict; None of others."""
     if type(value) in weakref.ProxyTypes:  # asked first: of its class a proxy says what the object behind it says
-        return _behind_proxy(value)
+        return of_proxy(value)
     if isinstance(value, weakref.ReferenceType):
         found: Any = value()
         return getattr(found, "__self__", found) if isinstance(found, types.MethodType) else found
@@ -108,8 +108,11 @@ def behind(value: Any) -> Any:
     return gc.get_referents(value)[0]
 
 
-def _behind_proxy(proxy: Any) -> Any:
+def of_proxy(value: Any) -> Any:
+    """The object of a weak proxy, None where it is gone; what is no proxy is itself."""
+    if type(value) not in weakref.ProxyTypes:
+        return value
     try:
-        return proxy.__sizeof__.__self__  # a method of any object, which knows what it is bound to
-    except ReferenceError:  # the object is gone
+        return value.__sizeof__.__self__  # a method of any object, which knows what it is bound to
+    except ReferenceError:
         return None
