@@ -27,7 +27,7 @@ _DRAWS = "draws from torch's generator when it has set it back"
 WHY_DRAWN = "the capture would do so once, and calls of the program not at all"
 SEED_BEFORE = (
     "seed before the program is called; or inside of it, by torch.manual_seed before anything is drawn, or a generator "
-    "that it makes there (torch.Generator().manual_seed(0))"
+    "that it makes there (torch.Generator().manual_seed(seed))"
 )
 
 

@@ -24,6 +24,7 @@ from functionalize.runtime.alias_pattern import Shared, same_tensors
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
 from functionalize.runtime.specialization import Specialization
+from functionalize.runtime.state_walk import StateWalk
 from functionalize.runtime.tensor_properties import REQUIRES_GRAD
 
 if TYPE_CHECKING:
@@ -58,6 +59,14 @@ class ExampleCall:
     def inputs(self) -> list[Any]:
         """What the program takes: its state as it was when this was asked first, and the arguments."""
         return self.program.guards.sources.values(self.arguments)
+
+    @functools.cached_property
+    def containers_of_caller(self) -> set[int]:
+        """The identities of the containers that each call gets anew: those of arguments which are not bound."""
+        bound = StateWalk()
+        for leaf in self.leaves:
+            bound.walk([leaf], 0, "")
+        return self.arguments.containers.keys() - bound.containers.keys()
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, ArgumentRef):
