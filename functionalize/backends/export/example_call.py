@@ -72,7 +72,19 @@ class ExampleCall:
         if isinstance(leaf, ArgumentRef):
             number = self._numbers[leaf.number]
             return self._alone(number, self._apart[number]) if number in self._apart else self._tensor(number)
-        return leaf.get() if isinstance(leaf, ObjectLeaf) else leaf
+        if not isinstance(leaf, ObjectLeaf):
+            return leaf
+        value = leaf.get()
+        if value is None:
+            first, names = leaf.path.partition("_")[0], self.program.capture.convention.names
+            name = names[int(first)] if first.isdecimal() and int(first) < len(names) else leaf.path
+            raise UnsupportedProgramError(
+                f"the argument `{name}`, an object of a class that pytrees do not know, is gone",
+                why="a captured program does not keep its arguments, and this one becomes state of what is exported",
+                hint="keep the object until the program is exported; of a class that has no weak references, as "
+                "types.SimpleNamespace, pass a dict instead",
+            )
+        return value
 
     def _tensor(self, number: int) -> torch.Tensor:
         if number not in self._made:
