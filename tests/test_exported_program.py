@@ -485,3 +485,52 @@ def test_an_argument_that_is_state_of_what_is_exported_has_to_be_there() -> None
     gc.collect()
     with pytest.raises(UnsupportedProgramError, match=r"(?s)`cache`, an object.* is gone.*keep the object"):
         captured.to_exported_program()
+
+
+# Complex numbers
+
+
+class Mixing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(2, 4, dtype=torch.complex64))
+        self.seen = torch.nn.Buffer(torch.zeros(4, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        z = self.weight * x
+        z[1:] = z[:1].conj()
+        z[:, ::2] *= 1j
+        z[-1, 1:3].real.add_(2)
+        torch.view_as_real(z)[..., 0, 1] = 3.0
+        self.seen[1:] += x[0, 1:]
+        return z, z.imag[1:], z[..., -1], z.select(-1, -2) * 2
+
+
+def test_slices_of_complex_numbers_are_written_with_gradients() -> None:
+    module = Mixing()
+    twin = copy.deepcopy(module)
+    example = torch.randn(2, 4, dtype=torch.complex64, requires_grad=True)
+    run = saved_and_loaded(capture(module, (example,)).to_exported_program()).module()
+    for _ in range(2):
+        x = torch.randn(2, 4, dtype=torch.complex64, requires_grad=True)
+        found = [(called(x), called) for called in (run, twin)]
+        torch.testing.assert_close(*(results for results, _ in found))
+        gradients = [
+            torch.autograd.grad(sum(one.abs().square().sum() for one in results), (x, called.weight))
+            for results, called in found
+        ]
+        torch.testing.assert_close(*gradients)
+        torch.testing.assert_close(run.seen, twin.seen)
+
+
+def test_gradients_through_writes_to_complex_numbers_are_taken_inside() -> None:
+    def program(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        z = x.clone()
+        z[1:] = z[1:].conj() * 2
+        torch.view_as_real(z)[..., 0] *= 3.0
+        return torch.autograd.grad(z.abs().sum(), x)[0]
+
+    run = capture(program, (torch.randn(3, dtype=torch.complex64),)).to_exported_program().module()
+    for x in torch.randn(2, 3, dtype=torch.complex64):
+        torch.testing.assert_close(run(x), program(x))
