@@ -7,6 +7,7 @@ that would have added. Limits: one graph a tracer.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import operator
 import weakref
@@ -310,3 +311,13 @@ def answers_of_export() -> Iterator[None]:
 
     with _compiling_state_context():
         yield
+
+
+@contextlib.contextmanager
+def logs_of_torch_off() -> Iterator[None]:
+    """While torch logs nothing but what the variable `TORCH_LOGS` asks for."""
+    torch._logging.set_logs(all=logging.CRITICAL)
+    try:
+        yield
+    finally:
+        torch._logging.set_logs()

@@ -26,7 +26,6 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
-from functionalize.graph_capture.default_generator import refuse_drawn
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import check_hooks, lend
@@ -52,6 +51,7 @@ from functionalize.graph_capture.view_inputs import view_of
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURES
 from functionalize.runtime.decisions import Answers
+from functionalize.runtime.entered import of_proxy
 from functionalize.runtime.frozen_values import PLAIN
 from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.modes import modes_now
@@ -81,6 +81,7 @@ class CaptureSession(RecordingSession):
         by_data: ByData = (False, None, None),
     ) -> None:
         self._func, self._inputs = func, inputs
+        self._converts = by_data[2] is None or by_data[2].converts
         self._modes = modes_now()
         self._asked = Questions()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
@@ -125,7 +126,7 @@ class CaptureSession(RecordingSession):
     def _held(self) -> list[Any]:
         """The values in state and arguments that are neither tensors nor plain, nor consist of others."""
         slots = (*self._inputs.state.constants, *self._inputs.arguments.constants)
-        return [value for value in (slot.get() for slot in slots) if type(value) not in PLAIN]
+        return [value for value in (of_proxy(slot.get()) for slot in slots) if type(value) not in PLAIN]
 
     @property
     def traced(self) -> Traced:
@@ -166,7 +167,7 @@ class CaptureSession(RecordingSession):
 
     def run(self) -> Recorded:
         """Record the program, and put the sources of random numbers back."""
-        sources, drawn = RandomSources(self._held), list[str]()
+        sources, changed = RandomSources(self._held), list[Exception]()
         CAPTURES.running += 1
         try:
             watched = self._generators.watched(self._root, self.regions)
@@ -177,9 +178,10 @@ class CaptureSession(RecordingSession):
             raise
         finally:
             CAPTURES.running -= 1
-            drawn = sources.restore()
+            changed += sources.restore()
             take_back(self._constants.values(), self._lifted())
-        refuse_drawn(drawn)
+        for refused in changed:
+            raise refused
         self._generators.check_given(self._lifted())
         return found
 
@@ -212,8 +214,9 @@ class CaptureSession(RecordingSession):
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
             self._attributes = TensorAttributes(inputs.inputs)
-            asking, identity = inputs.follower.code.asking, self._attributes.identity
-            classes = classes_of_stand_ins(mode.shape_env, asking, identity, at_once=bool(self._dims))
+            code, identity = inputs.follower.code, self._attributes.identity
+            converting, symbolic = code.converting.values() if self._converts else (), bool(self._dims)
+            classes = classes_of_stand_ins(mode.shape_env, code.asking, identity, converting, at_once=symbolic)
             around = self._attributes.answered(), HooksLeft(self.states)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
                 if self._dims:
@@ -317,7 +320,7 @@ class CaptureSession(RecordingSession):
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
         original = self._func, inputs.follower.code.catches
-        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original, self._converts)
 
 
 def _example(inputs: ProgramInputs, placeholder: Any) -> Any:
