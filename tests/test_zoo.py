@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.ledger import REFUSED, RIGHT, WRONG
 from tests.zoo.__main__ import cause, main, summary
-from tests.zoo.check import CRASH, EAGER, MODES, REFUSED, RIGHT, WRONG, Verdict, check
+from tests.zoo.check import CRASH, EAGER, MODES, Verdict, check, ledger_of, rows_of
 from tests.zoo.ci import CI, REFUSALS
 from tests.zoo.diffusers_inputs import attempts, normal
 from tests.zoo.families import FAMILIES
@@ -35,6 +36,7 @@ def test_captured_models_equal_eager(name: str, mode: str) -> None:
     refusal = REFUSALS.get((name, mode))
     assert verdict.status == (REFUSED if refusal else RIGHT), verdict.reason
     assert (refusal or "") in verdict.reason
+    assert not ledger_of().objections(rows_of(verdict))
 
 
 def family(model: nn.Module, *shapes: tuple[int, ...]) -> Family:

@@ -24,8 +24,10 @@ from functionalize.backends.array_program import Written
 from functionalize.backends.jax import from_torch
 from tests.fuzz.generate import generate
 from tests.fuzz.program import Program
+from tests.ledger import REFUSED, RIGHT, SKIPPED, WRONG
 from tests.lowerings import exported
-from tests.lowerings.check import REFUSED, RIGHT, SKIPPED, WRONG, Outcome, alike, compared
+from tests.lowerings.check import close, compared
+from tests.lowerings.closeness import Outcome, alike
 
 
 def check(program: Program) -> list[Outcome]:
@@ -58,7 +60,7 @@ def _jaxified(function: object, arguments: list[torch.Tensor]) -> Outcome:
     outputs = found.returned if isinstance(found, Written) else found
     names = function.__code__.co_varnames  # type: ignore[attr-defined]
     left = [written.get(name, array) for name, array in zip(names, arrays, strict=False)]
-    return Outcome(*alike([expected, *own], [outputs, *left]))
+    return close([expected, *own], [outputs, *left])
 
 
 def check_exported(program: Program, to: str) -> list[Outcome]:
@@ -71,7 +73,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
             expected = [_called(function, program) for _ in range(3)]
         except Exception as error:
             return [Outcome(SKIPPED, type(error).__name__)]
-        if exported.alike(*expected[:2]).kind == WRONG:
+        if alike(*expected[:2]).kind == WRONG:
             return [Outcome(SKIPPED, "it draws random numbers")]
         try:
             run = exported.ROUTES[to](capture(function, tuple(program.arguments())), Path(folder))
@@ -79,7 +81,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
             return [Outcome(REFUSED, error.causes[0].splitlines()[0])]
         except (UnsupportedProgramError, ValueError) as error:  # the engine has no kernel
             return [Outcome(REFUSED, str(error).splitlines()[0])]
-        return [exported.alike(wanted, _called(run, program)) for wanted in expected]
+        return [alike(wanted, _called(run, program)) for wanted in expected]
 
 
 def _called(function: Any, program: Program) -> list[Any]:
