@@ -104,9 +104,11 @@ def orders_alike(values: torch.Tensor, expected: Any, outputs: Any) -> bool:
     return any(map(alike_along, range(values.dim())))
 
 
-def reason(error: Exception) -> str:
-    lines = [line.strip()[5:] for line in str(error).splitlines() if line.strip().startswith("why  ")]
-    return lines[0] if lines else str(error).splitlines()[0]
+def reason(error: Exception, text: str = "") -> str:
+    """What was refused, and why, of an error or of one of its causes; without the line, which is that of a template."""
+    lines = [line.strip() for line in (text or str(error) or "no message").strip().splitlines()]
+    why = next((line.removeprefix("why  ") for line in lines if line.startswith("why  ")), "")
+    return "; ".join(part for part in (lines[0], why) if part)
 
 
 def cases_of(name: str, dtypes: list[str], count: int) -> list[Case]:

@@ -18,7 +18,7 @@ import torch
 from functionalize import UnsupportedExportError, capture
 from functionalize.runtime.captured_program import CapturedProgram
 from tests.ledger import REFUSED
-from tests.lowerings.check import ORDERS, TIES, UNSEEDED, UNSPECIFIED, in_eager, orders_alike
+from tests.lowerings.check import ORDERS, TIES, UNSEEDED, UNSPECIFIED, in_eager, orders_alike, reason
 from tests.lowerings.closeness import Outcome, alike
 from tests.opinfo.cases import Case
 from tests.opinfo.programs import Program
@@ -33,7 +33,7 @@ def _onnx(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
     try:
         return onnx.load(path)
     except ValueError as error:
-        what = str(error).splitlines()[0].partition("cannot be loaded: ")[2] or _first(error)
+        what = str(error).splitlines()[0].partition("cannot be loaded: ")[2] or str(error)
         raise UnsupportedExportError("ONNX Runtime", [what]) from error
 
 
@@ -74,12 +74,12 @@ def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch
         with UNSEEDED:
             captured = capture(program.run, tuple(program.inputs))
     except Exception as error:  # the database has operators that no fake tensor goes through
-        return Outcome(REFUSED, f"capture: {_first(error)}")
+        return Outcome(REFUSED, f"capture: {reason(error)}")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         try:
             run = ROUTES[to](captured, Path(folder))
         except UnsupportedExportError as error:
-            return Outcome(REFUSED, error.causes[0].replace("\n    ", "; ")[:200])
+            return Outcome(REFUSED, reason(error, error.causes[0]))
         given = [value.clone() for value in program.inputs]
         found = run(*given)
     drawn = any("rand" in str(node.target) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -89,7 +89,3 @@ def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch
     if case.op in TIES:
         expected, found = expected[: TIES[case.op]], found[: TIES[case.op]]
     return alike([expected, after], [found, given], values=not drawn and case.op not in UNSPECIFIED)
-
-
-def _first(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:150]}"
