@@ -25,13 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     how: Any = {"to": options.to, "gradients": options.gradients, "backwards": options.backwards}
     ledger, checked = ledger_of(**how), route(**how)
-    every = ["float64"] if options.gradients or options.backwards else DTYPES
+    differentiates = options.gradients or options.backwards
+    every = ["float64"] if differentiates else DTYPES
     dtypes = options.dtypes.split(",") if options.dtypes else every
     part, parts = map(int, options.shard.split("/"))
     names = [name for name in op_names() if re.search(options.ops, name)][part - 1 :: parts]
     everything: list[Row] = []
     for name in names:
-        found = list(rows(name, dtypes, options.samples, checked, ledger, write=options.write))
+        found = list(rows(name, dtypes, options.samples, checked, ledger, write=options.write and not differentiates))
         if options.write:
             ledger.take(found)
         _say(name, found)

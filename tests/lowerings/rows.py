@@ -2,7 +2,8 @@
 
 A result that is farther from eager's than `torch.testing.assert_close` allows is right where the ledger has a bound for
 the operator and dtype. ``--write`` adds one by itself where the result is as near to what eager gives in double
-precision as eager's own result is; any other is mended, or added by hand with the reason.
+precision as eager's own result is. Any other is mended, or its bound is added by hand with the reason; so is each bound
+of gradients.
 """
 
 from __future__ import annotations

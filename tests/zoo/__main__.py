@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.zoo.check import COUNTED, MODES, RIGHT, Verdict, ledger_of, rows_of
+from tests.ledger import RIGHT
+from tests.zoo.check import COUNTED, MODES, Verdict, ledger_of, rows_of
 from tests.zoo.ci import CI
 from tests.zoo.families import FAMILIES
 from tests.zoo.runner import Job, prepare, run, run_job
