@@ -132,6 +132,11 @@ class NotCapturedWarning(UserWarning):
     """A call ran the program as it is: eager takes its inputs, and fake tensors like them are refused."""
 
 
+def is_own(error: BaseException) -> bool:
+    """Whether an error is of a class of this package."""
+    return type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def in_words(error: Exception) -> bool:
     """Whether an error is this package's own, which says why."""
     return isinstance(error, InputMismatchError) or "\n    why  " in str(error)

@@ -21,6 +21,8 @@ SLOW_MODES = ("real", "symbolic")
 # A fast program runs directly and traced, and with both ways to remove: twice, not four times.
 SLOW_PAIRS = ((None, "mutations_and_views"), ("fake", "mutations"))
 
+# Which rows have their turn: others for each commit that `scripts/test` runs; without a seed always the same.
+TURN = int(os.environ.get("FUZZ_SEED", "0"))
 SLOW_COLLECTIONS = 3  # seconds, since the last time
 SAMPLES = 3  # rows of a table that quick checks run at most
 
@@ -120,8 +122,8 @@ def out_of_turn(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def scattered(item: pytest.Item) -> int:
-    """An order of rows that has nothing to do with that of their parameters."""
-    return zlib.crc32(item.nodeid.encode())
+    """An order of rows that has nothing to do with that of their parameters, and is another one for each turn."""
+    return zlib.crc32(f"{item.nodeid} {TURN}".encode() if TURN else item.nodeid.encode())
 
 
 def turn_of(item: pytest.Item) -> int:

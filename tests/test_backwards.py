@@ -21,9 +21,8 @@ from functionalize import capture
 from functionalize.backends import onnx
 from functionalize.backends.backwards import BACKWARDS
 from tests.export_programs import on_jax, step_of
-from tests.lowerings.__main__ import safely
-from tests.lowerings.backwards import checker
-from tests.lowerings.check import RIGHT, cases_of
+from tests.ledger import RIGHT
+from tests.lowerings.rows import ledger_of, route, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 aten = torch.ops.aten
@@ -53,8 +52,9 @@ OPERATORS = [
 @pytest.mark.parametrize("to", ["onnx", "jax"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_gradients_of_operators_of_the_database(name: str, to: str) -> None:
-    outcomes = [safely(case, checker(to)) for case in cases_of(name, ["float32"], 3)]
-    assert {outcome.kind for outcome in outcomes} == {RIGHT}, outcomes
+    how: Any = {"to": to, "backwards": True}
+    found = list(rows(name, ["float32"], 3, route(**how), ledger_of(**how)))
+    assert {row.status for row in found} == {RIGHT}, found
 
 
 POOLS = [(3, 4, 0, True, False), (4, 3, 1, True, True), (3, 2, 1, False, False), (2, 2, 0, False, True)]

@@ -14,6 +14,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -109,6 +110,45 @@ def test_readme_shows_the_table_of_differences() -> None:
     printed = run_script("examples/differences.py")
     between = (ROOT / "README.md").read_text().split("<!-- differences -->")[1].split("<!-- /differences -->")[0]
     assert between.strip() == printed.strip()
+
+
+def table_of_exporters() -> dict[tuple[str, str], str]:
+    """What docs/backends.md says becomes of a program by a route."""
+    lines = (ROOT / "docs" / "backends.md").read_text().split("<!-- backends -->")[1].strip().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    routes = cells[0][1:]
+    return {(row[0], route): cell for row in cells[2:] for route, cell in zip(routes, row[1:], strict=True)}
+
+
+EXPORTED = table_of_exporters()
+OURS = ("ExportedProgram", "ONNX", "JAX")
+
+
+@pytest.mark.slow
+def test_the_table_of_exporters_has_all_programs_and_routes() -> None:
+    backends = pytest.importorskip("benchmarks.backends")
+    assert list(EXPORTED) == [(program, route) for program in backends.PROGRAMS for route in backends.ROUTES]
+
+
+def check_exporter(program: str, route: str) -> None:
+    """The cell is what the script prints."""
+    backends = pytest.importorskip("benchmarks.backends")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert backends.outcome(program, backends.ROUTES[route]) == EXPORTED[program, route]
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.every(12)
+@pytest.mark.parametrize(("program", "route"), [cell for cell in EXPORTED if cell[1] in OURS])
+def test_what_becomes_of_a_program_by_our_exporters(program: str, route: str) -> None:
+    check_exporter(program, route)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("program", "route"), [cell for cell in EXPORTED if "torch." in cell[1]])
+def test_what_becomes_of_a_program_by_exporters_of_torch(program: str, route: str) -> None:
+    check_exporter(program, route)
 
 
 @pytest.mark.slow

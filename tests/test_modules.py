@@ -12,9 +12,6 @@ from tests.opinfo.modules import Make, captured, check, compiled, module_names, 
 
 SHARDS = 8
 pytestmark = pytest.mark.slow  # loading the database takes seconds
-# They decide by data: BatchNorm without momentum by how often it ran, the others by their arguments.
-DECIDING = {"nn_BatchNorm1d", "nn_BatchNorm2d", "nn_BatchNorm3d", "nn_CTCLoss", "nn_GaussianNLLLoss"}
-DECIDING |= {"nn_Transformer", "nn_TransformerEncoder"}
 
 
 def check_modules(names: list[str], make: Make, limit: int | None, train: bool = True) -> None:
@@ -22,9 +19,7 @@ def check_modules(names: list[str], make: Make, limit: int | None, train: bool =
         verdicts = [check(sample, make) for sample in samples(name, limit, train)]
         failures = [f"{one.case}: {one.kind} {one.reason[:300]}" for one in verdicts if one.status == FAILED]
         assert not failures, "\n".join(failures)
-        refused = {one.case for one in verdicts if one.kind == "refused"}
-        assert not refused or name in DECIDING, refused
-        assert name in DECIDING or any(one.status == PASSED for one in verdicts), name
+        assert any(one.status == PASSED for one in verdicts), name
 
 
 @pytest.mark.slow(seconds=20)

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from functionalize.transform.handlers.strides import NOT_ASKED, TRUSTING
+from tests.ledger import Ledger
 from tests.opinfo.cases import CI, Case, op_names
-from tests.opinfo.check import FAILED, PASSED, Verdict, check
+from tests.opinfo.check import FAILED, PASSED, Verdict, check, rows_of
 from tests.opinfo.runner import Job, Runner
 from tests.opinfo.strides import trusting
 
@@ -35,6 +36,8 @@ def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
     failures = [verdict for verdict in verdicts if verdict.status == FAILED]
     listed = "\n".join(f"{v.kind}: {v.reason[:300]}\n  python -m tests.opinfo --case '{v.case}'" for v in failures[:20])
     assert not failures, f"{len(failures)} of {len(verdicts)} cases failed\n{listed}"
+    objections = Ledger("opinfo").objections(row for verdict in verdicts for row in rows_of(verdict))
+    assert not objections, "\n".join(objections)
     assert any(verdict.status == PASSED for verdict in verdicts)
 
 

@@ -12,7 +12,16 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from functionalize.errors import NotEquivalentError, NotFunctionalError
+from functionalize.errors import (
+    DataDependentError,
+    DeferredError,
+    InputMismatchError,
+    NotEquivalentError,
+    NotFunctionalError,
+    UnsupportedExportError,
+    UnsupportedMutationError,
+    UnsupportedProgramError,
+)
 from functionalize.verify import assert_equivalent, assert_functional
 from functionalize.verify.observation import clone_inputs
 
@@ -232,6 +241,53 @@ def test_lost_write_is_found() -> None:
     assert "`bump` and its transform differ" in message
     assert "input after the call 0: values" in message
     assert "output" not in message
+
+
+OWN_ERRORS = [
+    UnsupportedProgramError("no", why="so", hint="else"),
+    UnsupportedMutationError("no", why="so", hint="else"),
+    DataDependentError("no", why="so", hint="else"),
+    UnsupportedExportError("ONNX", ["no"]),
+    InputMismatchError("no", hint="else"),
+    DeferredError("no", why="so", hint="else"),
+    NotFunctionalError("no"),
+]
+
+
+@pytest.mark.parametrize("own", OWN_ERRORS, ids=lambda own: type(own).__name__)
+@pytest.mark.parametrize("of_eager", [RuntimeError, ValueError, AssertionError, Exception])
+def test_a_refusal_of_ours_is_no_error_of_eager(of_eager: type[Exception], own: Exception) -> None:
+    in_the_words_of_eager = type(own).__new__(type(own))
+    in_the_words_of_eager.args = ("sizes differ",)
+
+    def eager(x: Tensor) -> Any:
+        raise of_eager("sizes differ")
+
+    def refused(x: Tensor) -> Any:
+        raise own
+
+    def with_the_words_of_eager(x: Tensor) -> Any:
+        raise in_the_words_of_eager
+
+    assert type(own).__name__ in difference(eager, refused, torch.ones(2))
+    assert_equivalent(eager, torch.ones(2), transform=swapped_for(with_the_words_of_eager))
+    assert_equivalent(refused, torch.ones(2), transform=swapped_for(refused))
+
+
+def test_errors_of_torch_are_compared_by_class() -> None:
+    def eager(x: Tensor) -> Any:
+        return x.add(torch.ones(5))
+
+    def other_words(x: Tensor) -> Any:
+        return x @ x
+
+    def other_class(x: Tensor) -> Any:
+        raise TypeError("no number")
+
+    assert_equivalent(eager, torch.ones(2, 3), transform=swapped_for(other_words))
+    assert "TypeError" in difference(eager, other_class, torch.ones(2, 3))
+    assert "exception: none" in difference(eager, torch.sin, torch.ones(2, 3))
+    assert "eager gives none" in difference(torch.sin, eager, torch.ones(2, 3))
 
 
 def test_wrong_output_is_found() -> None:

@@ -27,7 +27,7 @@ from functionalize.errors import (
     UnsupportedProgramError,
 )
 from functionalize.verify import assert_functional
-from functionalize.verify.observation import differences, leaf_differences, observe
+from functionalize.verify.observation import differences, leaf_differences, observe, raises_alike
 from tests.fuzz.calls import MODES, Call, Surrounded, calls_of, surrounded
 from tests.fuzz.program import Program, Step
 from tests.fuzz.verdict import (
@@ -122,7 +122,7 @@ def _verdict_on_unread(
         found = _Called(program, other, captured, module).seen.error
     except Exception as raised:
         found = raised
-    alike = isinstance(found, type(error)) or str(found) == str(error)
+    alike = raises_alike(error, found) or str(found) == str(error)
     return Verdict(NOT_COUNTED, "eager raises for what nobody reads") if alike else None
 
 

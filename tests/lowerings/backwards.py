@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from tests.lowerings.check import PHASES, SKIPPED, UNSPECIFIED, Outcome, compared
+from tests.ledger import SKIPPED
+from tests.lowerings.check import PHASES, UNSPECIFIED, compared
+from tests.lowerings.closeness import Outcome
 from tests.lowerings.exported import held_to_eager
 from tests.lowerings.gradients import Differentiated, in_eager, results_of
 from tests.opinfo.cases import Case

@@ -22,10 +22,11 @@ OF_STRIDES = {
 
 def core_operators() -> Iterator[Any]:
     """The operators that torch tags as core, but for those that write."""
-    for name in sorted(dir(torch.ops.aten)):
-        packet = getattr(torch.ops.aten, name)
-        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
-            op = getattr(packet, overload)
+    for name in sorted(torch._C._dispatch_get_all_op_names()):  # `dir(torch.ops.aten)` has those that somebody used
+        namespace, _, name = name.partition("::")
+        packet, _, overload = name.partition(".")
+        if namespace == "aten":
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
             if torch.Tag.core in op.tags and not row(op).written:
                 yield op
 

@@ -14,27 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from functionalize import UnsupportedExportError, capture
 from functionalize.runtime.captured_program import CapturedProgram
-from tests.lowerings.check import (
-    ORDERS,
-    REFUSED,
-    RIGHT,
-    TIES,
-    UNSEEDED,
-    UNSPECIFIED,
-    WRONG,
-    Outcome,
-    in_eager,
-    orders_alike,
-)
+from tests.ledger import REFUSED
+from tests.lowerings.check import ORDERS, TIES, UNSEEDED, UNSPECIFIED, in_eager, orders_alike, reason
+from tests.lowerings.closeness import Outcome, alike
 from tests.opinfo.cases import Case
 from tests.opinfo.programs import Program
 
 Route = Callable[[CapturedProgram, Path], Callable[..., Any]]
-_TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5}
 
 
 def _onnx(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
@@ -44,7 +33,7 @@ def _onnx(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
     try:
         return onnx.load(path)
     except ValueError as error:
-        what = str(error).splitlines()[0].partition("cannot be loaded: ")[2] or _first(error)
+        what = str(error).splitlines()[0].partition("cannot be loaded: ")[2] or str(error)
         raise UnsupportedExportError("ONNX Runtime", [what]) from error
 
 
@@ -85,12 +74,12 @@ def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch
         with UNSEEDED:
             captured = capture(program.run, tuple(program.inputs))
     except Exception as error:  # the database has operators that no fake tensor goes through
-        return Outcome(REFUSED, f"capture: {_first(error)}")
+        return Outcome(REFUSED, f"capture: {reason(error)}")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         try:
             run = ROUTES[to](captured, Path(folder))
         except UnsupportedExportError as error:
-            return Outcome(REFUSED, error.causes[0].replace("\n    ", "; ")[:200])
+            return Outcome(REFUSED, reason(error, error.causes[0]))
         given = [value.clone() for value in program.inputs]
         found = run(*given)
     drawn = any("rand" in str(node.target) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -100,35 +89,3 @@ def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch
     if case.op in TIES:
         expected, found = expected[: TIES[case.op]], found[: TIES[case.op]]
     return alike([expected, after], [found, given], values=not drawn and case.op not in UNSPECIFIED)
-
-
-def alike(expected: Any, found: Any, *, values: bool = True) -> Outcome:
-    """Tensors and numbers beside those of eager."""
-    leaves = [[leaf for leaf in pytree.tree_leaves(one) if leaf is not None] for one in (expected, found)]
-    if len(leaves[0]) != len(leaves[1]):
-        return Outcome(WRONG, f"{len(leaves[1])} results for {len(leaves[0])}")
-    for one, other in zip(*leaves, strict=True):
-        wanted, actual = (torch.as_tensor(leaf) for leaf in (one, other))
-        if not isinstance(one, torch.Tensor):  # Python's numbers have one width
-            actual = actual.to(wanted.dtype)
-        if wanted.dtype != actual.dtype or wanted.shape != actual.shape:
-            what = f"{actual.dtype}{list(actual.shape)} for {wanted.dtype}{list(wanted.shape)}"
-            return Outcome(WRONG, what)
-        limit = _TOLERANCE.get(wanted.dtype, 1e-7)
-        finite = wanted.detach().double().abs() if wanted.is_floating_point() else torch.zeros(())
-        scale = float(finite[finite.isfinite()].max()) if finite.isfinite().any() else 1.0
-        tolerance: Any = {"rtol": limit * 10, "atol": limit * max(scale, 1.0)} if wanted.is_floating_point() else {}
-        try:
-            if values:
-                torch.testing.assert_close(
-                    actual.detach(), wanted.detach(), equal_nan=True, check_stride=False, **tolerance
-                )
-        except AssertionError as error:
-            return Outcome(
-                WRONG, f"{actual.flatten()[:4].tolist()} for {wanted.flatten()[:4].tolist()}: {_first(error)}"
-            )
-    return Outcome(RIGHT)
-
-
-def _first(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:150]}"

@@ -1,7 +1,8 @@
 """The fuzzer's programs on jitted JAX, beside eager: writes through views of views, aliased inputs, outputs that alias.
 
-``python -m tests.lowerings.fuzz --count 500`` prints what differs, and how many were refused and why. By ``--to`` they
-are exported, and called three times: ``onnx``, or what torch runs (``module``, ``core_aten``, ``run_decompositions``).
+``python -m tests.lowerings.fuzz --count 500`` prints what differs, and how many were refused and why; it exits with 1
+where one is refused for a reason that tests/ledgers does not list. By ``--to`` they are exported, and called three
+times: ``onnx``, or what torch runs (``module``, ``core_aten``, ``run_decompositions``).
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import re
 import sys
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,12 @@ from functionalize.backends.array_program import Written
 from functionalize.backends.jax import from_torch
 from tests.fuzz.generate import generate
 from tests.fuzz.program import Program
+from tests.ledger import REFUSED, RIGHT, SKIPPED, WIDTH, WRONG, Ledger, Row
 from tests.lowerings import exported
-from tests.lowerings.check import REFUSED, RIGHT, SKIPPED, WRONG, Outcome, alike, compared
+from tests.lowerings.check import close, compared
+from tests.lowerings.closeness import Outcome, alike
+
+_OF_ONE_PROGRAM = r"'[^']*'|`[^`]*`|aten\.[\w.]+|\d+|\|"  # what a reason says besides
 
 
 def check(program: Program) -> list[Outcome]:
@@ -58,7 +65,7 @@ def _jaxified(function: object, arguments: list[torch.Tensor]) -> Outcome:
     outputs = found.returned if isinstance(found, Written) else found
     names = function.__code__.co_varnames  # type: ignore[attr-defined]
     left = [written.get(name, array) for name, array in zip(names, arrays, strict=False)]
-    return Outcome(*alike([expected, *own], [outputs, *left]))
+    return close([expected, *own], [outputs, *left])
 
 
 def check_exported(program: Program, to: str) -> list[Outcome]:
@@ -71,7 +78,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
             expected = [_called(function, program) for _ in range(3)]
         except Exception as error:
             return [Outcome(SKIPPED, type(error).__name__)]
-        if exported.alike(*expected[:2]).kind == WRONG:
+        if alike(*expected[:2]).kind == WRONG:
             return [Outcome(SKIPPED, "it draws random numbers")]
         try:
             run = exported.ROUTES[to](capture(function, tuple(program.arguments())), Path(folder))
@@ -79,7 +86,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
             return [Outcome(REFUSED, error.causes[0].splitlines()[0])]
         except (UnsupportedProgramError, ValueError) as error:  # the engine has no kernel
             return [Outcome(REFUSED, str(error).splitlines()[0])]
-        return [exported.alike(wanted, _called(run, program)) for wanted in expected]
+        return [alike(wanted, _called(run, program)) for wanted in expected]
 
 
 def _called(function: Any, program: Program) -> list[Any]:
@@ -100,18 +107,31 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--to", choices=["jax", *exported.ROUTES], default="jax")
+    parser.add_argument("--write", action="store_true", help="write the ledger")
     options = parser.parse_args(arguments)
-    kinds, whys = Counter[str](), Counter[str]()
-    for seed in range(options.first, options.first + options.count):
+    ledger = Ledger(f"lowerings-fuzz-{options.to}")
+    found = rows(range(options.first, options.first + options.count), options.to)
+    print(dict(Counter(row.status for row in found)))
+    print(*Counter(f"  {row.name}" for row in found if row.status == REFUSED).most_common(12), sep="\n")
+    selection = f"{options.count} programs from {options.first} on"
+    if options.write:
+        ledger.take(found, selection)
+    objections = ledger.objections(found, selection)
+    print(*objections, sep="\n")
+    return int(bool(objections))
+
+
+def rows(seeds: Iterable[int], to: str) -> list[Row]:
+    """What becomes of the programs of some seeds on a route; by the reason, where they are refused or left out."""
+    found = []
+    for seed in seeds:
         program = generate(seed)
-        for outcome in check(program) if options.to == "jax" else check_exported(program, options.to):
-            kinds[outcome.kind] += 1
-            whys[outcome.why[:90]] += outcome.kind == REFUSED
-            if outcome.kind == WRONG:
-                print(f"seed {seed}: {outcome.why}\n{program}", flush=True)
-    print(dict(kinds))
-    print(*(f"  {count} {why}" for why, count in whys.most_common(12) if count), sep="\n")
-    return int(kinds[WRONG] > 0 or not kinds[RIGHT])
+        for outcome in check(program) if to == "jax" else check_exported(program, to):
+            right = outcome.kind in (RIGHT, WRONG)
+            name = f"seed {seed}" if right else re.sub(_OF_ONE_PROGRAM, "_", outcome.why)[:WIDTH].strip()
+            why = f"{outcome.why}\n{program}" if outcome.kind == WRONG else f"as of seed {seed}"
+            found.append(Row(name, "a program", outcome.kind, why))
+    return found
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from torch.utils import _pytree as pytree
 from functionalize import UnsupportedProgramError, capture
 from functionalize.backends.jax import from_torch
 from functionalize.backends.jax.program import JaxProgram
-from tests.lowerings.check import REFUSED, SKIPPED, UNSEEDED, UNSPECIFIED, Outcome, alike, reason
+from tests.ledger import REFUSED, SKIPPED
+from tests.lowerings.check import UNSEEDED, UNSPECIFIED, close, reason
+from tests.lowerings.closeness import Outcome
 from tests.opinfo.cases import Case
 from tests.opinfo.programs import NoProgramError, Program, build
 
@@ -61,7 +63,7 @@ def check(case: Case) -> Outcome:
         except Exception as error:  # the database has operators that no fake tensor goes through
             return Outcome(REFUSED, f"capture: {reason(error)}")
         try:
-            return Outcome(*alike(list(expected.gradients), by_jax(step, program, expected)))
+            return close(list(expected.gradients), by_jax(step, program, expected))
         except UnsupportedProgramError as error:
             return Outcome(REFUSED, reason(error))
 

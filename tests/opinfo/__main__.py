@@ -1,4 +1,7 @@
-"""`python -m tests.opinfo`: run the sweep; print a tally, and each failure with the command to repeat it."""
+"""`python -m tests.opinfo`: run the sweep; print a tally, and each failure with the command to repeat it.
+
+It fails where a case is refused that tests/ledgers/opinfo.txt does not list, and where fewer cases pass than it says.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import time
 from collections import Counter
 from dataclasses import replace
 
+from tests.ledger import Ledger, Row
 from tests.opinfo.cases import CI, DTYPES, FIRST, FULL, MODES, REMOVES, Case, Selection, op_names
-from tests.opinfo.check import FAILED, NOT_COUNTED, PASSED, Verdict, check, print_graphs
+from tests.opinfo.check import FAILED, NOT_COUNTED, PASSED, Verdict, check, print_graphs, rows_of
 from tests.opinfo.runner import Job, Runner
 
 _KINDS = {
@@ -24,7 +28,7 @@ _KINDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; 0 if every case that counts passed."""
+    """Run the command line; 0 if every case that counts passed, and all that are refused are listed."""
     options = _parser().parse_args(arguments)
     if options.case:
         return _single(Case.parse(options.case), options.impl)
@@ -43,7 +47,20 @@ def main(arguments: list[str] | None = None) -> int:
     _summary(progress, options.impl, options.show)
     if not complete:
         print(f"interrupted after {progress.done} of {len(ops)} ops")
-    return 0 if complete and progress.counts[PASSED] and not progress.failures else 1
+        return 1
+    objections = _objections(progress, options) if options.impl == "ours" else []
+    print(*objections, sep="\n")
+    return 0 if progress.counts[PASSED] and not progress.failures and not objections else 1
+
+
+def _objections(progress: _Progress, options: argparse.Namespace) -> list[str]:
+    """What the ledger does not allow; with `--write` it allows what came out, but for failures."""
+    partly = (options.op, options.template, options.dtype, options.mode, options.remove, options.shard)
+    size = "full" if options.full else "first" if options.first else "ci"
+    ledger, selection = Ledger("opinfo"), "" if any(partly) else size
+    if options.write:
+        ledger.take(progress.rows, selection)
+    return ledger.objections(progress.rows, selection)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--impl", choices=("ours", "incumbent"), default="ours")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--show", type=int, default=200, help="how many failures to print")
+    parser.add_argument("--write", action="store_true", help="write the ledger, for the cases that this runs")
     parser.add_argument("--case", help="one case, by the name that a failure prints; shows its graphs")
     return parser
 
@@ -87,12 +105,14 @@ class _Progress:
         self.ops, self.done = ops, 0
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
+        self.rows: list[Row] = []
         self.failures: list[Verdict] = []
         self.weaker: dict[str, Counter[str]] = {}
         self.started = self._told = time.monotonic()
 
     def verdict(self, verdict: Verdict) -> None:
         self.counts[verdict.status] += 1
+        self.rows += rows_of(verdict)
         if verdict.status == FAILED:
             self.failures.append(verdict)
             print(f"failed: {verdict.kind} {verdict.case}", file=sys.stderr, flush=True)

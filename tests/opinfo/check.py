@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from functionalize.errors import NotFunctionalError
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import Observation, clone_inputs, differences, leaf_differences, observe
+from tests.ledger import REFUSED, RIGHT, WRONG, Row
 from tests.opinfo.cases import REMOVES, Case
 from tests.opinfo.compiled import check_compiled
 from tests.opinfo.gradients import check_derivatives
@@ -65,8 +66,20 @@ def check(case: Case, impl: str = "ours") -> Verdict:
         return _check(case, program, impl)
 
 
+# Of what is not counted, what is for us to do; eager, make_fx or the database cannot do the rest.
+_OURS = frozenset(("aot_eager", "capture", "refused"))
+
+
+def rows_of(verdict: Verdict) -> list[Row]:
+    """A verdict as a row that the ledger is asked for; none where it says nothing of us."""
+    name, _, case = verdict.case.partition("/")
+    if verdict.status == NOT_COUNTED:
+        return [Row(name, case, REFUSED, f"{verdict.kind}: {verdict.reason}")] if verdict.kind in _OURS else []
+    return [Row(name, case, RIGHT if verdict.status == PASSED else WRONG, verdict.reason)]
+
+
 def _judged(case: Case, kind: str, reason: str) -> Verdict:
-    not_counted = kind in ("eager", "aot_eager", "capture", "refused")
+    not_counted = kind == "eager" or kind in _OURS
     status = NOT_COUNTED if not_counted else FAILED if kind else PASSED
     return Verdict(str(case), status, kind, reason[:1500])
 

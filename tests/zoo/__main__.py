@@ -11,14 +11,15 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.zoo.check import COUNTED, MODES, RIGHT, Verdict
+from tests.ledger import RIGHT
+from tests.zoo.check import COUNTED, MODES, Verdict, ledger_of, rows_of
 from tests.zoo.ci import CI
 from tests.zoo.families import FAMILIES
 from tests.zoo.runner import Job, prepare, run, run_job
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; 0 if every model that counts was right or refused."""
+    """Run the command line; 0 if every model that counts was right, or is refused as the ledger says."""
     options = _parser().parse_args(arguments)
     jobs = _jobs(options)
     if not jobs:
@@ -41,7 +42,19 @@ def main(arguments: list[str] | None = None) -> int:
         for job in jobs:
             report(run_job(job))
     print(summary(verdicts))
-    return 0 if not any(one.status in COUNTED[2:] for one in verdicts) else 1
+    objections = _objections(verdicts, options)
+    print(*objections, sep="\n")
+    return int(bool(objections))
+
+
+def _objections(verdicts: list[Verdict], options: argparse.Namespace) -> list[str]:
+    """What the ledgers do not allow; with `--write` they allow what was refused."""
+    partly = (options.family, options.mode, options.match, options.shard != "1/1")
+    selection = "" if any(partly) else "ci" if options.ci else "whole"
+    ledger, rows = ledger_of(options.to), [row for verdict in verdicts for row in rows_of(verdict)]
+    if options.write:
+        ledger.take(rows, selection)
+    return ledger.objections(rows, selection)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--compare", action="store_true", help="ask torch.export as well")
     routes = ["module", "onnx"]
     parser.add_argument("--to", choices=routes, action="append", default=[], help="export them, and run what came out")
+    parser.add_argument("--write", action="store_true", help="write the ledger, for the models that this runs")
     parser.add_argument("--json", type=Path, help="write the verdicts to this file, as they come")
     parser.add_argument("--timeout", type=int, default=60, help="seconds for each model in each mode")
     parser.add_argument("--processes", type=int, default=1, help="worker processes; 0: this one")

@@ -21,10 +21,11 @@ from torch.utils import _pytree as pytree
 
 from functionalize import capture
 from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
+from tests.ledger import REFUSED, RIGHT, WRONG, Ledger, Row
 from tests.zoo.observe import Kept, Observation, difference, fakes, leaves, observe
 from tests.zoo.specimen import Call, Family, NotApplicable
 
-RIGHT, REFUSED, WRONG, CRASH = "right", "refused", "wrong", "crash"
+CRASH = "crash"
 EAGER, TIME = "eager cannot", "out of time"
 COUNTED = (RIGHT, REFUSED, WRONG, CRASH, TIME)
 MODES = ("eval", "train")
@@ -50,6 +51,19 @@ class Verdict:
     reason: str = ""
     seconds: float = 0.0
     export: str = ""
+
+
+def ledger_of(to: Sequence[str] = ()) -> Ledger:
+    """The ledger of what is captured, or exported by some routes."""
+    return Ledger("-".join(("zoo", *sorted(to))))
+
+
+def rows_of(verdict: Verdict) -> list[Row]:
+    """A verdict as a row that the ledger is asked for; none where eager does not run the model."""
+    if verdict.status == EAGER:
+        return []
+    status = verdict.status if verdict.status in (RIGHT, REFUSED) else WRONG
+    return [Row(f"{verdict.family}/{verdict.name}", verdict.mode, status, verdict.reason)]
 
 
 @dataclass(frozen=True)

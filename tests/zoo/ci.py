@@ -7,6 +7,3 @@ _NAMES = """
 bert clip convnext deberta-v2 resnet roformer segformer smolvlm videomae vit wav2vec2 yolos
 """
 CI = frozenset(("transformers", name) for name in _NAMES.split())
-
-# Refused, and the words of the reason.
-REFUSALS = {("wav2vec2", "train"): "the program draws numbers from numpy.random"}  # which frames it masks

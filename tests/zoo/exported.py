@@ -18,7 +18,8 @@ from torch import Tensor
 
 from functionalize import UnsupportedExportError, capture
 from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
-from tests.zoo.check import CRASH, REFUSED, RIGHT, WRONG, Case, one_line, seed
+from tests.ledger import REFUSED, RIGHT, WRONG
+from tests.zoo.check import CRASH, Case, one_line, seed
 from tests.zoo.observe import Observation, distances, leaves
 from tests.zoo.specimen import Call
 

@@ -116,6 +116,11 @@ def is_array(value: Any) -> bool:
 # Promotion
 
 
+def opmath(dtype: Any) -> Any:
+    """The dtype that eager's kernels compute in: they round to 16 bits once, at the end."""
+    return jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
+
+
 def category(dtype: Any) -> int:
     """Boolean, integral, floating or complex: of operands without dimensions only a higher one counts."""
     if dtype == np.bool_:

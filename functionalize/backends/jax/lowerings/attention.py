@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 
 from functionalize.backends.jax.lowerings.registry import lowering
+from functionalize.backends.jax.values import opmath
 
 aten = torch.ops.aten
 Array = Any
@@ -17,7 +18,7 @@ Array = Any
 
 def _scores(query: Array, key: Array, mask: Array | None, causal: bool, scale: float | None) -> Array:
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    wide = jnp.float32 if query.dtype in (jnp.float16, jnp.bfloat16) else query.dtype
+    wide = opmath(query.dtype)
     scores = jnp.matmul(query.astype(wide), jnp.swapaxes(key, -1, -2).astype(wide)) * factor
     if causal:
         allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))

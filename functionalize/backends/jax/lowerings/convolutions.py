@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import torch
 
 from functionalize.backends.jax.lowerings.registry import lowering
+from functionalize.backends.jax.values import opmath
 
 aten = torch.ops.aten
 Array = Any
@@ -38,10 +39,11 @@ def convolution(
         found = _transposed(x, weight, stride, padding, dilation, more, groups)
     else:
         pads = [(n, n) for n in padding]
-        found = jax.lax.conv_general_dilated(x, weight, stride, pads, None, dilation, feature_group_count=groups)
+        options: Any = {"feature_group_count": groups, "preferred_element_type": opmath(x.dtype)}
+        found = jax.lax.conv_general_dilated(x, weight, stride, pads, None, dilation, **options)
     if bias is not None:
         found = found + bias.reshape([-1] + [1] * dims)
-    return found if batched else found[0]
+    return (found if batched else found[0]).astype(x.dtype)
 
 
 def _each(values: Sequence[int], count: int) -> list[int]:
@@ -57,7 +59,8 @@ def _transposed(x: Array, weight: Array, stride: Any, padding: Any, dilation: An
     reach = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
     pads = [(far - pad, far - pad + extra) for far, pad, extra in zip(reach, padding, more, strict=True)]
     steps = [1] * len(kernel)
-    return jax.lax.conv_general_dilated(x, weight, steps, pads, stride, dilation, feature_group_count=groups)
+    options: Any = {"feature_group_count": groups, "preferred_element_type": opmath(x.dtype)}
+    return jax.lax.conv_general_dilated(x, weight, steps, pads, stride, dilation, **options)
 
 
 @lowering(aten.convolution_backward.default)

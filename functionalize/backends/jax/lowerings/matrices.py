@@ -14,7 +14,7 @@ import torch
 
 from functionalize.backends.jax.lowerings.derivatives import absolute, of_order
 from functionalize.backends.jax.lowerings.registry import lowering
-from functionalize.backends.jax.values import cast
+from functionalize.backends.jax.values import cast, opmath
 
 aten = torch.ops.aten
 Array = Any
@@ -44,12 +44,15 @@ def _is(number: Any, value: int) -> bool:
 
 @lowering(aten.addmm.default, aten.addmv, aten.baddbmm.default)
 def addmm(begin: Array, x: Array, y: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
-    return _sum(begin, jnp.matmul(x, y), beta, alpha)
+    wide = opmath(x.dtype)
+    return _sum(begin.astype(wide), jnp.matmul(x, y, preferred_element_type=wide), beta, alpha).astype(x.dtype)
 
 
 @lowering(aten.addbmm)
 def addbmm(begin: Array, x: Array, y: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
-    return _sum(begin, jnp.sum(jnp.matmul(x, y), 0), beta, alpha)
+    wide = opmath(x.dtype)
+    summed = jnp.sum(jnp.matmul(x, y, preferred_element_type=wide), 0)
+    return _sum(begin.astype(wide), summed, beta, alpha).astype(x.dtype)
 
 
 @lowering(aten._cdist_forward)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from functionalize.backends.jax.lowerings.registry import lowering
+from functionalize.backends.jax.values import opmath
 
 aten = torch.ops.aten
 Array = Any
@@ -128,7 +129,7 @@ def _avg_pool(
 ) -> Array:
     plane = x.shape[-dims:]
     windows = _geometry(plane, kernel, stride, padding, (1,), ceil_mode)
-    wide = x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+    wide = x.astype(opmath(x.dtype))
     total = jnp.sum(_taken(wide, windows, 0), -1)
     if divisor_override is not None:
         return (total / divisor_override).astype(x.dtype)
@@ -184,7 +185,7 @@ def _adaptive_avg_pool(dims: int, x: Array, output_size: Sequence[int]) -> Array
     counts: Any = 1
     for dim, places in enumerate(windows):
         counts = counts * (places >= 0).sum(1).reshape([-1 if d == dim else 1 for d in range(dims)])
-    wide = x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+    wide = x.astype(opmath(x.dtype))
     total = jnp.sum(_taken(wide, windows, 0), -1)
     return (total / jnp.asarray(counts, total.dtype)).astype(x.dtype)
 

@@ -17,7 +17,7 @@ from functionalize.backends.interpreter import Call
 from functionalize.backends.jax.lowerings.derivatives import absolute, of_order, root
 from functionalize.backends.jax.lowerings.elementwise import logaddexp, rounded
 from functionalize.backends.jax.lowerings.registry import lowering
-from functionalize.backends.jax.values import cast, category
+from functionalize.backends.jax.values import cast, category, opmath
 
 aten = torch.ops.aten
 Array = Any
@@ -30,10 +30,6 @@ def axes(x: Array, dim: Any) -> tuple[int, ...]:
     return tuple(d % max(x.ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)) if x.ndim else ()
 
 
-def _wide(dtype: Any) -> Any:
-    return jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
-
-
 @lowering(aten.sum.default, takes_call=True)
 def sum_all(call: Call, x: Array, dtype: Any = None) -> Array:
     return sum_dims(call, x)
@@ -41,7 +37,7 @@ def sum_all(call: Call, x: Array, dtype: Any = None) -> Array:
 
 @lowering(aten.sum.dim_IntList, takes_call=True)
 def sum_dims(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
-    wide = cast(x, _wide(call.dtype))
+    wide = cast(x, opmath(call.dtype))
     return jnp.sum(wide, axes(x, dim), keepdims=keepdim, dtype=wide.dtype).astype(call.dtype)
 
 
@@ -52,7 +48,7 @@ def mean_all(call: Call, x: Array, dtype: Any = None) -> Array:
 
 @lowering(aten.mean.dim, takes_call=True)
 def mean(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
-    return jnp.mean(cast(x, _wide(call.dtype)), axes(x, dim), keepdims=keepdim).astype(call.dtype)
+    return jnp.mean(cast(x, opmath(call.dtype)), axes(x, dim), keepdims=keepdim).astype(call.dtype)
 
 
 @lowering(aten.prod.default, takes_call=True)
@@ -152,7 +148,7 @@ def _variance(x: Array, dim: Any, correction: Any, keepdim: bool) -> Array:
     count = 1
     for d in over:
         count *= x.shape[d]
-    wide = x.astype(_wide(x.dtype))
+    wide = x.astype(opmath(x.dtype))
     deviation = wide - jnp.mean(wide, over, keepdims=True)
     squares = jnp.real(deviation * jnp.conj(deviation)) if category(x.dtype) == 3 else deviation * deviation
     freedom = jnp.maximum(cast(count, squares.dtype) - (1 if correction is None else correction), 0)
@@ -168,7 +164,7 @@ def std(call: Call, x: Array, dim: Any = None, *, correction: Any = None, keepdi
 def std_mean(
     call: Call, x: Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Array, Array]:
-    mean = jnp.mean(x.astype(_wide(x.dtype)), axes(x, dim), keepdims=keepdim).astype(x.dtype)
+    mean = jnp.mean(x.astype(opmath(x.dtype)), axes(x, dim), keepdims=keepdim).astype(x.dtype)
     return std(call, x, dim, correction=correction, keepdim=keepdim), mean
 
 
@@ -180,7 +176,7 @@ def vector_norm(call: Call, x: Array, ord: Any = 2, dim: Any = None, keepdim: bo
         return (jnp.max if ord > 0 else jnp.min)(size, over, keepdims=keepdim).astype(call.dtype)
     if ord == 0:
         return jnp.sum(x != 0, over, keepdims=keepdim).astype(call.dtype)
-    wide = _wide(call.dtype)
+    wide = opmath(call.dtype)
     size = absolute(x).astype(wide) if jnp.iscomplexobj(x) else x.astype(wide)
     return of_order(float(ord), over, keepdim, size).astype(call.dtype)
 
@@ -195,13 +191,13 @@ def var_dim(x: Array, dim: Any, unbiased: bool = True, keepdim: bool = False) ->
 
 @lowering(aten.cumsum, takes_call=True)
 def cumsum(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
-    wide = cast(x, _wide(call.dtype))
+    wide = cast(x, opmath(call.dtype))
     return (jnp.cumsum(wide, dim, dtype=wide.dtype) if x.ndim else wide).astype(call.dtype)
 
 
 @lowering(aten.cumprod, takes_call=True)
 def cumprod(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
-    wide = cast(x, _wide(call.dtype))
+    wide = cast(x, opmath(call.dtype))
     return (jnp.cumprod(wide, dim, dtype=wide.dtype) if x.ndim else wide).astype(call.dtype)
 
 
@@ -249,7 +245,7 @@ def cummin(x: Array, dim: int) -> tuple[Array, Array]:
 
 @lowering(aten._softmax, takes_call=True)
 def softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
-    wide = cast(x, _wide(call.dtype))
+    wide = cast(x, opmath(call.dtype))
     return (jax.nn.softmax(wide, dim) if x.ndim else jnp.ones_like(wide)).astype(call.dtype)
 
 
@@ -261,7 +257,7 @@ def safe_softmax(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
 
 @lowering(aten._log_softmax, takes_call=True)
 def log_softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
-    wide = cast(x, _wide(call.dtype))
+    wide = cast(x, opmath(call.dtype))
     return (jax.nn.log_softmax(wide, dim) if x.ndim else jnp.zeros_like(wide)).astype(call.dtype)
 
 
