@@ -201,8 +201,12 @@ def _keeps(x: torch.Tensor) -> Any:
 def test_versions(f: Callable[..., Any], fullgraph: bool) -> None:
     """Of what the program makes, the number of its writes."""
     compiled = torch.compile(f, backend="functionalize", fullgraph=fullgraph)
-    ways: list[Callable[[], torch.Tensor]] = [lambda: torch.ones(3, 2), lambda: torch.ones(3, 2).add_(1)]
-    for make in [*ways, lambda: torch.ones(6, 2)[2:5]] * 2:
+    ways: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.ones(3, 2),
+        lambda: torch.ones(3, 2).add_(1),
+        lambda: torch.ones(6, 2)[2:5],
+    ]
+    for make in ways * 2:
         x, y = make(), make()
         before = x._version, y._version
         torch.testing.assert_close(compiled(x), f(y))
