@@ -584,7 +584,15 @@ def test_default_dtypes_that_a_program_sets_for_a_while() -> None:
 def test_operators_that_compute_by_elements_promote_to_a_default_dtype_that_a_program_sets() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         torch.set_default_dtype(torch.float64)
-        made = x / 2, x * 1.5, x.sqrt(), torch.atan2(x, x), x * (1 + 2j), torch.where(x > 0, 1.5, 2.5), x.sigmoid()
+        made: tuple[Any, ...] = (
+            x / 2,
+            x * 1.5,
+            x.sqrt(),
+            torch.atan2(x, x),
+            x * (1 + 2j),
+            torch.where(x > 0, 1.5, 2.5),
+            x.sigmoid(),
+        )
         torch.set_default_dtype(torch.float16)
         made = *made, torch.arange(3) / 3, torch.cond(x.sum() > 0, lambda x: x / 3, lambda x: x + torch.ones(3), (x,))
         torch.set_default_dtype(torch.float32)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import saved_tensors_hooks
 
 from functionalize import capture
@@ -191,7 +192,7 @@ def _decides(x: torch.Tensor) -> Any:
 
 
 def _keeps(x: torch.Tensor) -> Any:
-    with torch.autograd._unsafe_preserve_version_counter(x):
+    with _unsafe_preserve_version_counter(x):
         x.add_(1)
     return x * 2
 
@@ -203,7 +204,12 @@ def _keeps(x: torch.Tensor) -> Any:
 def test_versions(f: Callable[..., Any], fullgraph: bool) -> None:
     """Of what the program makes, the number of its writes."""
     compiled = torch.compile(f, backend="functionalize", fullgraph=fullgraph)
-    for make in (lambda: torch.ones(3, 2), lambda: torch.ones(3, 2).add_(1), lambda: torch.ones(6, 2)[2:5]) * 2:
+    ways: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.ones(3, 2),
+        lambda: torch.ones(3, 2).add_(1),
+        lambda: torch.ones(6, 2)[2:5],
+    ]
+    for make in ways * 2:
         x, y = make(), make()
         before = x._version, y._version
         torch.testing.assert_close(compiled(x), f(y))
@@ -253,7 +259,7 @@ def _leaves_double(x: torch.Tensor) -> Any:
 def _sets_back(x: torch.Tensor) -> Any:
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    made = _made(), x * 1.5, x + torch.ones(())
+    made: tuple[Any, ...] = _made(), x * 1.5, x + torch.ones(())
     torch.set_default_dtype(torch.float16)
     made += (torch.cond(x.sum() > 0, lambda x: x / 3, lambda x: x + torch.ones(3), (x,)),)
     torch.set_default_dtype(default)

@@ -905,11 +905,13 @@ def test_what_a_program_asks_of_its_own_tensors_says_nothing_about_inputs(
 
 @pytest.mark.parametrize("program", OWN)
 def test_calls_of_such_programs_may_pass_other_tensors_than_the_capture(program: Callable[[Tensor], Tensor]) -> None:
+    plain: list[Callable[[], Tensor]] = [lambda: torch.ones(4, 6), _of_another_version, lambda: _MEMORY.clone()[1:5]]
     captured = capture(program, (_MEMORY[2:6],))
-    for make in (lambda: torch.ones(4, 6), _of_another_version, lambda: _MEMORY.clone()[1:5]):
+    for make in plain:
         assert_same(program(make()), captured(make()))
+    requiring: list[Callable[[], Tensor]] = [GIVEN["computed"], _with_hooks, _with_a_gradient]
     captured = capture(program, (torch.ones(4, 6, requires_grad=True),))
-    for make in (lambda: torch.ones(4, 6, requires_grad=True) * 2, _with_hooks, _with_a_gradient):
+    for make in requiring:
         assert_same(program(make()), captured(make()))
 
 

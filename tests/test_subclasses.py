@@ -195,7 +195,7 @@ class Named(Tensor):
 
 
 @pytest.mark.parametrize("mode", [None, *MODES, "capture"], ids=str)
-def test_as_subclass_of_plain_tensors(mode: str | None) -> None:
+def test_as_subclass_of_plain_tensors(mode: Any) -> None:
     """A view of all of the tensor, which torch takes behind the modes."""
 
     def program(x: Tensor) -> tuple[Any, ...]:

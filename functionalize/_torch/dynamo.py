@@ -151,9 +151,9 @@ def keeps_version(node: torch.fx.Node) -> bool:
 
 def asks_base(node: torch.fx.Node) -> bool:
     """Whether a node of Dynamo's asks of what an input is a view, and it is one."""
-    source = node.args[0] if node.target is getattr and node.args[1:] == ("_base",) else None
-    value = source.meta.get("example_value") if isinstance(source, torch.fx.Node) else None
-    return isinstance(value, torch.Tensor) and source.op == "placeholder" and is_view_to_autograd(value)
+    asked = node.all_input_nodes if node.target is getattr and node.args[1:] == ("_base",) else []
+    values = [source.meta.get("example_value") for source in asked if source.op == "placeholder"]
+    return any(isinstance(value, torch.Tensor) and is_view_to_autograd(value) for value in values)
 
 
 def leaves_inference_mode(graph: torch.fx.Graph) -> bool:

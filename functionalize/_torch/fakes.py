@@ -48,7 +48,7 @@ _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _NO_FAKE_IMPL = re.compile(r"There was no fake impl registered for <CustomOpDef\((?P<op>[^)]*)\)>")
 
 
-def operator_without_fake(error: Exception) -> str | None:
+def operator_without_fake(error: BaseException | None) -> str | None:
     """The operator of which nobody says what it gives on fake tensors, if an error of torch's says that."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func)

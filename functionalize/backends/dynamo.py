@@ -423,7 +423,7 @@ class _Runner(Interpreter):
     def run_node(self, n: Node) -> Any:
         if keeps_version(n):
             with DisableTorchFunction():  # nobody is told that this is asked
-                return self.map_nodes_to_values(n.args, n)[0]._version
+                return self.env[n.all_input_nodes[0]]._version
         return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ _MEMORY = re.compile(  # what torch says of a tensor without memory, by the func
 
 def explained(error: Exception) -> DeferredError | None:
     """An error of fake tensors in other words, where it is one of those that are known."""
-    operator = operator_without_fake(error) or (operator_without_fake(error.__cause__) if error.__cause__ else None)
+    operator = operator_without_fake(error) or operator_without_fake(error.__cause__)
     if operator is not None:
         return DeferredError(
             f"{operator} on deferred tensors",

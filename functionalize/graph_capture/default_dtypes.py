@@ -49,7 +49,9 @@ def _spell_out_bodies(node: Node, root: torch.nn.Module) -> None:
     """The same for the bodies that a higher-order operator runs."""
     for argument in node.all_input_nodes:
         body = getattr(root, str(argument.target), None) if argument.op == "get_attr" else None
-        for inner in list(body.graph.nodes) if isinstance(body, torch.fx.GraphModule) else ():
+        if not isinstance(body, torch.fx.GraphModule):
+            continue
+        for inner in list(body.graph.nodes):
             if isinstance(inner.target, HigherOrderOperator):
                 _spell_out_bodies(inner, body)
             else:

@@ -133,6 +133,7 @@ class RecordingSession:
         ``here``: where it is; ``follow`` gets the program before it runs.
         """
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
+        root: Any = tracer.root  # type: ignore[union-attr]  # of stubs that know another kind, too
         mode.context.takes_subclasses = False
         self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
@@ -143,7 +144,7 @@ class RecordingSession:
         def end(context: Any, entries: Any, returned: Any) -> Recorded:
             context.origin = None
             left = effects(finalizer.objects, returned)
-            self._dtypes.spell_out(tracer.root)
+            self._dtypes.spell_out(root)
             found = finalizer.finalize(entries, returned, left, joint)
             refuse_shared(context, finalizer.handles, returned)
             refuse_resized(context.graph, entries, finalizer.handles)
