@@ -308,8 +308,8 @@ def test_a_backward_may_write_to_the_gradient_that_arrives(name: str, compiled: 
         results = function(x)
         given = [torch.arange(1.0, 1 + result.numel()).reshape(result.shape) for result in results]
         found.append([*torch.autograd.grad(results, x, given), *given])
-        results = function(x)
-        found[-1] += torch.autograd.grad(sum((result * result).sum() for result in results), x)
+        loss: Any = sum((result * result).sum() for result in function(x))
+        found[-1] += torch.autograd.grad(loss, x)
         strided = [torch.ones(*result.shape, 2)[..., 0] for result in function(x)]
         found[-1] += [*torch.autograd.grad(function(x), x, strided), *strided]
     torch.testing.assert_close(*found)
