@@ -260,6 +260,74 @@ def test_a_backward_that_writes_to_what_is_outside_is_refused() -> None:
     assert torch.equal(seen, torch.zeros(3))
 
 
+class Scales(torch.autograd.Function):
+    """Its backward writes to the gradient that arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.mul_(3)
+
+
+class Masks(torch.autograd.Function):
+    """Its backward writes to parts of the gradients that arrive, and reads one in the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        return x * 2, x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        first[x < 0] = 0
+        first.t()[1].add_(second[0])
+        return first + second
+
+
+WRITES_GRADIENTS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "at the end": lambda x: (Scales.apply(x.sin()),),  # type: ignore[no-untyped-call]
+    "in between": lambda x: (Scales.apply(x).sin(),),  # type: ignore[no-untyped-call]
+    "of a view": lambda x: (Scales.apply(x.sin()).t().reshape(-1),),  # type: ignore[no-untyped-call]
+    "of a result that is added": lambda x: (Scales.apply(x.sin()) + Scales.apply(x),),  # type: ignore[no-untyped-call]
+    "of several results": lambda x: (*Masks.apply(x.sin()), x * 3),  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["capture", "dynamo"])
+@pytest.mark.parametrize("name", WRITES_GRADIENTS)
+def test_a_backward_may_write_to_the_gradient_that_arrives(name: str, compiled: bool) -> None:
+    program = WRITES_GRADIENTS[name]
+    x = torch.linspace(-1, 2, 9).reshape(3, 3).requires_grad_()
+    call = torch.compile(program, backend="functionalize") if compiled else capture(program, (x,))
+    found = []
+    for function in (call, program):
+        results = function(x)
+        given = [torch.arange(1.0, 1 + result.numel()).reshape(result.shape) for result in results]
+        found.append([*torch.autograd.grad(results, x, given), *given])
+        loss: Any = sum((result * result).sum() for result in function(x))
+        found[-1] += torch.autograd.grad(loss, x)
+        strided = [torch.ones(*result.shape, 2)[..., 0] for result in function(x)]
+        found[-1] += [*torch.autograd.grad(function(x), x, strided), *strided]
+    torch.testing.assert_close(*found)
+
+
+def test_a_gradient_that_a_backward_writes_is_that_of_one_result() -> None:
+    x = torch.ones(3, requires_grad=True)
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return Scales.apply(x.sin()), x * 2  # type: ignore[no-untyped-call]
+
+    call, gradient = capture(program, (x,)), torch.ones(3)
+    with pytest.raises(RuntimeError, match=r"shares\n(.|\n)*gradient.clone"):
+        torch.autograd.grad(call(x), x, [gradient, gradient])
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):  # as in eager
+        call(x)[0].sum().backward()
+
+
 def test_calls_inside_of_a_transform_are_refused() -> None:
     program = capture(lambda x: (x * 2).sum(), (torch.ones(3),))
     for transformed in (torch.func.grad(program), torch.func.vmap(program)):

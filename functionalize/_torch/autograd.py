@@ -125,7 +125,7 @@ def checkpoint_frames_noted(note: Callable[[Any], None]) -> Iterator[None]:
         if threading.get_ident() == thread:
             note(frame)
 
-    _CheckpointFrame.__init__ = begin  # type: ignore[method-assign]
+    _CheckpointFrame.__init__ = begin  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

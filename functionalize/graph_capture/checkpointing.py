@@ -239,8 +239,7 @@ class _Values:
         if isinstance(of, Node) and str(node.target).startswith("aten.") and "_like." in str(node.target):
             like = of.meta["val"]  # of which the values do not matter
             args = (f"{like.shape} {like.stride()} {like.dtype} {like.device}", *args[1:])
-        args = self._constants.get(node, args)
-        return f"{node.op} {node.target} {args} {kwargs}"
+        return f"{node.op} {node.target} {self._constants.get(node, args)} {kwargs}"
 
     def _attribute(self, node: Node) -> Any:
         return attrgetter(str(node.target))(self._root)

@@ -4,7 +4,8 @@ A joint graph of a higher order takes the gradients of the order before for resu
 
 Invariant: the backward goes through what autograd recorded while the program ran, so gradients are those that eager
 gives: of ``no_grad`` regions, of functions with a backward of their own, of writes. Limits: a backward that writes to
-what lives outside of it is refused; one that draws random numbers is differentiable once.
+what lives outside of it is refused, but for gradients that arrive from outside; one that draws random numbers is
+differentiable once.
 """
 
 from __future__ import annotations
@@ -224,7 +225,8 @@ class JointTracer:
                 forward = set(graph.nodes)
                 with requiring(level.sources):
                     reached = reaching([target for _, target in level.wanted.targets], level.sources)
-                found = self._gradients(level, tangents, create_graph=False)[0]
+                found, _, given = self._gradients(level, tangents, create_graph=False)
+                written = list(map(self._written, given))
             contents.check()
             if self._order == 1 and all(gradient is None for gradient in found):
                 return None
@@ -237,7 +239,7 @@ class JointTracer:
             level = level.giving(added if self._order == 1 else (), outputs)
             forward |= nodes_behind(outputs)
             placeholders = primals, tangents[-1] if tangents else []
-            joint = copied(graph, placeholders, [*level.results, *found], forward, marked)
+            joint = copied(graph, placeholders, [*level.results, *found, *written], forward, marked)
             gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
             return functools.partial(self._frozen, joint, inputs, names, gradients, level.wanted, reached)
         except Exception as error:
@@ -275,8 +277,9 @@ class JointTracer:
                         targets, level.sources, given, allow_unused=True, create_graph=create_graph
                     )
         check_devices(gradients, targets)
+        own = set() if create_graph else set(map(storage_key, given))
         for key, base in context.graph.bases.items():
-            outside = key in writes or base.held is not None
+            outside = (key in writes or base.held is not None) and key not in own
             if outside and len(base.log) > writes.get(key, 0):
                 raise UnsupportedMutationError(
                     "the backward writes to a tensor that was there before it",
@@ -285,6 +288,11 @@ class JointTracer:
                 )
         nodes = [None if gradient is None else self._node(context.value(gradient)) for gradient in gradients]
         return nodes, gradients, given
+
+    def _written(self, tangent: torch.Tensor) -> Node | None:
+        """What the backward has written to the gradient of a result; None where it has not."""
+        base = self._mode.context.graph.bases.get(storage_key(tangent))
+        return self._node(self._mode.context.value(tangent)) if base is not None and base.log else None
 
     @staticmethod
     def _numbers(inputs: Sequence[TracedInput], tangents: Sequence[Sequence[Node]]) -> list[int]:

@@ -76,7 +76,8 @@ class RecordingSession:
             return first
 
         self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
-        regions.find_attributes_on(self.recorder.tracer.root)
+        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
+        regions.find_attributes_on(tracer.root)
 
     def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
         """Placeholders for the inputs, and their fake tensors as what these stand for."""

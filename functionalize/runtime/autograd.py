@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from functionalize._torch import storage_key
 from functionalize._torch.autograd import SavedTensor, is_batch_of_gradients, keeps_graph, make_saved_tensor
 from functionalize.aliasing.strided_layout import has_strides, tensor_at
 from functionalize.runtime.joint import ForwardCall, Orders, called, tangent_name
@@ -212,9 +213,32 @@ class CapturedFunction(torch.autograd.Function):
                 found[number] = gradient
         for number in unreached:
             found[number] = None
+        _write_to([tangents[n] for n in call.joint.tangents], call.written, results)
         if not keeps_graph():
             ctx.derivation = None
         return None, *found
+
+
+_SHARED = (
+    "a backward writes to a gradient that arrives at one result, in memory that the gradient of another result shares\n"
+    "    why  in eager the other result gets what was written, or not, as the engine takes them in turn\n"
+    "    try  have the backward write to a copy (`gradient.clone()`)"
+)
+
+
+def _write_to(
+    tangents: Sequence[torch.Tensor | None], written: Sequence[int | None], results: Sequence[torch.Tensor]
+) -> None:
+    """Write to the gradients that arrive what the program's own backwards write there."""
+    if all(position is None for position in written):
+        return
+    keys = [None if tangent is None else storage_key(tangent) for tangent in tangents]
+    for tangent, key, position in zip(tangents, keys, written, strict=True):
+        if position is not None and tangent is not None:
+            if keys.count(key) > 1:
+                raise RuntimeError(_SHARED)
+            with torch.no_grad():
+                tangent.copy_(results[position])
 
 
 _FREED = (

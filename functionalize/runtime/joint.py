@@ -41,7 +41,7 @@ class Sources(NamedTuple):
 class JointGraph:
     """A program's forward and backward in one graph: of ``primals_N`` and ``tangents_N``.
 
-    Its outputs are results of the forward, and then gradients of inputs.
+    Its outputs are results of the forward, gradients of inputs, and for each tangent what the backward writes to it.
     """
 
     module: GraphModule
@@ -70,6 +70,7 @@ class ForwardCall:
     backward: Function | None  # None: no input gets a gradient
     saved: Sequence[int]  # what the backward takes before the tangents: positions among inputs, then results
     gradients: Sequence[int | None]  # for each input of the graph the backward's result that is its gradient
+    written: Sequence[int | None]  # for each tangent the backward's result that is written to it
     doubles: Sequence[int]  # results that are inputs, or stand there twice: autograd wants tensors of their own
     views: Sequence[
         tuple[int, int]

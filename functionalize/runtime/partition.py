@@ -45,12 +45,13 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     _save_bases(forward, backward, copies, own)
     _draw_in_order(backward.graph, sequence)
     names = {f"primals_{number}": name for number, name in zip(joint.numbers, joint.names, strict=True)}
-    outputs, gradients = _outputs(forward), _outputs(backward)[kept.backward :]
+    outputs, ends = _outputs(forward), _outputs(backward)[kept.backward :]
+    gradients, written = ends[: len(ends) - len(joint.tangents)], ends[len(ends) - len(joint.tangents) :]
     saved = _saved(backward, outputs, own, {name: position for position, name in enumerate(names)})
     results = outputs[:own]
     results += [source for source in saved if isinstance(source, Node) and source not in results]
     order = {node: position for position, node in reversed(list(enumerate(results))) if isinstance(node, Node)}
-    computed = [node for node in gradients if node is not None]
+    computed = [node for node in ends if node is not None]
     rebuilt = _rebuilt(forward, names, results, copies)
     return ForwardCall(
         joint,
@@ -58,6 +59,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         compile_fn(_rebuilt(backward, names, computed, copies)) if computed else None,
         [len(names) + order[source] if isinstance(source, Node) else source for source in saved],
         [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
+        [None if node is None else computed.index(node) for node in written],
         [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
         _views(rebuilt, own),
         strides,
@@ -84,7 +86,7 @@ def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
     for tangent in _placeholders(joint.module):
         graph.erase_node(tangent)
     doubles = [n for n, node in enumerate(results) if node in results[:n]]
-    return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], doubles, [], [])
+    return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], [], doubles, [], [])
 
 
 @dataclass(frozen=True)
