@@ -56,7 +56,7 @@ def generate(seed: int, length: int = 8) -> Program:
 
 def is_followed(seed: int) -> bool:
     """Whether the inputs of a program often overlap and get new metadata, and calls follow gradients through them."""
-    return random.Random(f"{seed} followed").random() < FOLLOWED
+    return random.Random(f"{seed} follows").random() < FOLLOWED
 
 
 def followed(program: Program) -> Program:
