@@ -456,7 +456,7 @@ def test_errors_are_one_line_unless_asked(run: Any) -> None:
 def test_torch_logs_nothing_before_an_error(run: Any, command: str) -> None:
     records, logger = list[logging.LogRecord](), logging.getLogger("torch._subclasses.fake_tensor")
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[method-assign, assignment]
     logger.addHandler(handler)
     try:
         name, *options = command.split()

@@ -316,8 +316,9 @@ def answers_of_export() -> Iterator[None]:
 @contextlib.contextmanager
 def logs_of_torch_off() -> Iterator[None]:
     """While torch logs nothing but what the variable `TORCH_LOGS` asks for."""
-    torch._logging.set_logs(all=logging.CRITICAL)
+    logs: Any = torch._logging
+    logs.set_logs(all=logging.CRITICAL)
     try:
         yield
     finally:
-        torch._logging.set_logs()
+        logs.set_logs()

@@ -81,7 +81,6 @@ class CaptureSession(RecordingSession):
         by_data: ByData = (False, None, None),
     ) -> None:
         self._func, self._inputs = func, inputs
-        self._converts = by_data[2] is None or by_data[2].converts
         self._modes = modes_now()
         self._asked = Questions()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
@@ -215,7 +214,7 @@ class CaptureSession(RecordingSession):
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
             self._attributes = TensorAttributes(inputs.inputs)
             code, identity = inputs.follower.code, self._attributes.identity
-            converting, symbolic = code.converting.values() if self._converts else (), bool(self._dims)
+            converting, symbolic = code.converting.values(), bool(self._dims)
             classes = classes_of_stand_ins(mode.shape_env, code.asking, identity, converting, at_once=symbolic)
             around = self._attributes.answered(), HooksLeft(self.states)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
@@ -319,8 +318,9 @@ class CaptureSession(RecordingSession):
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
-        original = self._func, inputs.follower.code.catches
-        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original, self._converts)
+        code = inputs.follower.code
+        original = self._func, code.catches, bool(code.converting)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original)
 
 
 def _example(inputs: ProgramInputs, placeholder: Any) -> Any:

@@ -353,7 +353,7 @@ def _referents(value: Any) -> list[Any]:
         parts = (value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value))
         return [part for part in parts if part]
     found = gc.get_referents(value)
-    if type(value) in (weakref.ref, *weakref.ProxyTypes):
+    if type(value) is weakref.ref or type(value) in weakref.ProxyTypes:
         found += [one for one in [behind(value)] if one is not None]
     return found
 

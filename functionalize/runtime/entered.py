@@ -25,10 +25,10 @@ import torch
 from functionalize.runtime.containers import DESCRIPTORS, per_class
 
 # Never entered: they hold no state of a program's.
-OPAQUE = (
+OPAQUE: tuple[type, ...] = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),
     *(enum.Enum, torch.Generator, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
-    *(str, bytes, int, float, complex, type(None), range, torch.SymInt, *weakref.ProxyTypes),
+    *(str, bytes, int, float, complex, type(None), range, torch.SymInt, weakref.ProxyType, weakref.CallableProxyType),
 )
 PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})  # values
 CONTAINERS = (dict, list, set, deque)
