@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import re
@@ -68,6 +69,9 @@ class Block(torch.nn.Module):
         for _ in range(20000):
             x = x.add(1)
         return x
+
+def product(x):
+    return x @ x
 
 def make():
     return Net()
@@ -446,6 +450,23 @@ def test_errors_are_one_line_unless_asked(run: Any) -> None:
         assert result.exit_code == 1 and "Traceback" in result.stderr and "TypeError" in result.stderr
     data = json.loads(run(*given, "--json").stdout)
     assert data["error"]["type"] == "TypeError"
+
+
+@pytest.mark.parametrize("command", ["trace", "verify", "report", "export -o out", "export -o out.onnx --to onnx"])
+def test_torch_logs_nothing_before_an_error(run: Any, command: str) -> None:
+    records, logger = list[logging.LogRecord](), logging.getLogger("torch._subclasses.fake_tensor")
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign, assignment]
+    logger.addHandler(handler)
+    try:
+        name, *options = command.split()
+        result = run(name, "cli_models:product", "f32[2,3]", *options)
+        assert result.exit_code == 1 and result.stderr.count("\n") == 1 and "reduction dim" in result.stderr
+        assert not records
+        assert run(name, "cli_models:product", "f32[2,3]", *options, "--traceback").exit_code == 1
+        assert records
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_errors_of_programs_keep_their_advice(run: Any) -> None:

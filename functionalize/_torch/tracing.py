@@ -7,6 +7,7 @@ that would have added. Limits: one graph a tracer.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import operator
 import weakref
@@ -295,3 +296,14 @@ def answers_of_export() -> Iterator[None]:
 
     with _compiling_state_context():
         yield
+
+
+@contextlib.contextmanager
+def logs_of_torch_off() -> Iterator[None]:
+    """While torch logs nothing but what the variable `TORCH_LOGS` asks for."""
+    logs: Any = torch._logging
+    logs.set_logs(all=logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logs.set_logs()

@@ -19,7 +19,7 @@ import click
 
 from functionalize.cli.exporting import FORMATS, called, loaded, summary
 from functionalize.cli.folders import code_of, described, saved
-from functionalize.cli.shared import Job, SpecType, answer, on_target, remembered, say, say_code, wants
+from functionalize.cli.shared import Job, SpecType, answer, errors_alone, on_target, remembered, say, say_code, wants
 from functionalize.cli.specs import Spec, SpecError
 from functionalize.cli.targets import TargetError
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, as_literal
@@ -214,8 +214,9 @@ def run_file(file: Path, specs: tuple[Spec, ...], calls: int, seed: int) -> None
       functionalize run net.onnx --calls 3
       functionalize run net.stablehlo f32[8,16]
     """
-    program = loaded(file)
-    results = [called(program, specs, seed + number) for number in range(calls)]
+    with errors_alone():
+        program = loaded(file)
+        results = [called(program, specs, seed + number) for number in range(calls)]
     state = {name: summary(value) for name, value in program.state().items()}
     if wants(click.get_current_context(), "json"):
         click.echo(json.dumps({"file": str(file), "calls": results, "state": state}, indent=2))

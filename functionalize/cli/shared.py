@@ -212,6 +212,15 @@ def remembered(name: str, text: str) -> Callable[[Any], Any]:
     return click.option(f"--{name}", is_flag=True, expose_value=False, callback=remember, help=text)
 
 
+@contextlib.contextmanager
+def errors_alone() -> Iterator[None]:
+    """While torch logs nothing, whose logs would show a traceback before each error; with ``--traceback`` it does."""
+    from functionalize._torch.tracing import logs_of_torch_off
+
+    with contextlib.nullcontext() if wants(click.get_current_context(), "traceback") else logs_of_torch_off():
+        yield
+
+
 _OPTIONS = [
     click.argument("target"),
     click.argument("specs", nargs=-1, type=SpecType(), metavar="[INPUT]..."),
@@ -235,7 +244,8 @@ def on_target(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(**given: Any) -> Any:
         as_json = wants(click.get_current_context(), "json")
         job = Job(as_json=as_json, **{name: given.pop(name) for name in Job.__dataclass_fields__ if name in given})
-        return command(job, **given)
+        with errors_alone():
+            return command(job, **given)
 
     for option in reversed(_OPTIONS):
         wrapper = option(wrapper)
