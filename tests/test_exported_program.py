@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import io
+import operator
 import shutil
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from functionalize import UnsupportedExportError, capture, from_exported_program
+from functionalize import UnsupportedExportError, UnsupportedProgramError, capture, from_exported_program
 from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
 from tests.export_programs import PROGRAMS, made
 
@@ -385,3 +389,148 @@ def test_what_the_first_call_makes_with_gradients_is_refused() -> None:
     run = saved_and_loaded(program.to_exported_program()).module()
     x = torch.randn(3, 4)
     torch.testing.assert_close(run(x), module(x))
+
+
+# Containers of arguments
+
+
+def of_dict(**more: Any) -> dict[str, Any]:
+    return {"a": torch.ones(2), "b": torch.full((2,), 2.0), **more}
+
+
+def of_list() -> list[Any]:
+    return [torch.ones(2), torch.full((2,), 2.0), torch.full((2,), 3.0)]
+
+
+WRITTEN: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Any]]] = {
+    "an entry": (of_dict, lambda x, held: held.update(a=x + 1)),
+    "a nested entry": (lambda: {"in": of_dict()}, lambda x, held: held["in"].update(a=x, b=held["in"]["a"])),
+    "an item": (of_list, lambda x, held: operator.setitem(held, 0, held[1] + x)),
+    "the other way around": (of_list, lambda x, held: held.reverse()),
+    "turned": (lambda: deque(of_list()), lambda x, held: held.rotate(1)),
+    "pushed out": (lambda: deque(of_list(), maxlen=3), lambda x, held: held.append(x)),
+    "sorted": (of_list, lambda x, held: held.sort(key=lambda one: one is held, reverse=True)),
+}
+CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Any], str]] = {
+    "moved": (lambda: OrderedDict(of_dict()), lambda x, held: held.move_to_end("a"), "in another order"),
+    "put back last": (of_dict, lambda x, held: held.update(a=held.pop("a")), "in another order"),
+    "popped": (of_dict, lambda x, held: held.pop("a"), "taken out"),
+    "popped at random": (of_dict, lambda x, held: held.popitem(), "taken out"),
+    "added": (of_dict, lambda x, held: held.update(z=x + 1), "an entry that a call adds"),
+    "added unless there": (of_dict, lambda x, held: held.setdefault("z", x), "an entry that a call adds"),
+    "added inside": (lambda: {"in": of_dict()}, lambda x, held: held["in"].update(z=x), "an entry that a call adds"),
+    "made by default": (lambda: defaultdict(list, of_dict()), lambda x, held: held["z"].append(x), "a call adds"),
+    "cleared": (of_dict, lambda x, held: held.clear(), "taken out"),
+    "appended": (of_list, lambda x, held: held.append(x), "another length"),
+    "inserted": (of_list, lambda x, held: held.insert(0, x), "another length"),
+    "popped from a list": (of_list, lambda x, held: held.pop(), "another length"),
+    "a slice": (of_list, lambda x, held: operator.setitem(held, slice(1, None), [x]), "another length"),
+    "popped on the left": (lambda: deque(of_list()), lambda x, held: held.popleft(), "another length"),
+    "a number": (lambda: of_dict(n=1), lambda x, held: held.update(n=held["n"] + 1), "a Python value"),
+}
+
+
+def written_to(change: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Tensor]:
+    def program(x: Tensor, held: Any) -> Tensor:
+        change(x, held)
+        return x * 2
+
+    return program
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_containers_of_arguments_get_new_values(name: str) -> None:
+    make, change = WRITTEN[name]
+    program = written_to(change)
+    run = capture(program, (torch.ones(2), make())).to_exported_program().module()
+    for number in range(2):
+        x, ours, theirs = torch.full((2,), float(number)), make(), make()
+        assert torch.equal(run(x, ours), program(x, theirs))
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_containers_of_arguments_that_are_changed_are_refused(name: str) -> None:
+    make, change, what = CHANGED[name]
+    program, ours, theirs = written_to(change), make(), make()
+    captured = capture(program, (torch.ones(2), make()))
+    with pytest.raises(UnsupportedExportError, match=rf"(?s)cause.*held.*{what}.*of its arguments.*change it outside"):
+        captured.to_exported_program()
+    assert torch.equal(captured(torch.ones(2), ours), program(torch.ones(2), theirs))
+    assert list(ours) == list(theirs) if isinstance(ours, dict) else len(ours) == len(theirs)
+
+
+def test_what_is_new_is_returned_and_put_into_the_argument_outside() -> None:
+    run = capture(lambda x, held: (x * 2, x + held["a"]), (torch.ones(2), of_dict())).to_exported_program().module()
+    held = of_dict()
+    _, held["z"] = run(torch.ones(2), held)
+    assert torch.equal(held["z"], torch.full((2,), 2.0)) and list(held) == ["a", "b", "z"]
+
+
+def test_an_argument_that_is_state_of_what_is_exported_has_to_be_there() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.a = torch.ones(2)
+
+    def program(x: Tensor, cache: Any) -> Tensor:
+        cache.a = cache.a + x
+        return x * 2
+
+    cache = Cache()
+    captured = capture(program, (torch.ones(2), cache))
+    run = captured.to_exported_program().module()
+    run(torch.ones(2))
+    assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
+    del cache
+    gc.collect()
+    with pytest.raises(UnsupportedProgramError, match=r"(?s)`cache`, an object.* is gone.*keep the object"):
+        captured.to_exported_program()
+
+
+# Complex numbers
+
+
+class Mixing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(2, 4, dtype=torch.complex64))
+        self.seen = torch.nn.Buffer(torch.zeros(4, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        z = self.weight * x
+        z[1:] = z[:1].conj()
+        z[:, ::2] *= 1j
+        z[-1, 1:3].real.add_(2)
+        torch.view_as_real(z)[..., 0, 1] = 3.0
+        self.seen[1:] += x[0, 1:]
+        return z, z.imag[1:], z[..., -1], z.select(-1, -2) * 2
+
+
+def test_slices_of_complex_numbers_are_written_with_gradients() -> None:
+    module = Mixing()
+    twin = copy.deepcopy(module)
+    example = torch.randn(2, 4, dtype=torch.complex64, requires_grad=True)
+    run = saved_and_loaded(capture(module, (example,)).to_exported_program()).module()
+    for _ in range(2):
+        x = torch.randn(2, 4, dtype=torch.complex64, requires_grad=True)
+        found = [(called(x), called) for called in (run, twin)]
+        torch.testing.assert_close(*(results for results, _ in found))
+        gradients = [
+            torch.autograd.grad(sum(one.abs().square().sum() for one in results), (x, called.weight))
+            for results, called in found
+        ]
+        torch.testing.assert_close(*gradients)
+        torch.testing.assert_close(run.seen, twin.seen)
+
+
+def test_gradients_through_writes_to_complex_numbers_are_taken_inside() -> None:
+    def program(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        z = x.clone()
+        z[1:] = z[1:].conj() * 2
+        torch.view_as_real(z)[..., 0] *= 3.0
+        return torch.autograd.grad(z.abs().sum(), x)[0]
+
+    run = capture(program, (torch.randn(3, dtype=torch.complex64),)).to_exported_program().module()
+    for x in torch.randn(2, 3, dtype=torch.complex64):
+        torch.testing.assert_close(run(x), program(x))

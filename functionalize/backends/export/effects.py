@@ -28,6 +28,15 @@ from functionalize.runtime.slots import NumberSlot, Slot, is_number
 from functionalize.runtime.state_walk import StateWalk, joined
 from functionalize.runtime.undoing import to_the_end
 
+_OF_STATE = (
+    "an exported program has tensors of fixed sizes for its state, and no Python objects",
+    "keep it in a tensor of a fixed size (register_buffer), or return it",
+)
+_OF_ARGUMENTS = (
+    "an exported program gives new values to the tensors of its arguments, and leaves their containers as they are",
+    "leave the container as it is, return what is new, and change it outside",
+)
+
 
 @dataclass(frozen=True)
 class Rebinding:
@@ -88,6 +97,7 @@ class EffectReader:
 
     def __init__(self, call: ExampleCall) -> None:
         self._metadata: ProgramMetadata = call.program.metadata
+        self._of_caller, self._reasons = call.containers_of_caller, _OF_STATE
         self._stand_ins = StandIns(call)
         inputs = self._stand_ins.inputs
         self._numbers = {id(value): number for number, value in reversed(list(enumerate(inputs)))}
@@ -106,6 +116,9 @@ class EffectReader:
     def _read(self, effect: SideEffect) -> None:
         states = self._stand_ins.states
         container = list(states[effect.state].containers.values())[effect.container][0]
+        self._reasons = _OF_ARGUMENTS if effect.state and id(container) in self._of_caller else _OF_STATE
+        if effect.last and effect.order:
+            self._refuse(effect.path, "a dict whose entries are in another order after each call")
         if effect.adds:
             self._refuse(effect.path, "a list that gets longer with each call")
             return
@@ -128,7 +141,10 @@ class EffectReader:
         old, new, holder = StateWalk(), StateWalk(), [before]
         old.walk(holder, 0, path)
         new.walk([after], 0, path)
-        if before is ABSENT or len(old.tensors) != len(new.tensors) or len(old.constants) != len(new.constants):
+        if before is ABSENT:
+            self._refuse(path, "an entry that a call adds")
+            return
+        if len(old.tensors) != len(new.tensors) or len(old.constants) != len(new.constants):
             self._refuse(path, "an object that is built otherwise before a call and after it")
             return
         for one, other in zip(old.tensors, new.tensors, strict=True):
@@ -177,13 +193,8 @@ class EffectReader:
         self._refuse(before.path, "a Python value that the program changes")
 
     def _refuse(self, path: str, what: str) -> None:
-        self.causes.append(
-            UnsupportedExportError.cause(
-                f"`{path}` is {what}",
-                why="an exported program has tensors of fixed sizes for its state, and no Python objects",
-                hint="keep it in a tensor of a fixed size (register_buffer), or return it",
-            )
-        )
+        why, hint = self._reasons
+        self.causes.append(UnsupportedExportError.cause(f"`{path}` is {what}", why=why, hint=hint))
 
 
 def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:

@@ -53,9 +53,9 @@ class Emitter:
         args, kwargs = pytree.tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
         if node.op == "call_function" and not isinstance(node.target, OpOverload) and _of_numbers(node, args, kwargs):
             return node.target(*args, **kwargs)  # type: ignore[operator]
-        if node.target in _DIFFERENTIABLE:
+        if node.target in _DIFFERENTIABLE and node.meta["val"].is_complex():
             self.at(node)
-            made = _DIFFERENTIABLE[node.target](self, *args)
+            made = _DIFFERENTIABLE[node.target](self, *args, **kwargs)
             self.at(None)
             return made
         args = counting(node.target, args, lambda arg: arg.meta["val"] if isinstance(arg, Node) else arg)
@@ -83,6 +83,8 @@ class Emitter:
         values = pytree.tree_map_only(Node, lambda node: node.meta["val"], (args, kwargs))
         with self.fakes.mode:
             value = op(*values[0], **values[1])
+        if op in _DIFFERENTIABLE and value.is_complex():
+            return _DIFFERENTIABLE[op](self, *args, **kwargs)
         node = self.graph.call_function(op, _loadable(op, args, kwargs), kwargs)
         node.meta = {"val": value, "stack_trace": "", "nn_module_stack": {}} | self._origin
         return node
@@ -135,8 +137,31 @@ def _as_complex(emitter: Emitter, x: Node) -> Node:
     return emitter.call(aten.complex.default, real, imaginary)
 
 
-# Copies of complex numbers through which torch takes no gradients.
+def _by_parts(op: Any, tensors: int) -> Callable[..., Node]:
+    """An operator along a dimension, on real and imaginary parts; ``tensors``: how many arguments are, the first."""
+
+    def emitted(emitter: Emitter, *args: Any, dim: int = 0, **kwargs: Any) -> Node:
+        given, rest = args[:tensors], args[tensors:]
+        at, rest = (rest[0], rest[1:]) if rest else (dim, ())
+        parts = [emitter.call(aten.view_as_real_copy.default, _resolved(emitter, one)) for one in given]
+        return _as_complex(emitter, emitter.call(op, *parts, at % given[0].meta["val"].dim(), *rest, **kwargs))
+
+    return emitted
+
+
+def _resolved(emitter: Emitter, x: Node) -> Node:
+    """A tensor that is not lazily conjugated."""
+    for _ in range(2 if x.meta["val"].is_conj() else 0):
+        x = emitter.call(aten.conj_physical.default, x)
+    return x
+
+
+# Operators on complex numbers through which torch takes no gradients.
 _DIFFERENTIABLE: dict[Any, Callable[..., Node]] = {
+    **{op: _by_parts(op, 1) for op in (aten.slice_copy.Tensor, aten.select_copy.int)},
+    **{op: _by_parts(op, 2) for op in (aten.slice_scatter.default, aten.select_scatter.default)},
+    aten.lift_fresh_copy.default: lambda emitter, x: emitter.call(aten.clone.default, x),
+    aten._neg_view_copy.default: lambda emitter, x: emitter.call(aten.neg.default, x),
     aten.view_as_complex_copy.default: _as_complex,
     aten._conj_copy.default: lambda emitter, x: emitter.call(aten.conj_physical.default, x),
 }

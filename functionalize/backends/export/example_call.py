@@ -24,6 +24,7 @@ from functionalize.runtime.alias_pattern import Shared, same_tensors
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
 from functionalize.runtime.specialization import Specialization
+from functionalize.runtime.state_walk import StateWalk
 from functionalize.runtime.tensor_properties import REQUIRES_GRAD
 
 if TYPE_CHECKING:
@@ -59,11 +60,31 @@ class ExampleCall:
         """What the program takes: its state as it was when this was asked first, and the arguments."""
         return self.program.guards.sources.values(self.arguments)
 
+    @functools.cached_property
+    def containers_of_caller(self) -> set[int]:
+        """The identities of the containers that each call gets anew: those of arguments which are not bound."""
+        bound = StateWalk()
+        for leaf in self.leaves:
+            bound.walk([leaf], 0, "")
+        return self.arguments.containers.keys() - bound.containers.keys()
+
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, ArgumentRef):
             number = self._numbers[leaf.number]
             return self._alone(number, self._apart[number]) if number in self._apart else self._tensor(number)
-        return leaf.get() if isinstance(leaf, ObjectLeaf) else leaf
+        if not isinstance(leaf, ObjectLeaf):
+            return leaf
+        value = leaf.get()
+        if value is None:
+            first, names = leaf.path.partition("_")[0], self.program.capture.convention.names
+            name = names[int(first)] if first.isdecimal() and int(first) < len(names) else leaf.path
+            raise UnsupportedProgramError(
+                f"the argument `{name}`, an object of a class that pytrees do not know, is gone",
+                why="a captured program does not keep its arguments, and this one becomes state of what is exported",
+                hint="keep the object until the program is exported; of a class that has no weak references, as "
+                "types.SimpleNamespace, pass a dict instead",
+            )
+        return value
 
     def _tensor(self, number: int) -> torch.Tensor:
         if number not in self._made:

@@ -38,6 +38,7 @@ from functionalize.runtime.containers import entry, write
 from functionalize.runtime.metadata import AliasKind, GraphInput, ProgramMetadata
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.random_state import is_random
+from functionalize.runtime.side_effects import SideEffect
 from functionalize.runtime.slots import NumberSlot, Slot
 from functionalize.runtime.specialization import Specialization
 from functionalize.runtime.undoing import to_the_end
@@ -174,13 +175,20 @@ def _after_first(call: ExampleCall) -> Iterator[dict[int, int]]:
     gradients = [(values[number], values[number].grad) for number in metadata.gradients]
     maker = Maker(states, tensor, results, metadata.graph.numbers)
     try:
-        with applied(metadata.side_effects, states, maker):
+        with applied(_on_state(call, states), states, maker):
             for number, output in metadata.gradients.items():
                 leave_gradient(values[number], None if output is None else tensor(output))
             yield made
     finally:
         for value, gradient in gradients:
             leave_gradient(value, gradient)
+
+
+def _on_state(call: ExampleCall, states: Sequence[Any]) -> list[SideEffect]:
+    """What a call leaves for the next one: not in the containers of its arguments, which each call gets anew."""
+    containers = [[id(one) for one, _ in state.containers.values()] for state in states]
+    effects = call.program.metadata.side_effects
+    return [one for one in effects if containers[one.state][one.container] not in call.containers_of_caller]
 
 
 def _results(call: ExampleCall) -> list[Any]:
