@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import random
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -315,3 +317,92 @@ def test_what_is_done_to_storages_past_tensors_is_refused(program: Callable[[Ten
 def test_storages_that_are_as_they_were_in_the_end_may_be_resized() -> None:
     x = torch.zeros(3)
     assert torch.equal(capture(resized_and_gone, (x,))(x), torch.tensor(0.0)) and torch.equal(x, torch.ones(3))
+
+
+# What no operator shows: each refusal names the line that does it, and what it advises works
+
+ARRAY, TENSOR, NOTES = np.zeros(3), torch.zeros(3), dict[str, Any]()
+OWN, OF_NUMPY, OF_TORCH = random.Random(0), np.random.default_rng(0), torch.Generator()
+DRAW = "draw by torch"
+
+
+def drawing(draw: Callable[[], float]) -> Callable[[Tensor], Tensor]:
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        number = draw()  # here
+        return y * number
+
+    return program
+
+
+def writes_to_an_array(x: Tensor) -> Tensor:
+    y = x * 2
+    ARRAY[0] += 5  # here
+    return y
+
+
+def writes_to_a_tensor(x: Tensor) -> Tensor:
+    TENSOR[0] += 5
+    return x * 2
+
+
+def gives_an_attribute(x: Tensor) -> Tensor:
+    y = x * 2
+    x.note = 3  # type: ignore[attr-defined]  # here
+    return y
+
+
+def keeps_a_note(x: Tensor) -> Tensor:
+    NOTES["x"] = 3
+    return x * 2
+
+
+def seeds_its_own(x: Tensor) -> Tensor:
+    y = torch.rand(3, generator=OF_TORCH)
+    OF_TORCH.manual_seed(0)  # here
+    return x * y
+
+
+def makes_its_own(x: Tensor) -> Tensor:
+    return x * torch.rand(3, generator=torch.Generator().manual_seed(7))
+
+
+def gives_a_generator(x: Tensor) -> Any:
+    return (x * number for number in range(3))  # here
+
+
+UNSEEN: dict[str, tuple[Callable[[Tensor], Any], str, Callable[[Tensor], Any]]] = {
+    "random": (drawing(lambda: random.random()), DRAW, drawing(lambda: torch.rand(()).item())),
+    "a shuffle": (drawing(lambda: random.sample([1, 2, 3], 2)[0]), DRAW, lambda x: x[torch.randperm(3)]),
+    "NumPy": (drawing(lambda: np.random.rand()), DRAW, lambda x: x * torch.rand(()).item()),
+    "an object": (drawing(lambda: OWN.random()), DRAW, lambda x: x * torch.rand(())),
+    "an object of NumPy's": (drawing(lambda: OF_NUMPY.random()), DRAW, lambda x: x * torch.rand(())),
+    "an array": (writes_to_an_array, r"write to a tensor instead.*torch.tensor\(array\)", writes_to_a_tensor),
+    "an attribute": (gives_an_attribute, "a dict or an attribute of an object", keeps_a_note),
+    "a seed": (seeds_its_own, "a generator that it makes there", makes_its_own),
+    "a generator": (gives_a_generator, "a list or a dict", lambda x: [x * number for number in range(3)]),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_no_operator_shows_is_refused_at_its_line_with_advice_that_works(name: str) -> None:
+    program, advice, advised = UNSEEN[name]
+    state = random.getstate(), ARRAY.tolist(), OWN.getstate()
+    with pytest.raises(UnsupportedProgramError, match=rf"try  .*{advice}") as raised:
+        capture(program, (torch.ones(3),))
+    place = str(raised.value).split("\n    ")[1]
+    assert re.match(r"at   .*test_capture_refusals\.py:\d+ in .*(# here|lambda)", place), place
+    assert (random.getstate(), ARRAY.tolist(), OWN.getstate()) == state
+    captured, found = capture(advised, (torch.ones(3),)), list[Any]()
+    for call in (advised, captured):
+        torch.manual_seed(0)
+        TENSOR.zero_()
+        found.append([*(call(torch.ones(3)) for _ in range(3)), TENSOR.clone()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_a_number_that_was_drawn_before_is_passed_as_a_tensor() -> None:
+    captured = capture(lambda x, number: x * number, (torch.ones(3), torch.tensor(random.random())))
+    for _ in range(3):
+        number = random.random()
+        assert torch.equal(captured(torch.ones(3), torch.tensor(number)), torch.ones(3) * torch.tensor(number))

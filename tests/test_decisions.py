@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from functionalize import DataDependentError, InputMismatchError, UnsupportedProgramError, capture
+from functionalize import DataDependentError, InputMismatchError, capture
 from functionalize.report import build
 from tests.decisions import PROGRAMS, Subject, compared
 
 Draw = Callable[[torch.Generator], tuple[Any, ...]]
-BOUNDS = (8, 6, 8, 3, 3, 7, 16)  # of variants
+BOUNDS = (8, 6, 8, 3, 3, 7, 1)  # of variants
 
 
 def follows(run: Callable[..., Any], *inputs: Any, calls: int = 20, **options: Any) -> int:
@@ -43,7 +43,7 @@ ONES = torch.ones(3)
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "bound"), list(zip(PROGRAMS, BOUNDS, strict=True)))
 def test_programs_that_decide_by_data_are_eager_in_100_calls(name: str, bound: int) -> None:
-    assert 1 < len(compared(*PROGRAMS[name]).variants) <= bound
+    assert min(bound, 2) <= len(compared(*PROGRAMS[name]).variants) <= bound
 
 
 def test_a_decision_is_an_output_a_guard_and_an_assertion() -> None:
@@ -84,7 +84,8 @@ def test_numbers_that_only_flow_into_tensors_make_no_variants() -> None:
 
 def test_an_integer_is_asked_for_where_a_float_was_rounded() -> None:
     rows = [torch.tensor([0.1 * number, 1.0]) for number in range(20)]
-    assert follows(lambda x: torch.arange(int(x.sum())), *rows) == 2
+    assert follows(lambda x: torch.arange(int(x.sum())), *rows) == 1
+    assert follows(lambda x: torch.ones(3)[[*range(int(x.sum()))]], *rows) == 2
 
 
 def test_not_a_number_is_no_number() -> None:
@@ -238,7 +239,7 @@ def test_decisions_are_refused_where_there_are_no_data_or_where_they_are_not_to_
 def test_more_ways_than_the_cache_holds_are_an_error_that_writes_nothing() -> None:
     def run(x: Tensor) -> Tensor:
         x.add_(1)
-        return x.new_zeros(int(x[0]))
+        return x.new_zeros(len(range(int(x[0]))))
 
     program = capture(run, (ONES * 0,), cache_size=3)
     for number in (1, 2, 0):
@@ -293,9 +294,9 @@ def test_what_a_way_writes_to_autograd_is_undone() -> None:
     assert program(y, ONES).requires_grad and y.requires_grad
 
 
-def test_numbers_in_sets_are_decided_and_sizes_are_refused() -> None:
-    with pytest.raises(UnsupportedProgramError, match=r"try  int\(\) of the number"):
-        capture(lambda x: x + len({x.nonzero().size(0)}), (torch.tensor([1, 2]),))
+def test_numbers_and_sizes_in_sets_are_decided() -> None:
+    assert follows(lambda x: x + len({x.nonzero().size(0), 2}), torch.tensor([1, 2]), torch.tensor([0, 1])) == 2
+    assert follows(lambda x: x + {1: 5}.get(int(x.max()), 7), torch.tensor([1, 2]), torch.tensor([0, 1])) == 2
     assert follows(lambda x: x + len(set(x.tolist())), torch.tensor([1, 2]), torch.tensor([1, 1])) == 2
     assert follows(lambda x: x + len({int(one) for one in x}), torch.tensor([1, 2]), torch.tensor([1, 1])) == 2
 

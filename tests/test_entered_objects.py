@@ -364,3 +364,81 @@ def test_threads_of_a_program_are_refused() -> None:
     thread = threading.Thread(target=lambda: None)  # of others, or when no program runs
     thread.start()
     thread.join()
+
+
+# Weak references
+
+
+class Trainer:
+    """What a model refers to, weakly, in order not to keep it."""
+
+    def __init__(self) -> None:
+        self.steps, self.scale, self.seen = 0, torch.tensor(2.0), list[float]()
+
+    def note(self, x: Tensor) -> None:
+        """Count, write, add to a log, and give a tensor another one's place."""
+        self.steps += 1
+        self.scale.add_(1)
+        self.seen.append(x.sum().item())
+        self.last = x * 2
+
+
+class Trained(torch.nn.Module):
+    """A module that finds its trainer by ``found``, in what ``held`` made of it."""
+
+    def __init__(self, held: Callable[[Trainer], Any], found: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        torch.nn.init.ones_(self.linear.weight)
+        self.keeper = [Trainer()]
+        self.held, self.found = held(self.keeper[0]), found
+
+    def forward(self, x: Tensor) -> Tensor:
+        trainer = self.found(self.held)
+        trainer.note(x)
+        y: Tensor = x @ self.linear.weight * trainer.scale * trainer.steps + trainer.last
+        return y
+
+
+WEAK: dict[str, tuple[Callable[[Trainer], Any], Callable[[Any], Any]]] = {
+    "a proxy": (weakref.proxy, lambda held: held),
+    "a proxy in containers": (lambda trainer: {"a": [weakref.proxy(trainer)]}, lambda held: held["a"][0]),
+    "a reference": (weakref.ref, lambda held: held()),
+    "a dict of weak values": (lambda trainer: weakref.WeakValueDictionary({"t": trainer}), lambda held: held["t"]),
+    "a dict of weak keys": (lambda trainer: weakref.WeakKeyDictionary({trainer: 1}), lambda held: next(iter(held))),
+    "a weak set": (lambda trainer: weakref.WeakSet([trainer]), lambda held: next(iter(held))),
+}
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_what_is_referred_to_weakly_is_followed(name: str) -> None:
+    eager, mine = Trained(*WEAK[name]), Trained(*WEAK[name])
+    mine.load_state_dict(eager.state_dict())
+    program = capture(mine, (torch.ones(2),))
+    for number in range(3):
+        x = torch.full((2,), number + 1.0)
+        assert torch.equal(program(x), eager(x))
+        (ours,), (theirs,) = mine.keeper, eager.keeper
+        assert (ours.steps, ours.seen) == (theirs.steps, theirs.seen)
+        assert torch.equal(ours.scale, theirs.scale) and torch.equal(ours.last, theirs.last)
+
+
+def test_proxies_of_tensors_modules_and_of_what_is_gone() -> None:
+    weight, linear, gone = torch.ones(2), torch.nn.Linear(2, 2), weakref.proxy(Trainer())
+    of_weight, of_linear = weakref.proxy(weight), weakref.proxy(linear)
+
+    def program(x: Tensor) -> Tensor:
+        of_weight.add_(1)
+        try:
+            x = x * gone.steps
+        except ReferenceError:
+            x = x * of_weight.sum()
+        y: Tensor = of_linear(x) * of_linear.weight.sum()
+        return y
+
+    captured = capture(program, (torch.ones(2),))
+    for number in range(3):
+        weight.fill_(number)
+        expected = program(torch.ones(2))
+        weight.fill_(number)
+        assert torch.equal(captured(torch.ones(2)), expected) and torch.equal(weight, torch.full((2,), number + 1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import runpy
 import subprocess
 import sys
@@ -702,3 +703,14 @@ def test_products_are_as_precise_as_torch_is_set_to() -> None:
         assert "Precision.HIGH" not in precision()
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_a_size_of_the_data_is_refused_unless_it_is_decided() -> None:
+    def program(convert: Callable[[Tensor], int]) -> Any:
+        return capture(lambda x, n: x[: convert(n)] * 2, (torch.ones(5), torch.tensor(3)))
+
+    with pytest.raises(UnsupportedProgramError, match=r"size only the data tell(.|\n)*operator\.index"):
+        program(lambda n: int(n)).to_jax()
+    decided = program(operator.index).to_jax()
+    _, sliced = decided(decided.initial_state, from_torch(torch.ones(5)), from_torch(torch.tensor(3)))
+    assert np.array_equal(sliced, np.full(3, 2.0))

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import json
+import math
 import operator
 import pickle
 import types
@@ -246,3 +247,105 @@ def test_what_is_read_is_captured_for_each_length() -> None:
     captured = capture(program, (torch.ones(1),), cache_size=2)
     assert [captured(torch.ones(1)).item() for _ in range(4)] == [1, 2, 3, 4]
     assert len(captured.variants) == 2
+
+
+def running_average(x: Tensor, log: dict[str, Any]) -> None:
+    log["average"] = 0.9 * log.get("average", 0.0) + 0.1 * float(x.mean())
+
+
+def sums_and_extremes(x: Tensor, log: dict[str, Any]) -> None:
+    log["total"] = log.get("total", 0.0) + float(x.sum())
+    log["best"] = max(log.get("best", 0.0), float(x.detach().cpu().max()))
+    log["worst"] = min(log.get("worst", 1e9), float(x.min()))
+    log["positive"] = log.get("positive", 0) + int((x > 0).sum())
+
+
+def converted_everywhere(x: Tensor, log: dict[str, Any]) -> None:
+    loss = x.mean()
+    log["float"] = float(loss)
+    log["item"] = float(loss.item())
+    log["rounded"] = round(float(loss), 2)
+    log["whole"] = (int(loss * 10), int(-loss * 10), int(x.argmax()))
+    log["each"] = [float(value) for value in x]
+    log["mapped"] = list(map(float, x))
+    log["nested"] = (lambda value: {"loss": float(value)})(loss)
+    log["truth"] = float(math.isnan(float(loss)))
+
+
+def converted_and_decided(x: Tensor, log: dict[str, Any]) -> None:
+    loss = float(x.mean())
+    if not math.isfinite(loss):
+        raise AssertionError
+    log["loss"] = loss
+
+
+@pytest.mark.parametrize("note", [running_average, sums_and_extremes, converted_everywhere, converted_and_decided])
+def test_numbers_that_are_stored_make_no_variants(note: Callable[[Tensor, dict[str, Any]], None]) -> None:
+    ours, theirs = dict[str, Any](), dict[str, Any]()
+
+    def program(x: Tensor) -> Tensor:
+        note(x, ours)
+        return x * 2
+
+    captured = capture(program, (torch.rand(3),))
+    for number in range(11):
+        x = torch.rand(3, generator=torch.Generator().manual_seed(number)) * number
+        assert torch.equal(captured(x), x * 2)
+        note(x, theirs)
+        assert repr(ours) == repr(theirs)  # and the classes of the numbers
+    assert len(captured.variants) <= 5  # numbers become inputs when they first change
+
+
+def test_a_training_step_logs_its_loss_by_float() -> None:
+    def make() -> tuple[Callable[[Tensor], Tensor], list[float]]:
+        torch.manual_seed(0)
+        model, losses = torch.nn.Linear(3, 1), list[float]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            return loss
+
+        return step, losses
+
+    (eager, theirs), (mine, ours) = make(), make()
+    captured = capture(mine, (torch.ones(4, 3),))
+    for number in range(10):
+        x = torch.full((4, 3), number / 10)
+        assert torch.equal(captured(x), eager(x))
+        assert ours == theirs
+    assert len(captured.variants) <= 2  # the first call finds no gradients
+
+
+def test_the_classes_float_and_int_are_pythons() -> None:
+    def program(x: Tensor) -> tuple[Any, ...]:
+        number, convert = float(x.sum()), float
+        classes = (
+            isinstance(number, float),
+            type(number) is float,
+            x.new_zeros(1, dtype=float).dtype,  # type: ignore[call-overload]
+            isinstance(int(x[0]), int),
+        )
+        return classes, number * 2, convert("1.5"), int("11", 2), int(2.5), [float(one) for one in "123"]
+
+    code = program.__code__
+    captured = capture(program, (torch.ones(3),))
+    for value in (1.0, 2.0, 3.5):
+        assert captured(torch.ones(3) * value) == program(torch.ones(3) * value)
+    assert len(captured.variants) == 1
+    assert program.__code__ is code
+
+
+def test_what_takes_pythons_numbers_alone_decides() -> None:
+    def late(x: Tensor) -> Any:
+        number = float(x.sum())
+        return json.dumps({"loss": number}) if number > 5 else number
+
+    for program in (lambda x: json.dumps([float(x.sum()), int(x[0])]), lambda x: complex(float(x[0]), 1), late):
+        captured = capture(program, (torch.ones(3),))
+        for value in (1.0, 2.0, 1.0, 3.0):
+            assert captured(torch.ones(3) * value) == program(torch.ones(3) * value)

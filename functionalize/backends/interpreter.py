@@ -239,7 +239,8 @@ def refusal(backend: Backend, causes: Sequence[tuple[str, str]]) -> UnsupportedP
         f"the program cannot be run by {backend.name}, which has no mutation and sizes that are known ahead",
         causes,
         "register a lowering for an operator that has none (docs/backends.md); have sizes, and what is decided, depend "
-        "on no data (torch.where, torch.cond, masks instead of indices)",
+        "on no data (torch.where, torch.cond, masks instead of indices); or have a size be decided (operator.index(n)) "
+        "where it is the same in all calls",
     )
 
 

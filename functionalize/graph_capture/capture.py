@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from functionalize._torch.tracing import answers_of_export
 from functionalize.errors import UnsupportedProgramError, check_choice, check_remove
 from functionalize.graph_capture.capture_session import ByData, CaptureSession
+from functionalize.graph_capture.changed_lines import LineWanted
+from functionalize.graph_capture.conversions import Conversions
 from functionalize.graph_capture.inputs import ProgramInputs
 from functionalize.graph_capture.leaks import Traced
 from functionalize.graph_capture.missing_gradients import serves_without_gradients
@@ -138,23 +141,29 @@ def _captured(
 ) -> Capture:
     """What one capture gives for some inputs; ``order``: how often the program is differentiated."""
     traced: list[Traced] = []  # by each run
+    converted, numbers = Conversions.count, by_data[2]
+    again = partial(_captured, func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
     try:
         found = _found(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data, traced)
     except NumberRead:
         for run in traced:
             run.empty_caches()
-        by_data[2].follows_steps = True  # type: ignore[union-attr]
-        return _captured(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
-    except UnsupportedProgramError:
+        numbers.follows_steps = True  # type: ignore[union-attr]
+        return again()
+    except LineWanted as wanted:
+        another_run = partial(_found, func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data, traced)
+        refusal = wanted.refusal(another_run)
         for run in traced:
             run.empty_caches()
-        if by_data[2] is None or not by_data[2].give_up():
+        raise refusal from None
+    except Exception as error:
+        for run in traced:
+            run.empty_caches()
+        if numbers is not None and numbers.converts and Conversions.count > converted and by_data[1] is None:
+            return numbers.without_conversions(again)
+        if not (numbers is not None and isinstance(error, UnsupportedProgramError) and numbers.give_up()):
             raise
-        return _captured(func, args, kwargs, remove, dynamic_shapes, optimizer, order, by_data)
-    except Exception:
-        for run in traced:
-            run.empty_caches()
-        raise
+        return again()
     for run in traced:
         run.check()
     return found

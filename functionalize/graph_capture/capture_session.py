@@ -26,7 +26,6 @@ from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.default_dtypes import DefaultDtypes
-from functionalize.graph_capture.default_generator import refuse_drawn
 from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import check_hooks, lend
@@ -51,6 +50,7 @@ from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURES
 from functionalize.runtime.decisions import Answers
+from functionalize.runtime.entered import of_proxy
 from functionalize.runtime.frozen_values import PLAIN
 from functionalize.runtime.guards import Assumptions, Guards
 from functionalize.runtime.modes import modes_now
@@ -121,7 +121,7 @@ class CaptureSession(RecordingSession):
     def _held(self) -> list[Any]:
         """The values in state and arguments that are neither tensors nor plain, nor consist of others."""
         slots = (*self._inputs.state.constants, *self._inputs.arguments.constants)
-        return [value for value in (slot.get() for slot in slots) if type(value) not in PLAIN]
+        return [value for value in (of_proxy(slot.get()) for slot in slots) if type(value) not in PLAIN]
 
     @property
     def traced(self) -> Traced:
@@ -162,7 +162,7 @@ class CaptureSession(RecordingSession):
 
     def run(self) -> Recorded:
         """Record the program, and put the sources of random numbers back."""
-        sources, drawn = RandomSources(self._held), list[str]()
+        sources, changed = RandomSources(self._held), list[Exception]()
         CAPTURES.running += 1
         try:
             watched = self._generators.watched(self._root, self.regions)
@@ -170,9 +170,10 @@ class CaptureSession(RecordingSession):
                 found = self._recorded()
         finally:
             CAPTURES.running -= 1
-            drawn = sources.restore()
+            changed += sources.restore()
             take_back(self._constants.values(), self._lifted())
-        refuse_drawn(drawn)
+        for refused in changed:
+            raise refused
         self._generators.check_given(self._lifted())
         return found
 
@@ -204,8 +205,9 @@ class CaptureSession(RecordingSession):
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
             self._attributes = TensorAttributes(inputs.inputs)
-            asking, identity = inputs.follower.code.asking, self._attributes.identity
-            classes = classes_of_stand_ins(mode.shape_env, asking, identity, at_once=bool(self._dims))
+            code, identity = inputs.follower.code, self._attributes.identity
+            converting, symbolic = code.converting.values(), bool(self._dims)
+            classes = classes_of_stand_ins(mode.shape_env, code.asking, identity, converting, at_once=symbolic)
             around = self._attributes.answered(), HooksLeft(self.states)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
                 if self._dims:
@@ -307,7 +309,8 @@ class CaptureSession(RecordingSession):
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
-        original = self._func, inputs.follower.code.catches
+        code = inputs.follower.code
+        original = self._func, code.catches, bool(code.converting)
         return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original)
 
 

@@ -21,6 +21,7 @@ from torch.nn.modules import module as modules
 
 from functionalize._torch import FakeTensor
 from functionalize.call_stack import is_of_program
+from functionalize.graph_capture.conversions import convert, functions_of
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool: False}
 
@@ -30,6 +31,7 @@ def classes_of_stand_ins(
     environment: Any,
     asking: Mapping[str, Mapping[int, dict[str, Any]]],
     identity: Callable[[Any], int],
+    converting: Iterable[Any],
     *,
     at_once: bool,
 ) -> Iterator[None]:
@@ -37,15 +39,15 @@ def classes_of_stand_ins(
 
     ``environment``: the ``DecidingShapeEnv`` of the trace, if it has one; ``asking``: by names, the globals of
     functions that have them: ``type``, ``id``, and ``FakeTensor``, as libraries do that go other ways for fake tensors;
-    ``identity``: what ``id`` says; ``at_once``: there are symbols from the beginning, else from the first one on that
-    the data tell.
+    ``identity``: what ``id`` says; ``converting``: functions that call ``float`` or ``int``; ``at_once``: there are
+    symbols from the beginning, else from the first one on that the data tell.
     """
     lent: list[tuple[dict[str, Any], str, Any]] = [(variables, "type", _Type) for variables in asking["type"].values()]
     lent += [(vars(statistics), "type", _Type)]  # it makes results of the classes that it finds
     lent += [(variables, "id", identity) for variables in asking["id"].values() if not _is_of_torch(variables)]
     of_fakes = (*asking["FakeTensor"].values(), *_libraries_asking())
     lent += [(variables, "isinstance", _isinstance_of_fakes) for variables in of_fakes]
-    classes, compiled = _Classes(lent), torch.compile
+    classes, compiled = _Classes(lent, convert(converting)), torch.compile
     has_symbols = hasattr(environment, "on_data_symbol")
 
     def begin() -> None:
@@ -74,11 +76,14 @@ def _is_of_torch(variables: dict[str, Any]) -> bool:
 
 
 class _Classes:
-    """``isinstance``, ``type`` and ``id`` of one capture."""
+    """``isinstance``, ``type`` and ``id`` of one capture, and code that converts by ``float`` and ``int``."""
 
-    def __init__(self, lent: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
+    def __init__(
+        self, lent: Iterable[tuple[dict[str, Any], str, Any]], codes: Iterable[tuple[Any, types.CodeType]]
+    ) -> None:
         self._isinstance = self._before = builtins.isinstance
         self._lent = [(variables, name, value) for variables, name, value in lent if name not in variables]
+        self._codes = [(function, function.__code__, code) for function, code in codes]
         self.ended = False
 
     def lend(self) -> None:
@@ -86,12 +91,16 @@ class _Classes:
         builtins.isinstance = self._isinstance
         for variables, name, value in self._lent:
             variables[name] = value
+        for function, _, code in self._codes:
+            function.__code__ = code
 
     def take_back(self) -> None:
         """Have it use Python's."""
         builtins.isinstance = self._before
         for variables, name, _ in self._lent:
             variables.pop(name, None)
+        for function, code, _ in self._codes:
+            function.__code__ = code
 
     def take_symbols(self) -> None:
         """There are symbols from now on."""
@@ -147,19 +156,11 @@ def _libraries_asking() -> list[dict[str, Any]]:
         for name, module in list(sys.modules.items()):
             if name not in _SCANNED:
                 skipped = module is None or name.partition(".")[0] in _NOT_SCANNED
-                _SCANNED[name] = vars(module) if not skipped and any(map(_names_fakes, _codes_of(module))) else None
+                codes = () if skipped else (one.__code__ for one in functions_of(module))
+                _SCANNED[name] = vars(module) if any(map(_names_fakes, codes)) else None
         for name in _SCANNED.keys() - sys.modules.keys():
             del _SCANNED[name]
     return [vars(modules), *(variables for variables in _SCANNED.values() if variables is not None)]
-
-
-def _codes_of(module: Any) -> Iterator[types.CodeType]:
-    """The code of a module's functions, and of methods of its classes."""
-    values = [value for value in vars(module).values() if isinstance(value, (types.FunctionType, type))]
-    for value in values:
-        if value.__module__ == module.__name__:
-            entries = vars(value).values() if isinstance(value, type) else [value]
-            yield from (one.__code__ for one in entries if isinstance(one, types.FunctionType))
 
 
 def _names_fakes(code: types.CodeType) -> bool:

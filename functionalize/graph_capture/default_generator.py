@@ -24,6 +24,11 @@ SETS = "sets the state of a generator of torch's"
 _SEEDS = "seeds torch's generator when it has drawn from it"
 _ANEW = "seeds torch's generator by chance"
 _DRAWS = "draws from torch's generator when it has set it back"
+WHY_DRAWN = "the capture would do so once, and calls of the program not at all"
+SEED_BEFORE = (
+    "seed before the program is called; or inside of it, by torch.manual_seed before anything is drawn, or a generator "
+    "that it makes there (torch.Generator().manual_seed(seed))"
+)
 
 
 class DefaultGenerator:
@@ -152,15 +157,10 @@ def bytes_of(state: torch.Tensor) -> bytes:
 
 
 def refuse_drawn(done: list[str]) -> None:
-    """Raise if a program did something to a source of random numbers.
+    """Raise if a program did something to a generator of torch's.
 
     Raises:
         UnsupportedProgramError: it did.
     """
     if done:
-        raise UnsupportedProgramError(
-            f"the program {done[0]}",
-            why="the capture would do so once, and calls of the program not at all",
-            hint="seed before the program is called, or before it draws; draw by operators of torch; keep in tensors "
-            "what is written; or pass what was drawn as an argument",
-        )
+        raise UnsupportedProgramError(f"the program {done[0]}", why=WHY_DRAWN, hint=SEED_BEFORE)

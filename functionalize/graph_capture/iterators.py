@@ -10,6 +10,7 @@ they keep what comes next in attributes, are no matter of this module; files are
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -24,6 +25,8 @@ from functionalize.runtime.undoing import to_the_end
 def is_iterator(value: Any) -> bool:
     """Whether a value, of a class that is not walked, knows by itself what comes next."""
     kind = type(value)  # other stand-ins are not asked for their class
+    if kind in weakref.ProxyTypes:  # which have the methods of all objects
+        return False
     return issubclass(kind, Iterator) and not is_entered(kind) and not hasattr(kind, "write")
 
 

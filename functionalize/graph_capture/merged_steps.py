@@ -12,18 +12,15 @@ any code is, each comparison a decision.
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from functionalize._torch.dispatch import TorchDispatchMode
 from functionalize._torch.traced_symbols import chosen_number
 from functionalize.graph_capture.schedules import KINDS
-from functionalize.graph_capture.symbolic_math import floats_of_symbols
 from functionalize.runtime.containers import assign, copy_of, unchanged
 from functionalize.runtime.state_walk import StateWalk
 
@@ -80,22 +77,12 @@ class MergedSteps:
             try:
                 containers = [container for container, _ in self._state.containers.values()]
                 ways = _Ways(containers, lambda: step(scheduler, *args, **kwargs), self._environment, self._tracer)
-                with floats_of_symbols(self._variables()):
-                    merged = ways.merge()
-                if not merged:
+                if not ways.merge():
                     return step(scheduler, *args, **kwargs)
             finally:
                 self._running = False
 
         return merging
-
-    def _variables(self) -> Iterator[dict[str, Any]]:
-        """Those of the modules in which functions of the user's are that schedulers call."""
-        for one in self._state.seen:
-            for function in getattr(one, "lr_lambdas", ()) if isinstance(one, LRScheduler) else ():
-                while isinstance(function, functools.partial):
-                    function = function.func
-                yield getattr(function, "__globals__", {})
 
 
 class _Ways:

@@ -16,7 +16,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dis import opmap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ from functionalize.runtime.settings import Setting, Settings, is_numbers, is_who
 from functionalize.runtime.slots import NUMBERS, NumberSlot, Slot, is_number
 from functionalize.runtime.state_walk import StateWalk
 
+Result = TypeVar("Result")
 _MATCH_CLASS = opmap["MATCH_CLASS"]
 Place = tuple[int, Any]  # the identity of a container, and a key
 
@@ -52,6 +53,7 @@ class ChangingNumbers:
         self.tied: list[tuple[Setting, Setting]] = []  # further places of lists of the last capture, and the first
         self.follows_steps = False  # whether schedules are stepped in the graph, and not by calls
         self.merges_steps = False  # and then all ways at once
+        self.converts = True  # whether `float` and `int` give symbols
         self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
 
     def give_up(self) -> bool:
@@ -63,6 +65,15 @@ class ChangingNumbers:
         given = self._changing - self._constant
         self._constant |= given
         return bool(given)
+
+    def without_conversions(self, captured: Callable[[], Result]) -> Result:
+        """Capture with Python's own `float` and `int`, from now on if that is possible: something takes no symbols."""
+        self.converts = False
+        try:
+            return captured()
+        except BaseException:
+            self.converts = True
+            raise
 
     @contextlib.contextmanager
     def merging(self, merges: bool) -> Iterator[None]:

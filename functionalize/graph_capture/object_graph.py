@@ -23,12 +23,12 @@ from torch.autograd.graph import Node
 
 from functionalize._torch import FakeTensor, pytree, unwrap_functorch
 from functionalize._torch.tracing import SYMBOLS, tracked_node
-from functionalize.call_stack import Origin
+from functionalize.call_stack import Location, Origin
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture import iterators
 from functionalize.graph_capture.classes_of_stand_ins import of_python
 from functionalize.runtime.anatomy import anatomy_of, attributes_of, key_name
-from functionalize.runtime.entered import OPAQUE, key_behind
+from functionalize.runtime.entered import OPAQUE, behind, key_behind
 from functionalize.runtime.objects import NumberRef, ObjectRef, Recipe, TensorRef
 from functionalize.runtime.refused_objects import refuse_tensor
 
@@ -218,7 +218,7 @@ class ObjectGraph:
             f"{path}, {kind}, was made by the program{holds}",
             why="a call has to make another one, and what this one keeps cannot be read and set from Python",
             hint="return the tensors themselves, or an object of a class written in Python, a list or a dict of them",
-            at=self._line_of(holder),
+            at=self._line_of(holder) or _line_of_generator(value),
         )
 
     def _line_of(self, value: Any) -> Any:
@@ -226,6 +226,12 @@ class ObjectGraph:
         node = tracked_node(self._tracer, value) if isinstance(value, torch.Tensor) else None
         origin = None if node is None else node.meta.get("stack_trace")
         return origin.location if isinstance(origin, Origin) else None
+
+
+def _line_of_generator(value: Any) -> Location | None:
+    """Where the code of a generator begins, or of an expression that makes one."""
+    code = getattr(value, "gi_code", None)
+    return None if code is None else Location(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def _refuse_text(value: Any, path: str) -> None:
@@ -347,8 +353,8 @@ def _referents(value: Any) -> list[Any]:
         parts = (value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value))
         return [part for part in parts if part]
     found = gc.get_referents(value)
-    if type(value) is weakref.ref and value() is not None:
-        found.append(value())
+    if type(value) is weakref.ref or type(value) in weakref.ProxyTypes:
+        found += [one for one in [behind(value)] if one is not None]
     return found
 
 

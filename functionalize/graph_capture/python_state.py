@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
 from functionalize.graph_capture import iterators
+from functionalize.graph_capture.conversions import CONVERSIONS
 from functionalize.graph_capture.logs import Logs, adds
 from functionalize.graph_capture.methods import Methods, functions_in
 from functionalize.graph_capture.variables import (
@@ -27,6 +28,7 @@ from functionalize.graph_capture.variables import (
     bound_by_name,
     catches,
     is_installed,
+    is_of_torch_or_python,
     is_own,
     layers,
     names_in,
@@ -35,7 +37,7 @@ from functionalize.graph_capture.variables import (
 )
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.containers import ABSENT, Variable, place_of, read
-from functionalize.runtime.entered import is_entered
+from functionalize.runtime.entered import is_entered, of_proxy
 from functionalize.runtime.frozen_values import PLAIN
 from functionalize.runtime.settings import Settings, hooks_of
 from functionalize.runtime.state_walk import StateWalk, is_module
@@ -73,6 +75,7 @@ class ProgramCode:
         self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
         # What decides which code runs: paths, objects, and attributes of these.
         self.decisive: dict[tuple[int, int], tuple[str, Any, Sequence[str]]] = {}
+        self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
 
     def note(self, function: Any) -> Names:
         """A function that the program may run; what its code does by names."""
@@ -81,6 +84,9 @@ class ProgramCode:
         self.names.update(found.all)
         for name in _BUILTINS.intersection(found.loaded) | (_ASKED - _BUILTINS).intersection(found.all):
             self.asking[name][id(function.__globals__)] = function.__globals__
+        calls = not CONVERSIONS.keys().isdisjoint(found.loaded)
+        if calls and not is_of_torch_or_python(str(function.__module__)):
+            self.converting[id(function)] = function
         if is_own(function.__module__ or ""):
             self.catches = self.catches or catches(function.__code__)
             self.decisive[id(function), 0] = function.__qualname__, function, _OF_FUNCTIONS
@@ -161,6 +167,7 @@ class Follower:
 
     def _follow_value(self, value: Any, path: str) -> None:
         """Follow what is neither a tensor nor entered: functions, methods in C, captured programs, classes."""
+        value = of_proxy(value)
         if isinstance(value, FUNCTIONS):
             self._follow(value, _DEPTH - 1)
         elif isinstance(value, METHODS_IN_C):
@@ -242,7 +249,7 @@ class Follower:
             self._state.watch(keywords, "keywords")
         for variable in variables(func):
             if own:
-                self._logs.meet_value(variable[0], read(*variable[1:]))
+                self._logs.meet_value(variable[0], of_proxy(read(*variable[1:])))
             self._follow_variable(variable, marks, depth)
 
     def _follow_variable(self, variable: Named, marks: bool, depth: int) -> None:
@@ -250,6 +257,7 @@ class Follower:
         name, container, key = variable
         value = read(container, key)
         self._walk(name, container, key, value)
+        value = of_proxy(value)
         if isinstance(value, (types.FunctionType, functools.partial)) and (marks or value.__dict__):
             self._state.open(value, name)
         if isinstance(value, METHODS_IN_C):
@@ -273,8 +281,8 @@ class Follower:
         yield from self.code.decisive.values()
 
     def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
-        if isinstance(value, type):
-            self._open_class(value)
+        if isinstance(of_proxy(value), type):
+            self._open_class(of_proxy(value))
         self._logs.meet_variable(name, container, key)
         where, place = place_of(container, key)
         first = (id(where), place) not in self._places

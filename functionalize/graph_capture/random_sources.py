@@ -32,8 +32,16 @@ from torch.fx import Graph, Node
 
 from functionalize._torch.dispatch import HigherOrderOperator, identity_of
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.changed_lines import LineWanted
 from functionalize.graph_capture.checkpointing import CheckpointRegions
-from functionalize.graph_capture.default_generator import SETS, DefaultGenerator, bytes_of, is_default, refuse_drawn
+from functionalize.graph_capture.default_generator import (
+    SEED_BEFORE,
+    SETS,
+    WHY_DRAWN,
+    DefaultGenerator,
+    bytes_of,
+    is_default,
+)
 from functionalize.graph_capture.device_generators import DeviceGenerators, WatchedGenerator
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.opaque_values import ARRAYS, GENERATORS, access_to
@@ -50,6 +58,8 @@ from functionalize.transform.autograd_notes import Generators
 
 class TorchGenerators:
     """Generators of torch's, watched while a program runs that may only draw from them by operators."""
+
+    _running: TorchGenerators | None = None  # those of the run that is going on
 
     def __init__(self, values: Iterable[Any], inputs: Iterable[TracedInput]) -> None:
         """``values``: what a program reaches; ``inputs``: what its graph takes, which are not held."""
@@ -76,7 +86,7 @@ class TorchGenerators:
         Raises:
             UnsupportedProgramError: the program has set a generator to another state.
         """
-        self._root, self._default = root, DefaultGenerator(regions)
+        self._root, self._default, TorchGenerators._running = root, DefaultGenerator(regions), self
         changed = False
         self._states.add(bytes_of(torch.default_generator.get_state()))
         for one in self._watched.values():
@@ -89,8 +99,15 @@ class TorchGenerators:
         finally:
             for one in self._watched.values():
                 one.generator.set_state(one.before)
+            TorchGenerators._running = None
         if changed:
-            refuse_drawn([SETS])
+            raise _set()
+
+    @staticmethod
+    def any_is_set() -> bool:
+        """Whether the program that runs has set one to another state."""
+        running = TorchGenerators._running
+        return running is not None and any(one.is_changed for one in running._watched.values())
 
     def _go_on(self, one: WatchedGenerator) -> None:
         one.go_on()
@@ -129,7 +146,7 @@ class TorchGenerators:
         if watched is None:
             return
         if watched.is_changed:
-            refuse_drawn([SETS])
+            raise _set()
         self._go_on(watched)
 
     def make_anew(self, graph: Graph) -> None:
@@ -173,6 +190,10 @@ class TorchGenerators:
                 raise _read()
 
 
+def _set() -> LineWanted:
+    return LineWanted(TorchGenerators.any_is_set, f"the program {SETS}", why=WHY_DRAWN, hint=SEED_BEFORE)
+
+
 def _read() -> UnsupportedProgramError:
     return UnsupportedProgramError(
         "the program reads the state of a generator of torch's",
@@ -186,9 +207,26 @@ class _Source:
     """One source of random numbers besides torch's, or an array."""
 
     name: str
-    what: str  # a program does to it that changes its state
+    is_array: bool
     read: Callable[[], Any]
     write: Callable[[Any], object]
+
+    def refused(self, before: Any) -> LineWanted:
+        """Why a program cannot change it; ``before``: its state."""
+
+        def is_changed() -> bool:
+            return not _same(self.read(), before)
+
+        if self.is_array:
+            what, hint = (
+                f"writes to {self.name}",
+                "write to a tensor instead, made before of the array: torch.tensor(array)",
+            )
+        else:
+            what = f"draws numbers from {self.name}"
+            hint = "draw by torch: torch.rand(()).item(); or draw before, and pass the number as a tensor"
+        why = "a call runs the operators of torch alone: what the capture did or drew once would be that of all calls"
+        return LineWanted(is_changed, f"the program {what}", why=why, hint=hint)
 
 
 class RandomSources:
@@ -196,25 +234,25 @@ class RandomSources:
 
     def __init__(self, values: Iterable[Any]) -> None:
         """``values``: what a program reaches, generators among it."""
-        draws, found = "draws numbers from", list[_Source]()
+        found = list[_Source]()
         for value in {id(value): value for value in values}.values():
-            for table, does in ((GENERATORS, draws), (ARRAYS, "writes to")):
+            for table in (GENERATORS, ARRAYS):
                 access = access_to(value, table)
                 if access is not None:
                     read, write = partial(access.read, value), partial(access.write, value)
-                    found.append(_Source(access.name, does, read, write))
-        found.append(_Source("Python's `random`", draws, random.getstate, random.setstate))
+                    found.append(_Source(access.name, table is ARRAYS, read, write))
+        found.append(_Source("Python's `random`", False, random.getstate, random.setstate))
         numpy: Any = sys.modules.get("numpy.random")
         if numpy is not None:
-            found.append(_Source("numpy.random", draws, numpy.get_state, numpy.set_state))
+            found.append(_Source("numpy.random", False, numpy.get_state, numpy.set_state))
         self._before = [(source, source.read()) for source in found]
 
-    def restore(self) -> list[str]:
-        """Put back what has changed; what the program did, in words."""
+    def restore(self) -> list[LineWanted]:
+        """Put back what has changed; why the program cannot do so."""
         changed = [(source, before) for source, before in self._before if not _same(source.read(), before)]
         for source, before in changed:
             source.write(before)
-        return [f"{source.what} {source.name}" for source, _ in changed]
+        return [source.refused(before) for source, before in changed]
 
 
 def _same(now: Any, before: Any) -> bool:

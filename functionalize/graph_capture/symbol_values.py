@@ -1,8 +1,8 @@
 """Numbers that the data tell, as text and as keys: a program that writes one down, or looks it up, asks for its value.
 
 Invariant: text that torch makes of symbols, in errors and logs of its own, is as it was; so is that of other traces.
-Limits: who makes the text, or looks up, is code of the program, or of a library that it calls. Sizes have no hashes:
-libraries that keep what they found for some sizes ask, and do without.
+Limits: who makes the text, or looks up, is code of the program, or of a library that it calls. Sizes have no hashes for
+libraries, which keep what they found for some sizes: they ask, and do without.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from functionalize.call_stack import is_of_program
+from functionalize.graph_capture.variables import is_library_file
 
 _VALUES: dict[Any, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _METHODS = [
@@ -55,7 +56,8 @@ def _by_value(
         if not known and not (ours and is_of_program(sys._getframe(1).f_code)):
             return method(symbol, *args)
         if name == "__hash__" and not known:
-            if isinstance(symbol, torch.SymInt) and _is_size(symbol, environment):
+            asks = not is_library_file(sys._getframe(1).f_code.co_filename) and symbol.node.hint is None
+            if isinstance(symbol, torch.SymInt) and not asks and _is_size(symbol, environment):
                 return method(symbol)
             looked_up.append(symbol)
         return getattr(value_of(symbol), name)(*(bool(one) if isinstance(one, torch.SymBool) else one for one in args))

@@ -1,8 +1,7 @@
-"""Functions of ``math`` on numbers that the data tell give symbols, as operators do; so do ``min``, ``max``, ``float``.
+"""Functions of ``math`` on numbers that the data tell give symbols, as operators do; so do ``min`` and ``max``.
 
 Invariant: for numbers that are none of a trace's they do what they did, in every thread. Limits: functions of floats
-that give floats, by the name of their module; others ask for the value of a symbol. ``float`` is Python's own, which
-nobody can replace: modules of torch whose ``float(tensor)`` only flows into arithmetic get a variable of that name.
+that give floats or truths, by the name of their module; others ask for the value of a symbol.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ import builtins
 import contextlib
 import math
 import operator
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.optim import lr_scheduler as schedulers
 
 from functionalize._torch.tensors import SYMBOLS
-from functionalize._torch.traced_symbols import opaque_float
+from functionalize._torch.traced_symbols import compared, opaque_float
 from functionalize.graph_capture.symbolic_truths import truths_as_numbers
 
 _EXPONENTIALS = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "sqrt", "cbrt")
@@ -27,24 +25,23 @@ _CIRCULAR = ("acos", "asin", "atan", "atan2", "cos", "sin", "tan", "degrees", "r
 _HYPERBOLIC = ("acosh", "asinh", "atanh", "cosh", "sinh", "tanh")
 _OTHERS = ("copysign", "erf", "erfc", "fabs", "fmod", "gamma", "hypot", "lgamma", "remainder")
 _OF_FLOATS = [name for name in (*_EXPONENTIALS, *_CIRCULAR, *_HYPERBOLIC, *_OTHERS) if hasattr(math, name)]
+_ASKING = ("isnan", "isinf", "isfinite", "isclose")
 _CHOOSING: tuple[Callable[..., Any], ...] = (min, max)
-_TAKING_FLOATS = ("torch.nn.modules.batchnorm", "torch.optim.lr_scheduler")
 
 
 @contextlib.contextmanager
 def math_of_symbols(tracer: Any) -> Iterator[None]:
     """Have functions of ``math`` that get symbols give symbols: by themselves they ask for the value."""
-    before = {name: getattr(math, name) for name in _OF_FLOATS}
+    before = {name: getattr(math, name) for name in (*_OF_FLOATS, *_ASKING)}
     for name, function in before.items():
-        setattr(math, name, _symbolic(function, tracer))
+        setattr(math, name, _symbolic(function, tracer, compared if name in _ASKING else opaque_float))
     for function in _CHOOSING:
         setattr(builtins, function.__name__, _choosing(function, tracer))
-    taking = floats_of_symbols(vars(sys.modules[name]) for name in _TAKING_FLOATS if name in sys.modules)
     kind: Any = schedulers.MultiStepLR  # of a class nobody is to replace a method
     looking_up = kind.get_lr
     kind.get_lr = lambda scheduler: _at_milestones(scheduler) or looking_up(scheduler)
     try:
-        with taking, _methods_of_symbols(tracer), truths_as_numbers(tracer):
+        with _methods_of_symbols(tracer), truths_as_numbers(tracer):
             yield
     finally:
         kind.get_lr = looking_up
@@ -52,19 +49,6 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
             setattr(builtins, function.__name__, function)
         for name, function in before.items():
             setattr(math, name, function)
-
-
-@contextlib.contextmanager
-def floats_of_symbols(modules: Iterable[dict[str, Any]]) -> Iterator[None]:
-    """Have ``float`` give symbols in some modules; by their variables."""
-    taking = [variables for variables in modules if "float" not in variables]
-    for variables in taking:
-        variables["float"] = _Float
-    try:
-        yield
-    finally:
-        for variables in taking:
-            variables.pop("float", None)
 
 
 @contextlib.contextmanager
@@ -90,20 +74,6 @@ def rest(number: float) -> float:
     return number % 1
 
 
-class _KindOfFloat(type):
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, (float, torch.SymFloat))
-
-
-class _Float(metaclass=_KindOfFloat):
-    """What ``float`` is to some modules: of a tensor whose value nobody knows it gives a symbol."""
-
-    def __new__(cls, value: Any = 0.0) -> Any:
-        if isinstance(value, torch.Tensor) and not value.is_complex():
-            value = value.item()
-        return torch.sym_float(value) if isinstance(value, SYMBOLS) else float(value)
-
-
 def _at_milestones(scheduler: schedulers.MultiStepLR) -> list[Any]:
     """The learning rates of a schedule that looks a counter up in a dict, by arithmetic; none where it may look."""
     epoch: Any = scheduler.last_epoch
@@ -115,10 +85,10 @@ def _at_milestones(scheduler: schedulers.MultiStepLR) -> list[Any]:
     return [group["lr"] * factor for group in scheduler.optimizer.param_groups]
 
 
-def _symbolic(function: Callable[..., float], tracer: Any) -> Callable[..., Any]:
-    def called(*args: Any) -> Any:
-        symbolic = any(isinstance(arg, SYMBOLS) for arg in args)
-        return opaque_float(tracer, function, args) if symbolic else function(*args)
+def _symbolic(function: Callable[..., Any], tracer: Any, symbol_of: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **options: Any) -> Any:
+        symbolic = not options and any(isinstance(arg, SYMBOLS) for arg in args)
+        return symbol_of(tracer, function, args) if symbolic else function(*args, **options)
 
     return called
 

@@ -20,6 +20,7 @@ import torch
 
 from functionalize._torch import FakeTensor
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.changed_lines import LineWanted
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.runtime.containers import ABSENT
 from functionalize.runtime.frozen_values import VALUES
@@ -32,6 +33,8 @@ _OF_TORCH = ("_is_param", "_is_buffer")  # what `isinstance` asks for the classe
 class TensorAttributes:
     """What a program asks for, of the inputs."""
 
+    _running: TensorAttributes | None = None  # those of the run that is going on
+
     def __init__(self, inputs: Sequence[TracedInput]) -> None:
         self._inputs = [entry for entry in inputs if entry.fake is not None and entry.fake is not entry.value]
         self._of = {id(entry.fake): entry for entry in self._inputs if isinstance(entry.value, torch.Tensor)}
@@ -43,11 +46,13 @@ class TensorAttributes:
     def answered(self) -> Iterator[None]:
         """While the program runs."""
         kind: Any = FakeTensor
+        TensorAttributes._running = self
         around = vars(kind).get("__getattr__")  # of a capture in which this one runs
         kind.__getattr__ = lambda fake, name: self._answer(fake, name)
         try:
             yield
         finally:
+            TensorAttributes._running = None
             if around is None:
                 del kind.__getattr__
             else:
@@ -57,16 +62,21 @@ class TensorAttributes:
         """Raise if the program gave an attribute to an input.
 
         Raises:
-            UnsupportedProgramError: it did.
+            LineWanted: it did.
         """
+        for entry, name in self._given():
+            raise LineWanted(
+                lambda: TensorAttributes._running is not None and any(TensorAttributes._running._given()),
+                f"the program gives the attribute `{name}` to {_label(entry)}",
+                why="a call has other tensors, and would have to give it to these",
+                hint="keep it in a list, a dict or an attribute of an object that the program names",
+            )
+
+    def _given(self) -> Iterator[tuple[TracedInput, str]]:
+        """The inputs that the program gave attributes to, and their names."""
         for entry in self._inputs:
             names = vars(entry.fake).keys() - self._own[id(entry)]
-            for name in sorted(one for one in names if not one.startswith("_")):
-                raise UnsupportedProgramError(
-                    f"the program gives the attribute `{name}` to {_label(entry)}",
-                    why="a call has other tensors, and would have to give it to these",
-                    hint="keep it in a list, a dict or an attribute of an object that the program names",
-                )
+            yield from ((entry, name) for name in sorted(names) if not name.startswith("_"))
 
     def asked(self, inputs: Sequence[TracedInput]) -> set[tuple[int, str]]:
         """What was asked for, by the number of the input."""

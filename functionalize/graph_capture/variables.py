@@ -53,7 +53,7 @@ def _is_installed(file: str) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-def _is_of_python(file: str) -> bool:
+def is_of_python(file: str) -> bool:
     """Whether a file is one of Python's own modules."""
     return file.startswith(_OF_PYTHON) and not _is_installed(file)
 
@@ -63,8 +63,14 @@ def is_own(name: str | None) -> bool:
     """Whether a module, by its name, is a program's own: none of Python's, nor of a library."""
     if not isinstance(name, str):  # a class may call its module anything
         return False
+    return not (is_of_torch_or_python(name) or _is_of_library(sys.modules.get(name)))
+
+
+@functools.cache
+def is_of_torch_or_python(name: str) -> bool:
+    """Whether a module, by its name, is one of torch's, of this package, or one of Python's."""
     root = name.partition(".")[0]
-    return not (root in _NOT_OWN or root in sys.stdlib_module_names or _is_of_library(sys.modules.get(name)))
+    return root in _NOT_OWN or root in sys.stdlib_module_names
 
 
 def variables(func: Any) -> Iterator[Named]:
@@ -117,7 +123,7 @@ def _named(func: Any) -> Iterator[Named]:
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
         yield name, Variable(cell, None), 0
     read_names, loaded, stored, _ = names_in(func.__code__)
-    if _is_of_python(func.__code__.co_filename):
+    if is_of_python(func.__code__.co_filename):
         return  # what its modules keep (compiled patterns, say) is no state of a program's
     for name in loaded:
         if name not in stored and name in func.__globals__:
@@ -139,7 +145,7 @@ def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
 
 def variables_of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
     """What a function may reach of a module that it names, if that is a program's own, by the names that it has."""
-    if not isinstance(value, types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
+    if not issubclass(type(value), types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
         return
     seen.add(value.__name__)
     content = vars(value)
@@ -147,7 +153,7 @@ def variables_of_module(value: Any, path: str, names: list[str], seen: set[str])
         found = content.get(name, ABSENT)
         if found is not ABSENT and not name.startswith("__"):
             yield f"{path}.{name}", Variable(content, name), 0
-        if isinstance(found, types.ModuleType):
+        if issubclass(type(found), types.ModuleType):
             yield from variables_of_module(found, f"{path}.{name}", names, seen)
 
 

@@ -25,10 +25,10 @@ import torch
 from functionalize.runtime.containers import DESCRIPTORS, per_class
 
 # Never entered: they hold no state of a program's.
-OPAQUE = (
+OPAQUE: tuple[type, ...] = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),
     *(enum.Enum, torch.Generator, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
-    *(str, bytes, int, float, complex, type(None), range, torch.SymInt),
+    *(str, bytes, int, float, complex, type(None), range, torch.SymInt, weakref.ProxyType, weakref.CallableProxyType),
 )
 PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})  # values
 CONTAINERS = (dict, list, set, deque)
@@ -95,7 +95,9 @@ def _compared(key: Any) -> Any:
 
 
 def behind(value: Any) -> Any:
-    """What an object shows that sits elsewhere: a weak reference, a view of a dict; None of others."""
+    """What an object shows that sits elsewhere: a weak reference or proxy, a view of a dict; None of others."""
+    if type(value) in weakref.ProxyTypes:  # asked first: of its class a proxy says what the object behind it says
+        return of_proxy(value)
     if isinstance(value, weakref.ReferenceType):
         found: Any = value()
         return getattr(found, "__self__", found) if isinstance(found, types.MethodType) else found
@@ -104,3 +106,13 @@ def behind(value: Any) -> Any:
     if not isinstance(value, types.MappingProxyType) or "__module__" in value:  # the attributes of a class
         return None
     return gc.get_referents(value)[0]
+
+
+def of_proxy(value: Any) -> Any:
+    """The object of a weak proxy, None where it is gone; what is no proxy is itself."""
+    if type(value) not in weakref.ProxyTypes:
+        return value
+    try:
+        return value.__sizeof__.__self__  # a method of any object, which knows what it is bound to
+    except ReferenceError:
+        return None

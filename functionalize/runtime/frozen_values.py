@@ -102,7 +102,7 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
         return _Equal(value)
     known = memo.get(id(value)) if depth else None
     if known is None and (depth == 0 or issubclass(kind, NOT_ENTERED) or callable(value)):
-        return _Identity(None if isinstance(value, torch.Tensor) else value)
+        return _Identity(None if issubclass(kind, torch.Tensor) else value)
     if known is None:
         memo[id(value)] = _Identity(value)  # what holds itself
         known = memo[id(value)] = _content(value, memo, inside(value, depth))

@@ -246,7 +246,7 @@ class SettingsCheck:
 
     def _enter(self, value: Any, seen: set[int], depth: int = DEPTH) -> None:
         """Remember what the containers that a value consists of hold now."""
-        if isinstance(value, (*VALUES, *NOT_ENTERED)) or callable(value) or id(value) in seen or not depth:
+        if issubclass(type(value), (*VALUES, *NOT_ENTERED)) or callable(value) or id(value) in seen or not depth:
             return
         seen.add(id(value))
         array = held_by(value, ARRAYS)

@@ -93,6 +93,7 @@ class Capture:
     seed: Seed | None  # what the program sets torch's generators to
     original: Callable[..., Any]  # the program itself
     catches: bool  # whether code of its own catches errors
+    converts: bool  # whether `float` and `int` of data-dependent numbers decided nothing
 
     @property
     def set_in_torch(self) -> dict[str, Any]:
@@ -148,9 +149,9 @@ class Specialization:
         return str(one.graph) == str(two.graph) and str(one.signature()) == str(two.signature())
 
     def takes_as(self, other: Specialization) -> bool:
-        """Whether both have the same inputs."""
+        """Whether both have the same inputs, and ask the same questions of the data."""
         one, two = ([entry.name for entry in known.metadata.inputs] for known in (self, other))
-        return one == two
+        return one == two and self.capture.converts == other.capture.converts
 
     def again(self, args: Any, kwargs: Any) -> Specialization:
         """The same program captured once more, as the objects of its state are now."""

@@ -45,6 +45,7 @@ from functionalize.runtime.undoing import to_the_end
 
 # By type, what isinstance would say: most values are one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_WEAK: dict[type, Any] = {weakref.ref: weakref.ref, **dict.fromkeys(weakref.ProxyTypes, weakref.proxy)}
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
 _VALUES = _PLAIN - {types.FunctionType}  # which may reach tensors
 LEAF_TYPES = TENSOR_TYPES | _PLAIN
@@ -104,17 +105,17 @@ class StateWalk:
 
     def _enter(self, value: Any, slot: Slot) -> None:
         kind = type(value)
-        if kind in TENSOR_TYPES or isinstance(value, torch.Tensor):
+        if kind in TENSOR_TYPES or issubclass(kind, torch.Tensor):
             self.shape.append(torch.Tensor)
             self.tensors.append(slot)
             self.leaves.append(slot)
-        elif kind in _PLAIN or not (isinstance(value, tuple) or is_entered(kind)):
+        elif kind in _PLAIN or not (issubclass(kind, tuple) or is_entered(kind)):
             self.shape.append(kind)
             self.constants.append(slot)
             self.leaves.append(slot)
             if kind not in _PLAIN:
                 self._follow_constant(value, slot)
-        elif isinstance(value, tuple):
+        elif issubclass(kind, tuple):
             self.shape.append((kind, len(value)))
             if has_attributes(kind):
                 self.open_attributes(value, slot.path)
@@ -136,7 +137,7 @@ class StateWalk:
         """What a value shows that sits elsewhere, and the attributes that it has beside being a value."""
         shown = behind(value)
         if isinstance(shown, torch.Tensor):
-            if type(value) is weakref.ReferenceType:
+            if type(value) in _WEAK:
                 self.weak.append(slot)
         elif shown is not None and is_entered(type(shown)):
             self.open(shown, f"{slot.path}()")
@@ -211,7 +212,8 @@ class StateWalk:
             for slot, key in rekeyed:
                 slot.key = keys[id(key)]
             for slot in self.weak:
-                slot.set(weakref.ref(stand_ins.get(id(slot.get()()), slot.get()())))
+                tensor: Any = behind(slot.get())
+                slot.set(_WEAK[type(slot.get())](stand_ins.get(id(tensor), tensor)))
             self.begin()
             yield
         finally:
