@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, KIND, FakeTensor, has_gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, FOLLOWED_VIEW, GRADIENT, HOOKS, KIND, FakeTensor, has_gradient_hooks
 from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.fakes import (
     CaptureFakeMode,
@@ -21,6 +21,7 @@ from functionalize._torch.fakes import (
     fake_mode_of,
     new_fake_mode,
 )
+from functionalize.call_stack import Location
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
@@ -81,6 +82,7 @@ class CaptureSession(RecordingSession):
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
         self._asked: set[str] = set()  # what the program has asked tensors
+        self._relocated: dict[int, Location | None] = {}  # likewise, those that autograd looks for elsewhere, if views
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
@@ -243,7 +245,8 @@ class CaptureSession(RecordingSession):
         self._attributes.unused = context.notes.unused
         noted = (entry for entry in self._inputs.inputs if entry.optional or entry.gradient_of is not None)
         context.notes.unused.update(id(entry.fake) for entry in noted)
-        self._asked, context.notes.constants = context.notes.asked, self._constants
+        self._asked, self._relocated = context.notes.asked, context.notes.relocated
+        context.notes.constants = self._constants
         context.notes.generators, context.borrowed = self._generators.given, BorrowedMemory(self._held)
 
     def _program(self, looked_up: list[Any]) -> Any:
@@ -269,9 +272,10 @@ class CaptureSession(RecordingSession):
         """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""
         for entry in self._inputs.inputs:
             if isinstance(entry.value, torch.Tensor) and entry.fake is not None:
-                for name in sorted(found.asked & OTHERWISE.keys()):
+                asked = found.asked | ({FOLLOWED_VIEW} if id(entry.fake) in self._relocated else set())
+                for name in sorted(asked & OTHERWISE.keys()):
                     if ASKED_PROPERTIES[name](entry.value) and not ASKED_PROPERTIES[name](entry.fake):
-                        raise otherwise(name, entry.target or entry.name)
+                        raise otherwise(name, entry.target or entry.name, self._relocated.get(id(entry.fake)))
         check_hooks(self._inputs.inputs, found.asked)
 
     def _questions(self) -> set[tuple[int, str]]:
@@ -281,7 +285,7 @@ class CaptureSession(RecordingSession):
         if asking["Parameter"] or asking["Buffer"]:
             tensors = [n for n, e in enumerate(inputs) if e.argument is not None and isinstance(e.value, torch.Tensor)]
             found |= {(number, KIND) for number in tensors}
-        return found
+        return found | {(n, FOLLOWED_VIEW) for n, e in enumerate(inputs) if id(e.fake) in self._relocated}
 
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""

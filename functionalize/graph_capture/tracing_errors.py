@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from functionalize._torch import HOOKS, LEAF_VIEW, VIEW
+from functionalize._torch import FOLLOWED_VIEW, HOOKS, LEAF_VIEW, VIEW
 from functionalize._torch.fakes import data_dependent
-from functionalize.call_stack import decisive_line
+from functionalize.call_stack import Location, decisive_line
 from functionalize.errors import DataDependentError, UnsupportedProgramError
 from functionalize.tracing.fakeify import BEYOND
 
@@ -197,6 +197,12 @@ OTHERWISE = {
         "to that, which has none",
         "pass a clone that requires gradients: `x.detach().clone().requires_grad_()`",
     ),
+    FOLLOWED_VIEW: _Otherwise(
+        "the program gives `{}` other data by `.data =`, and writes in place to its data, of before or after that",
+        "it requires gradients as a view of what does: after the write eager looks for it there at the place that it "
+        "has among its new data, and so gives its gradient to other elements",
+        "return the new tensor instead, or assign to `.data` of a clone",
+    ),
     HOOKS: _Otherwise(
         "the program computes gradients, and `{}` has hooks on its own",
         "it is an argument: each call gets another, with hooks of its own, and a graph could not call what they do",
@@ -205,7 +211,7 @@ OTHERWISE = {
 }
 
 
-def otherwise(name: str, label: str) -> UnsupportedProgramError:
-    """The error for one of these; ``label``: what the input is called."""
+def otherwise(name: str, label: str, at: Location | None) -> UnsupportedProgramError:
+    """The error for one of these; ``label``: what the input is called; ``at``: the line that asks, if it is known."""
     found = OTHERWISE[name]
-    return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint)
+    return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint, at=at)

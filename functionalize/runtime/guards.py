@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, HOOKS, LEAF, LEAF_VIEW, OFFSET, VIEW, gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, FOLLOWED_VIEW, HOOKS, LEAF, LEAF_VIEW, OFFSET, VIEW, gradient_hooks
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.runtime.alias_pattern import Pattern, Sharing, relation
 from functionalize.runtime.call_arguments import CallArguments, InputSources
@@ -63,6 +63,7 @@ _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     LEAF: (("is no leaf", "was none"), ("is a leaf", "was one")),
     VIEW: (("is no view", "was none"), ("is a view", "was one")),
     LEAF_VIEW: (("is no leaf that is a view", "was none"), ("is a leaf, and a view", "was both")),
+    FOLLOWED_VIEW: (("is no view of what requires gradients", "was none"), ("is a view of such", "was one")),
     HOOKS: (
         ("has no hooks on its gradient", "had none"),
         ("has hooks on its gradient", "had some"),

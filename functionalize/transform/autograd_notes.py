@@ -106,6 +106,10 @@ class AutogradNotes:
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
+        # By identity, tensors of which autograd asks where they lie after `.data =`, if they are views; and the lines.
+        self.relocated: dict[int, Location | None] = {}
+        # By storage, tensors that require gradients and whose data lie, or lay, there, before or since `.data =`.
+        self._moved: dict[int, list[torch.Tensor]] = {}
         self._laid: set[int] = set()  # storages of tensors that are views of one another or copies, by their strides
         # By identity, views of what is not contiguous, which was written since.
         self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -144,6 +148,9 @@ class AutogradNotes:
         """
         self.reshapes.lost_views.note_write(handle, base)
         self.finds_beyond |= base.key in self._beyond
+        # After a write autograd looks for a view, in what it is a view of, where its data lie now.
+        for moved in self._moved.get(base.key, ()):
+            self.relocated.setdefault(id(moved), user_location())
         if base.key in self._laid:
             self.asked.add(LAYOUT)
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
@@ -255,8 +262,11 @@ class AutogradNotes:
         self.reshapes.note_silent(handle, before)
         self.reshapes.lost_views.note_turn(handle, before.base)
 
-    def note_data(self, handle: torch.Tensor) -> None:
-        """Note that a handle gets other data by `.data =`: autograd thinks of it as it was."""
+    def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
+        """Note that a handle gets the data of another one by `.data =`: autograd thinks of it as it was."""
+        if handle.requires_grad and self.hides_writes is not None:
+            for key in map(storage_key, (handle, source)):
+                self._moved.setdefault(key, []).append(handle)
         self.reshapes.note_data(handle)
         self.reshapes.lost_views.note_moved(handle)
         with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
@@ -286,4 +296,5 @@ class AutogradNotes:
         """Drop all tensors: the call has ended."""
         self.hooked.clear()
         self.reshapes.close()
+        self._moved.clear()
         self._told.clear()
