@@ -33,7 +33,7 @@ def mutate(call: WritingCall) -> Any:
         return _without_write(call)
     if row.functional is None or (not context.executor.observed and draws(call.func, call.args, call.kwargs)):
         return custom_ops.run(call)
-    meet = any(w.is_list for w in written) and _entries_meet(call)
+    meet = any(target.index != other.index for target, other in call.meetings)  # entries of lists
     if not context.executor.observed and (meet or not all(map(is_plain_strided, call.tensors))):
         return call.on_memory()
     done = _overlapping(call)
@@ -80,23 +80,9 @@ def _computed(call: WritingCall, variant: Call) -> Any:
         ) from error
 
 
-def _entries_meet(call: WritingCall) -> bool:
-    """Whether an entry that a foreach op writes overlaps another entry.
-
-    What one entry reads may overlap what that entry writes, as `x` in `_foreach_mul_([x], [x])`.
-    """
-    return any(target.index != other.index or other.written for target, other in call.meetings)
-
-
 def _entry_by_entry(call: WritingCall) -> None:
     """Run a foreach op one entry at a time, in eager's order: an entry sees what those before it wrote."""
     count = len(call.args[0])
-    if count == 1:
-        raise UnsupportedMutationError(
-            f"{call.func} on lists that hold one tensor, or parts of one, in the same place",
-            why="eager writes both, in an order that depends on the kernel",
-            hint="pass a copy (`.clone()`) in one of the lists",
-        )
 
     def entry(arg: Any, index: int) -> Any:
         return arg[index : index + 1] if isinstance(arg, (list, tuple)) and len(arg) == count else arg
