@@ -170,6 +170,13 @@ def test_inputs(func: Callable[..., Any], name: str, mode: Any, remove: str) -> 
 # check misses those where one of the tensors has gaps. With a clone the programs are defined.
 
 Wrap = Callable[[Tensor], Tensor]
+
+
+def put(x: Tensor, index: Any, value: Any) -> Tensor:
+    x[index] = value
+    return x
+
+
 OVERLAPPING: dict[str, Callable[[Tensor, Wrap], Any]] = {
     "first column": lambda x, copy: x.sub_(copy(x[:, :1])),
     "last column": lambda x, copy: x.div_(copy(x[:, -1:])),
@@ -194,7 +201,7 @@ OVERLAPPING: dict[str, Callable[[Tensor, Wrap], Any]] = {
     "index_put": lambda x, copy: x[:, ::2].index_put_((torch.tensor([0, 2, 1]),), copy(x[:3, 1:4])),
     "masked_scatter": lambda x, copy: x[:, 1:].masked_scatter_(x[:, 1:] > 3, copy(x[:, :-1])),
     "mask": lambda x, copy: (m := x % 3 == 0).masked_fill_(copy(m[:, :1]), False),
-    "its own mask": lambda x, copy: (m := x % 3 == 0).__setitem__(copy(m[:, 0]), False) or m,
+    "its own mask": lambda x, copy: put(m := x % 3 == 0, copy(m[:, 0]), False),
 }
 # No element is read where it was written at another position, or else the write leaves it as it was.
 DEFINED: dict[str, Callable[[Tensor], Any]] = {
@@ -206,11 +213,11 @@ DEFINED: dict[str, Callable[[Tensor], Any]] = {
     "one row to all": lambda x: x[:, 1:].copy_(x[1, 1:]),
     "one column to all": lambda x: x.copy_(x[:, :1]),
     "masks": lambda x: (m := x % 3 == 0).bitwise_or_(m[:, :1]),
-    "rows by a mask of the same": lambda x: (m := x % 3 == 0).__setitem__(m[:, 0], m[:1].clone()) or m,
-    "where it is true": lambda x: (m := x % 3 == 0).__setitem__(m, False) or m,
+    "rows by a mask of the same": lambda x: put(m := x % 3 == 0, m[:, 0], m[:1].clone()),
+    "where it is true": lambda x: put(m := x % 3 == 0, m, False),
     "a number": lambda x: x.fill_(x[1, 1]),
     "a number by a mask": lambda x: x.masked_fill_(x > 3, x[1, 1]),
-    "columns swapped": lambda x: x.__setitem__((slice(None), [0, 1]), x[:, [1, 0]]),
+    "columns swapped": lambda x: put(x, (slice(None), [0, 1]), x[:, [1, 0]]),
     "as integers": lambda x: x.view(torch.int32).copy_(x),
     "real parts": lambda x: (c := torch.view_as_complex(x.view(4, 3, 2))).mul_(c.real),
     "parts of numbers": lambda x: (c := torch.view_as_complex(x.view(4, 3, 2))).real.mul_(c.imag),

@@ -121,7 +121,7 @@ def overlapping(p: Pool) -> str:
     """A source that is a part of what is written, or overlaps it, at other positions or in the same."""
     x = target(p, lambda t: _number(t) and t.dim() > 0 and t.shape[-1] > 1)
     op = p.one_of("add_", "sub_", "mul_", "copy_", "copy_")
-    part, other = p.one_of(
+    parts = [
         ("", "[..., :1]"),
         ("", "[..., -1:]"),
         ("", "[:1]"),
@@ -131,7 +131,8 @@ def overlapping(p: Pool) -> str:
         ("[..., ::2]", "[..., 1::2]"),
         ("[..., :1]", "[..., -1:]"),
         ("", ".mT" if p[x].dim() > 1 else ""),
-    )
+    ]
+    part, other = p.rng.choice(parts)
     return f"{x}{part}.{op}({x}{other})"
 
 

@@ -9,8 +9,8 @@ know of is taken for none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -49,7 +49,9 @@ def refuse(call: WritingCall) -> None:
     if call.row.kind is Kind.OUT and torch.Tag.generated in call.func.tags:
         return  # computed without the `out=`, and then copied there
     for target, other in call.meetings:
-        if target.index == other.index and not _is_read_first(call, target, other) and _in_doubt(call, target, other):
+        if target.index != other.index or _is_read_first(call, target, other):
+            continue
+        if _depends_on_order(call, target, other):
             raise _order_matters(call, target, other)
 
 
@@ -63,42 +65,39 @@ def _is_read_first(call: WritingCall, target: Operand, other: Operand) -> bool:
     return not call.puts_one_number or _in_one_place(Layout.of(target.tensor), Layout.of(other.tensor))
 
 
-def _in_doubt(call: WritingCall, target: Operand, other: Operand) -> bool:
+def _depends_on_order(call: WritingCall, target: Operand, other: Operand) -> bool:
+    """Whether what is written depends on whether an element of the other operand is read, or written, before it."""
     to, source = Layout.of(target.tensor), Layout.of(other.tensor)
-    if other.written:
-        return _holds(call.context, target, other, lambda one, two: not disjoint(one, two), (to, source))
     variant = tables.overload(call.row.functional) if call.row.functional else call.func
     by_elements = torch.Tag.pointwise in variant.tags or call.func in _BY_ELEMENTS or call.written[0].is_list
-    if not by_elements:
-        if _in_one_place(to, source):
-            first = next(iter(declared(call.func))) == other.name
-            again = call.func.overloadpacket in _READS_AGAIN or torch.Tag.reduction in variant.tags
-            return not first or again
-        return _holds(call.context, target, other, lambda one, two: not disjoint(one, two), (to, source))
-    expanded = _expanded(source, to)
-    if expanded is None or _in_one_place(to, expanded):
-        return False  # sizes that do not fit are an error of the op
-    packet = call.func.overloadpacket
-    keeps = packet in _KEEPS_EQUALS or (packet in _KEEPS_EQUAL_TRUTHS and to.dtype is source.dtype is torch.bool)
+    if by_elements and not other.written:
+        expanded = _expanded(source, to)
+        if expanded is None or _in_one_place(to, expanded):
+            return False  # sizes that do not fit are an error of the op
+        packet = call.func.overloadpacket
+        keeps = packet in _KEEPS_EQUALS or (packet in _KEEPS_EQUAL_TRUTHS and to.dtype is source.dtype is torch.bool)
+        if keeps and repeats_part(to, expanded):
+            return False
 
-    if keeps and repeats_part(to, expanded):
-        return False
+        def moves(there: Layout, read: Layout) -> bool:
+            return meets_elsewhere(there, read) and not (keeps and repeats_part(there, read))
 
-    def moves(one: Layout, two: Layout) -> bool:
-        return meets_elsewhere(one, two) and not (keeps and repeats_part(one, two))
-
-    return _holds(call.context, target, other, moves, (to, expanded))
+        return _holds(call.context, moves, (target, other), (to, expanded))
+    if not other.written and _in_one_place(to, source):
+        first = next(iter(declared(call.func))) == other.name
+        return not first or call.func.overloadpacket in _READS_AGAIN or torch.Tag.reduction in variant.tags
+    return _holds(call.context, lambda there, read: not disjoint(there, read), (target, other), (to, source))
 
 
-def _in_one_place(one: Layout, two: Layout) -> bool:
+def _in_one_place(target: Layout, source: Layout) -> bool:
     """Whether two layouts have the same elements at the same positions."""
-    if not same(one.size, two.size) or one.dtype.itemsize != two.dtype.itemsize:
+    if not same(target.size, source.size) or target.dtype.itemsize != source.dtype.itemsize:
         return False
-    strides = [
+    steps, others = (
         [step for step, size in zip(layout.stride, layout.size, strict=True) if not (type(size) is int and size == 1)]
-        for layout in (one, two)
-    ]
-    return same((*strides[0], one.offset), (*strides[1], two.offset))
+        for layout in (target, source)
+    )
+    return same((*steps, target.offset), (*others, source.offset))
 
 
 def _expanded(source: Layout, target: Layout) -> Layout | None:
@@ -115,24 +114,32 @@ def _expanded(source: Layout, target: Layout) -> Layout | None:
     return replace(source, size=target.size, stride=tuple(kept))
 
 
-def _holds(context: FunctionalizationContext, target: Operand, other: Operand, question: Any, layouts: Any) -> bool:
-    """Whether something holds of two layouts. What does not hold for the sizes of this trace holds for none that are
-    called: that they are apart, or else the sizes themselves, become guards.
+def _holds(
+    context: FunctionalizationContext,
+    question: Callable[[Layout, Layout], bool],
+    operands: tuple[Operand, Operand],
+    layouts: tuple[Layout, Layout],
+) -> bool:
+    """Whether something holds of two layouts that makes them meet, for the sizes of this trace.
+
+    If it does not, it must not for other sizes: that the layouts are apart becomes a guard, or else the sizes do. Of
+    sizes that come from data nothing is asked: there it holds where one layout is a part of the other, or as far from
+    it as is known.
     """
-    one, two = layouts
-    if one.static and two.static:
-        return bool(question(one, two))
-    if unbacked((*one.symbols, *two.symbols)):
-        ahead = on_handles(lambda: plain(two.offset - one.offset), (), {})
-        views = [context.graph.find(operand.tensor) for operand in (target, other)]
-        inside = None not in views and views[0] in views[1].lineage()
-        if one.dtype != two.dtype or not (type(ahead) is int or inside):
-            return False
-        return bool(question(_sized(one, 0), _sized(two, hint(ahead))))
-    if question(_sized(one, hint(one.offset)), _sized(two, hint(two.offset))):
+    target, source = layouts
+    symbols = [*target.symbols, *source.symbols]
+    if not symbols:
+        return question(target, source)
+    if unbacked(symbols):
+        ahead = on_handles(lambda: plain(source.offset - target.offset), (), {})
+        whole, part = (context.graph.find(operand.tensor) for operand in operands)
+        is_part = whole is not None and part is not None and whole in part.lineage()
+        known = target.dtype is source.dtype and (type(ahead) is int or is_part)
+        return known and question(_sized(target, 0), _sized(source, hint(ahead)))
+    if question(_sized(target, hint(target.offset)), _sized(source, hint(source.offset))):
         return True
-    if not on_handles(disjoint_guarded, (one, two), {}):
-        for symbol in (*one.symbols, *two.symbols):
+    if not on_handles(disjoint_guarded, (target, source), {}):
+        for symbol in symbols:
             int(symbol)
     return False
 
