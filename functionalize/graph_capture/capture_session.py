@@ -21,7 +21,6 @@ from functionalize._torch.fakes import (
     fake_mode_of,
     new_fake_mode,
 )
-from functionalize.call_stack import Location
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
@@ -61,6 +60,7 @@ from functionalize.runtime.specialization import Capture, Recorded
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
+from functionalize.transform.autograd_notes import AutogradNotes
 from functionalize.transform.borrowed_memory import BorrowedMemory
 
 # Whether data decide; instead of them, what is to be answered; the numbers that data of their own decide by.
@@ -81,8 +81,7 @@ class CaptureSession(RecordingSession):
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
-        self._asked: set[str] = set()  # what the program has asked tensors
-        self._relocated: dict[int, Location | None] = {}  # likewise, those that autograd looks for elsewhere, if views
+        self._notes = AutogradNotes()
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
@@ -141,7 +140,7 @@ class CaptureSession(RecordingSession):
     @property
     def _misses_hooks(self) -> bool:
         held = (slot.get() for slot in self._inputs.state.tensors)
-        return HOOKS in self._asked and not self._inputs.hooked and any(map(has_gradient_hooks, held))
+        return HOOKS in self._notes.asked and not self._inputs.hooked and any(map(has_gradient_hooks, held))
 
     @property
     def has_all_gradients(self) -> bool:
@@ -245,8 +244,7 @@ class CaptureSession(RecordingSession):
         self._attributes.unused = context.notes.unused
         noted = (entry for entry in self._inputs.inputs if entry.optional or entry.gradient_of is not None)
         context.notes.unused.update(id(entry.fake) for entry in noted)
-        self._asked, self._relocated = context.notes.asked, context.notes.relocated
-        context.notes.constants = self._constants
+        self._notes, context.notes.constants = context.notes, self._constants
         context.notes.generators, context.borrowed = self._generators.given, BorrowedMemory(self._held)
 
     def _program(self, looked_up: list[Any]) -> Any:
@@ -270,12 +268,13 @@ class CaptureSession(RecordingSession):
 
     def _check_stand_ins(self, found: Recorded) -> None:
         """Raise where the program asked of an input what its stand-in says otherwise, or left a hook there."""
+        relocated = self._notes.reshapes.relocated
         for entry in self._inputs.inputs:
             if isinstance(entry.value, torch.Tensor) and entry.fake is not None:
-                asked = found.asked | ({FOLLOWED_VIEW} if id(entry.fake) in self._relocated else set())
+                asked = found.asked | ({FOLLOWED_VIEW} if id(entry.fake) in relocated else set())
                 for name in sorted(asked & OTHERWISE.keys()):
                     if ASKED_PROPERTIES[name](entry.value) and not ASKED_PROPERTIES[name](entry.fake):
-                        raise otherwise(name, entry.target or entry.name, self._relocated.get(id(entry.fake)))
+                        raise otherwise(name, entry.target or entry.name, relocated.get(id(entry.fake)))
         check_hooks(self._inputs.inputs, found.asked)
 
     def _questions(self) -> set[tuple[int, str]]:
@@ -285,7 +284,8 @@ class CaptureSession(RecordingSession):
         if asking["Parameter"] or asking["Buffer"]:
             tensors = [n for n, e in enumerate(inputs) if e.argument is not None and isinstance(e.value, torch.Tensor)]
             found |= {(number, KIND) for number in tensors}
-        return found | {(n, FOLLOWED_VIEW) for n, e in enumerate(inputs) if id(e.fake) in self._relocated}
+        relocated = self._notes.reshapes.relocated
+        return found | {(number, FOLLOWED_VIEW) for number, e in enumerate(inputs) if id(e.fake) in relocated}
 
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""

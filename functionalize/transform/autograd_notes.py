@@ -41,6 +41,10 @@ class Reshapes:
         self._untold: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
         self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
         self._again: set[int] = set()  # likewise, those changed more than once
+        # By identity, tensors of which autograd asks where they lie after `.data =`, if they are views; and the lines.
+        self.relocated: dict[int, Location | None] = {}
+        # By storage, tensors that require gradients and whose data lie, or lay, there, before or since `.data =`.
+        self._moved: dict[int, list[torch.Tensor]] = {}
 
     def note(self, handle: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
         """Note that a handle is about to get other metadata; ``views``: the others that have its memory."""
@@ -60,10 +64,18 @@ class Reshapes:
         if not (laid_out or torch.is_grad_enabled() or is_leaf_to_autograd(handle)):
             self._untold.setdefault(id(handle), user_location())
 
-    def note_data(self, handle: torch.Tensor) -> None:
-        """Note that a handle gets other data by `.data =`."""
+    def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
+        """Note that a handle gets the data of another one by `.data =`."""
+        if handle.requires_grad:
+            for key in map(storage_key, (handle, source)):
+                self._moved.setdefault(key, []).append(handle)
         if id(handle) in self._held and handle.requires_grad:
             self.replaced.add(id(handle))
+
+    def note_write(self, base: Base) -> None:
+        """Note a write: after it autograd looks for a view, in what that is a view of, where its data lie now."""
+        for moved in self._moved.get(base.key, ()):
+            self.relocated.setdefault(id(moved), user_location())
 
     def untold(self, inputs: Iterable[torch.Tensor]) -> UnsupportedMutationError | None:
         """Why autograd outside of the program would not hear of an input's new metadata as it did inside."""
@@ -86,6 +98,7 @@ class Reshapes:
         """Drop all tensors."""
         self.any |= any(handle.requires_grad for handle in self._held.values())
         self._held.clear()
+        self._moved.clear()
         self.lost_views.close()
 
 
@@ -106,10 +119,6 @@ class AutogradNotes:
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
-        # By identity, tensors of which autograd asks where they lie after `.data =`, if they are views; and the lines.
-        self.relocated: dict[int, Location | None] = {}
-        # By storage, tensors that require gradients and whose data lie, or lay, there, before or since `.data =`.
-        self._moved: dict[int, list[torch.Tensor]] = {}
         self._laid: set[int] = set()  # storages of tensors that are views of one another or copies, by their strides
         # By identity, views of what is not contiguous, which was written since.
         self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -148,9 +157,7 @@ class AutogradNotes:
         """
         self.reshapes.lost_views.note_write(handle, base)
         self.finds_beyond |= base.key in self._beyond
-        # After a write autograd looks for a view, in what it is a view of, where its data lie now.
-        for moved in self._moved.get(base.key, ()):
-            self.relocated.setdefault(id(moved), user_location())
+        self.reshapes.note_write(base)
         if base.key in self._laid:
             self.asked.add(LAYOUT)
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
@@ -264,10 +271,7 @@ class AutogradNotes:
 
     def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
         """Note that a handle gets the data of another one by `.data =`: autograd thinks of it as it was."""
-        if handle.requires_grad and self.hides_writes is not None:
-            for key in map(storage_key, (handle, source)):
-                self._moved.setdefault(key, []).append(handle)
-        self.reshapes.note_data(handle)
+        self.reshapes.note_data(handle, source)
         self.reshapes.lost_views.note_moved(handle)
         with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
             self.hooked += [] if handle.grad_fn is None else [handle.grad_fn]
@@ -296,5 +300,4 @@ class AutogradNotes:
         """Drop all tensors: the call has ended."""
         self.hooked.clear()
         self.reshapes.close()
-        self._moved.clear()
         self._told.clear()
