@@ -17,7 +17,13 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from functionalize import UnsupportedMutationError, UnsupportedProgramError, capture, dynamo_backend
+from functionalize import (
+    InputMismatchError,
+    UnsupportedMutationError,
+    UnsupportedProgramError,
+    capture,
+    dynamo_backend,
+)
 from functionalize._torch import FakeTensor, pytree
 from functionalize._torch.autograd import default_partition_fn
 
@@ -803,6 +809,56 @@ def test_data_of_a_view_of_a_tensor_that_is_written_are_refused() -> None:
     with pytest.raises(UnsupportedMutationError, match="`y`, which requires gradients, gets new metadata"):
         memory = torch.arange(4.0) * torch.ones(4, requires_grad=True)
         capture(run, (memory[0], memory[1:]))(memory[0], memory[1:])
+
+
+def data_written_without_gradients(x: Tensor) -> Tensor:
+    x.data = x + 1
+    with torch.no_grad():
+        x.add_(1)
+    return x * 2
+
+
+def data_written_detached(x: Tensor) -> Tensor:
+    x.data = x + 1
+    x.detach().mul_(2)
+    return x.view_as(x)
+
+
+def older_data_written(x: Tensor) -> Tensor:
+    older = x.detach()
+    x.data = x + 1
+    older.mul_(2)
+    return x * 2
+
+
+REPLACED = [data_written_without_gradients, data_written_detached, older_data_written]
+
+
+@pytest.mark.parametrize("run", REPLACED)
+def test_data_of_a_view_that_are_written_are_refused(run: Callable[[Tensor], Tensor]) -> None:
+    """Autograd looks for such a view, in what it is a view of, at the place that it has in other memory."""
+    leaf = torch.arange(6.0, requires_grad=True)
+    assert torch.autograd.grad(run((leaf * 1)[2:4]).sum(), leaf)[0].count_nonzero() == 2
+    for view in ((leaf * 1)[2:4], (leaf * 1)[:2], leaf.as_strided((2, 1), (1, 1), 3)):
+        with pytest.raises(UnsupportedProgramError, match=r"`x` other data by `\.data =`(?s:.*)test_capture_gradients"):
+            capture(run, (view,))
+        captured = capture(lambda x: run(x.clone()), (view,))  # as the error says
+        wanted = torch.autograd.grad(run(view.clone()).sum(), leaf, retain_graph=True)[0]
+        assert torch.equal(torch.autograd.grad(captured(view).sum(), leaf)[0], wanted)
+    captured = capture(run, (torch.arange(2.0, requires_grad=True),))
+    with pytest.raises(InputMismatchError, match="is a view of such, and was none"):
+        captured((leaf * 1)[:2])
+
+
+@pytest.mark.parametrize("run", REPLACED)
+def test_data_of_other_tensors_may_be_written(run: Callable[[Tensor], Tensor]) -> None:
+    for make in (lambda leaf: leaf, lambda leaf: leaf * 1):
+        leaves = [torch.arange(4.0).view(2, 2).requires_grad_() for _ in range(2)]  # leaves that are views, too
+        eager, own = map(make, leaves)
+        results = run(eager), capture(run, (own,))(own)
+        assert torch.equal(*results)
+        gradients = [torch.autograd.grad(r.sum(), leaf)[0] for r, leaf in zip(results, leaves, strict=True)]
+        assert torch.equal(*gradients) and torch.equal(own, eager)
 
 
 def test_new_metadata_of_a_view_that_has_views_are_refused() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from tests.fuzz.__main__ import modes_of
 from tests.fuzz.check import MODES, check
-from tests.fuzz.generate import bits_defined, defined, generate
+from tests.fuzz.generate import apart, bits_defined, generate
 from tests.fuzz.program import Program, Step
 from tests.fuzz.shrink import shrink
 from tests.fuzz.verdict import FAILED, NOT_COUNTED, PASSED
@@ -113,16 +113,16 @@ def test_shrinks_to_what_matters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "is_defined"),
+    ("source", "is_apart"),
     [
         ("torch._foreach_add_([x0], [x0])", True),
         ("torch._foreach_add_([x0], [v0])", False),  # an entry reads what it has written, or not yet
         ("torch._foreach_add_([x0, v1], [v1, x0])", True),
     ],
 )
-def test_what_an_entry_of_foreach_reads_it_writes_in_place_or_not_at_all(source: str, is_defined: bool) -> None:
+def test_what_an_entry_of_foreach_reads_it_writes_in_place_or_not_at_all(source: str, is_apart: bool) -> None:
     x = torch.arange(4.0).view(2, 2)
-    assert defined(Step(source), {"x0": x, "v0": x.t(), "v1": x.clone()}) is is_defined
+    assert apart(Step(source), {"x0": x, "v0": x.t(), "v1": x.clone()}) is is_apart
 
 
 def test_bits_of_a_nan_are_not_read_as_other_numbers() -> None:

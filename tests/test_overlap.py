@@ -21,8 +21,12 @@ from functionalize.aliasing.overlap import (
     as_dtype,
     box_of,
     boxes_disjoint,
+    disjoint,
+    disjoint_guarded,
     flat_base_layout,
+    meets_elsewhere,
     reaches,
+    repeats_part,
     route,
     spans_disjoint,
 )
@@ -191,6 +195,37 @@ def test_a_flat_base_has_the_elements_of_both(data: st.DataObject) -> None:
 
 
 SQUARE = Layout.of(torch.zeros(4, 4))
+
+
+DTYPES = st.sampled_from([torch.float32, torch.float32, torch.float32, torch.float64, torch.uint8])
+
+
+@thorough
+@given(st.data())
+def test_where_two_layouts_of_one_size_meet(data: st.DataObject) -> None:
+    size = tuple(data.draw(st.lists(st.integers(0, 4), max_size=3)))
+    steps = st.lists(st.sampled_from([0, 1, 1, 2, 3, 4, 4, 6, 12, 16]), min_size=len(size), max_size=len(size))
+    strides = data.draw(steps), data.draw(steps)
+    strides = data.draw(st.sampled_from([strides, (strides[0], strides[0])]))
+    one, two = (Layout(size, tuple(s), data.draw(st.integers(0, 9)), data.draw(DTYPES)) for s in strides)
+    bytes_1, bytes_2 = ([address * layout.dtype.itemsize for address in addresses(layout)] for layout in (one, two))
+    meetings = [
+        (i, j)
+        for (i, a), (j, b) in itertools.product(enumerate(bytes_1), enumerate(bytes_2))
+        if a < b + two.dtype.itemsize and b < a + one.dtype.itemsize
+    ]
+    assert disjoint(one, two) == (not meetings)
+    assert meets_elsewhere(one, two) == any(i != j for i, j in meetings)
+    assert not (disjoint_guarded(one, two) and meetings)
+    if one.dtype is two.dtype and repeats_part(one, two):
+        assert all(bytes_1[i] == bytes_2[i] for i, _ in meetings)
+
+
+def test_large_layouts_are_compared_at_once() -> None:
+    cache = torch.empty(32, 8, 4096, 128, device="meta")
+    halves = Layout.of(cache[..., :64]), Layout.of(cache[..., 64:])
+    assert disjoint(*halves) and not meets_elsewhere(*halves) and disjoint_guarded(*halves)
+    assert meets_elsewhere(Layout.of(cache[:, :, 1:]), Layout.of(cache[:, :, :-1]))
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ VERSION, STORAGE, GRADIENT = "version", "storage size in bytes", "has a gradient
 LAYOUT, BEGIN = "strides", "place in its storage"  # asked outright, or such as decide what is written
 LEAF_VIEW = "is a leaf, and a view"  # told to require gradients when it was a view of what requires none
 SILENT_VIEW = "is a view without gradients of what requires some"
+FOLLOWED_VIEW = "is a view of what requires gradients"  # and requires them by that
 KIND = "kind"  # a parameter, a buffer, or neither
 _KINDS = torch.nn.Parameter, torch.nn.Buffer
 ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # how Python asks; stubs call it a number
@@ -148,7 +149,8 @@ ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,
     LEAF_VIEW: lambda tensor: tensor.requires_grad and tensor.is_leaf and is_view(tensor),
-    SILENT_VIEW: lambda tensor: not tensor.requires_grad and autograd_base(tensor).requires_grad,
+    SILENT_VIEW: lambda tensor: is_view(tensor) and not tensor.requires_grad and tensor._base.requires_grad,
+    FOLLOWED_VIEW: lambda tensor: tensor.requires_grad and not tensor.is_leaf and is_view(tensor),
     HOOKS: lambda tensor: len(gradient_hooks(tensor)),
     STORAGE: lambda tensor: tensor.untyped_storage().nbytes(),
     VERSION: lambda tensor: None if tensor.is_inference() else tensor._version,

@@ -127,6 +127,11 @@ class Layout:
         return (high - low) // self.dtype.itemsize
 
     @cached_property
+    def byte_steps(self) -> list[tuple[Any, Any]]:
+        """(stride in bytes, size) of each dimension."""
+        return [(stride * self.dtype.itemsize, size) for stride, size in zip(self.stride, self.size, strict=True)]
+
+    @cached_property
     def dense(self) -> bool:
         """Each element between first and last is addressed exactly once."""
         return self.static and self.extent == self.numel and self.strides_nest

@@ -1,20 +1,20 @@
 """Whether two layouts of one storage share elements, which layout reaches another, and by which plain views.
 
-Invariant: answers are exact or conservative: "disjoint" is only said when proved.
+Invariant: of plain sizes answers are exact, else conservative: "disjoint" is only said when proved.
 Limits: proofs need sizes known as plain integers; symbolic layouts compare equal by expression, nothing more.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from functionalize._torch import unbacked
-from functionalize.aliasing.geometry import Layout, hint, hinted_span, plain, stop
+from functionalize.aliasing.geometry import Layout, hint, hinted_span, plain, same, stop
 
 aten = torch.ops.aten
 RouteStep = tuple[Any, tuple[Any, ...], Layout]  # a view op, its arguments, and the layout that it gives
@@ -132,13 +132,39 @@ def _progressions_disjoint(one: tuple[int, int, int], two: tuple[int, int, int])
     return (a - b) % math.gcd(step_a, step_b) != 0
 
 
-def spans_disjoint_guarded(one: Layout, two: Layout) -> bool:
-    """Whether the byte ranges do not meet, for the sizes of this trace: asks the symbols, which become guards."""
+def disjoint_guarded(one: Layout, two: Layout) -> bool:
+    """Whether two layouts share no element, for the sizes of this trace: asks the symbols, which become guards.
+
+    Only what holds is asked. False, without a question, where sizes come from data or this shows nothing.
+    """
     if any(unbacked(layout.symbols) for layout in (one, two)):
         return False
-    ends = [(layout.offset * layout.dtype.itemsize, stop(layout) * layout.dtype.itemsize) for layout in (one, two)]
-    (low_1, high_1), (low_2, high_2) = ends
-    return bool(high_1 <= low_2) or bool(high_2 <= low_1)
+    for conditions in _separations(one, two):
+        if all(hint(small) <= hint(large) for small, large in conditions):
+            return all(bool(small <= large) for small, large in conditions)
+    return False
+
+
+def _separations(one: Layout, two: Layout) -> Iterator[list[tuple[Any, Any]]]:
+    """Sufficient conditions for two layouts to share no element: pairs of numbers, the first at most the second."""
+    places = [(layout.offset * layout.dtype.itemsize, stop(layout) * layout.dtype.itemsize) for layout in (one, two)]
+    (low_1, high_1), (low_2, high_2) = places
+    yield [(high_1, low_2)]
+    yield [(high_2, low_1)]
+    for period in [step for step, size in one.byte_steps if hint(size) > 1 and hint(step)]:
+        # Where all longer strides are multiples of a period, the rest of the addresses lie in one part of it for each.
+        multiples = [
+            (step % period, 0) for layout in (one, two) for step, _ in layout.byte_steps if hint(step) > hint(period)
+        ]
+        ahead = low_2 - low_1
+        ahead = ahead - hint(ahead) // hint(period) * period
+        yield [*multiples, (_within(one, period), ahead), (ahead + _within(two, period), period)]
+
+
+def _within(layout: Layout, period: Any) -> Any:
+    """The bytes that a layout reaches along the dimensions whose strides are shorter than a period."""
+    shorter = [(step, size) for step, size in layout.byte_steps if hint(step) < hint(period)]
+    return layout.dtype.itemsize + sum((size - 1) * step for step, size in shorter)
 
 
 def spans_disjoint(one: Layout, two: Layout) -> bool:
@@ -150,26 +176,90 @@ def spans_disjoint(one: Layout, two: Layout) -> bool:
 
 
 def disjoint(one: Layout, two: Layout) -> bool:
-    """Whether two layouts of a storage provably share no element, also where their spans meet (columns of a matrix)."""
+    """Whether two layouts of a storage share no element, also where their spans meet (columns of a matrix)."""
     if spans_disjoint(one, two):
         return True
     if not (one.static and two.static):
         return False
-    length = max(one.span[1], two.span[1]) // one.dtype.itemsize
-    for grid in (_grid(one, length), _grid(two, length)):
-        boxes = [None if grid is None else box_of(grid, layout) for layout in (one, two)]
-        if boxes[0] is not None and boxes[1] is not None and boxes_disjoint(boxes[0], boxes[1]):
+    counts: dict[int, list[int]] = {}  # of each step, the least and the greatest
+    for step, size in one.byte_steps:
+        counts.setdefault(step, [0, 0])[1] += size - 1
+    for step, size in two.byte_steps:
+        counts.setdefault(step, [0, 0])[0] -= size - 1
+    steps = sorted(((step, least, greatest) for step, (least, greatest) in counts.items() if step), reverse=True)
+    return next(_sums(steps, *_distances(one, two)), None) is None
+
+
+def meets_elsewhere(target: Layout, source: Layout) -> bool:
+    """Whether an element at one position of a layout overlaps what another, of the same size, has at another position.
+
+    Both are static.
+    """
+    if disjoint(target, source):
+        return False
+    walks = [
+        (size, step, other)
+        for (step, size), (other, _) in zip(target.byte_steps, source.byte_steps, strict=True)
+        if size != 1
+    ]
+    if any(step == 0 or other == 0 for _, step, other in walks):  # an element of all positions along a dimension
+        return True
+    steps: list[tuple[tuple[int, int, int], int]] = []  # with the dimension
+    for dim, (size, step, other) in enumerate(walks):
+        if step == other:
+            steps.append(((step, 1 - size, size - 1), dim))
+        else:
+            steps += [((step, 0, size - 1), dim), ((other, 1 - size, 0), dim)]
+    steps.sort(reverse=True)
+    for counts in _sums([step for step, _ in steps], *_distances(target, source)):
+        moved = [0] * len(walks)
+        for count, (_, dim) in zip(counts, steps, strict=True):
+            moved[dim] += count
+        if any(moved):
             return True
     return False
 
 
-def _grid(layout: Layout, length: int) -> Layout | None:
-    """A whole storage as a grid whose lines run as those of a layout; None where its strides do not nest."""
-    strides = sorted({1, *(n for size, n in zip(layout.size, layout.stride, strict=True) if size > 1 and n)})
-    if any(outer % inner for inner, outer in itertools.pairwise(strides)):
-        return None
-    sizes = [outer // inner for inner, outer in itertools.pairwise(strides)] + [-(-length // strides[-1])]
-    return replace(layout, size=tuple(sizes[::-1]), stride=tuple(strides[::-1]), offset=0, conj=False, neg=False)
+def repeats_part(target: Layout, source: Layout) -> bool:
+    """Whether a source, of the target's size, has along each dimension the target's elements in their places, or one
+    of its positions all along.
+    """
+    if same([target.offset], [source.offset]) and target.dtype is source.dtype:
+        steps = zip(source.stride, target.stride, strict=True)
+        return target.strides_nest and all(
+            (type(step) is int and step == 0) or same([step], [own]) for step, own in steps
+        )
+    box = box_of(target, source)
+    return box is not None and all(
+        walked is None or (walked == dim and box.axes[dim][2] == size)
+        for dim, (walked, size) in enumerate(zip(box.dims, target.size, strict=True))
+    )
+
+
+def _distances(one: Layout, two: Layout) -> tuple[int, int]:
+    """The least and the greatest sum of steps, in bytes, by which elements of two layouts overlap."""
+    ahead = two.offset * two.dtype.itemsize - one.offset * one.dtype.itemsize
+    return ahead - one.dtype.itemsize + 1, ahead + two.dtype.itemsize - 1
+
+
+def _sums(steps: Sequence[tuple[int, int, int]], low: int, high: int) -> Iterator[tuple[int, ...]]:
+    """How often to take each step so that the sum is between two bounds: all ways.
+
+    ``steps``: the longest first, each with the least and the greatest count.
+    """
+    if not steps:
+        if low <= 0 <= high:
+            yield ()
+        return
+    unit = math.gcd(*(step for step, _, _ in steps))
+    if high // unit * unit < low:
+        return
+    (step, fewest, most), *rest = steps
+    least, greatest = sum(step * count for step, count, _ in rest), sum(step * count for step, _, count in rest)
+    fewest, most = max(fewest, -((greatest - low) // step)), min(most, (high - least) // step)
+    for count in range(fewest, most + 1):
+        for counts in _sums(rest, low - count * step, high - count * step):
+            yield (count, *counts)
 
 
 def reaches(source: Layout, layout: Layout) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from functionalize._torch import HOOKS, LEAF_VIEW, SILENT_VIEW, VIEW
+from functionalize._torch import FOLLOWED_VIEW, HOOKS, LEAF_VIEW, SILENT_VIEW, VIEW
 from functionalize._torch.fakes import data_dependent, operator_without_fake
 from functionalize.call_stack import decisive_line
 from functionalize.errors import DataDependentError, UnsupportedProgramError
@@ -211,6 +211,12 @@ OTHERWISE = {
         "it is a view, taken where gradients are off, of what requires some, and which the program does not get: eager "
         "goes back to that",
         "pass a clone, or have a clone of the view require gradients",
+    ),
+    FOLLOWED_VIEW: _Otherwise(
+        "the program gives `{}` other data by `.data =`, and writes in place to its data, of before or after that",
+        "it requires gradients as a view of what does: after the write eager looks for it there at the place that it "
+        "has among its new data, and so gives its gradient to other elements",
+        "return the new tensor instead, or assign to `.data` of a clone",
     ),
     HOOKS: _Otherwise(
         "the program computes gradients, and `{}` has hooks on its own",

@@ -19,6 +19,7 @@ import torch
 
 from functionalize._torch import (
     ASKED_PROPERTIES,
+    FOLLOWED_VIEW,
     GRADIENT,
     HOOKS,
     KIND,
@@ -78,6 +79,7 @@ _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     VIEW: (("is no view", "was none"), ("is a view", "was one")),
     SILENT_VIEW: (("is no view of what requires gradients", "was none"), ("is a view of such", "was one")),
     LEAF_VIEW: (("is no leaf that is a view", "was none"), ("is a leaf, and a view", "was both")),
+    FOLLOWED_VIEW: (("is no view of what requires gradients", "was none"), ("is a view of such", "was one")),
     HOOKS: (
         ("has no hooks on its gradient", "had none"),
         ("has hooks on its gradient", "had some"),

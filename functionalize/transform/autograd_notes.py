@@ -14,6 +14,7 @@ import torch
 
 from functionalize._torch import (
     BEGIN,
+    FOLLOWED_VIEW,
     HOOKS,
     LAYOUT,
     LEAF_VIEW,
@@ -57,6 +58,8 @@ class Reshapes:
         self._first: dict[int, tuple[int, Layout]] = {}  # likewise, where these were before that: storage and layout
         self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
         self._again: set[int] = set()  # likewise, those changed more than once
+        # By storage, tensors that require gradients and whose data lie, or lay, there, before or since `.data =`.
+        self._moved: dict[int, list[torch.Tensor]] = {}
 
     def note(self, handle: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
         """Note that a handle is about to get other metadata; ``views``: the others that have its memory."""
@@ -85,11 +88,18 @@ class Reshapes:
             del self._first[id(handle)]
             self._untold.pop(id(handle), None)
 
-    def note_data(self, handle: torch.Tensor) -> None:
-        """Note that a handle gets other data by `.data =`."""
+    def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
+        """Note that a handle gets the data of another one by `.data =`."""
         self.lines.setdefault(id(handle), user_location())
+        if handle.requires_grad:
+            for key in map(storage_key, (handle, source)):
+                self._moved.setdefault(key, []).append(handle)
         if id(handle) in self._held and handle.requires_grad:
             self.replaced.add(id(handle))
+
+    def moved(self, base: Base) -> Sequence[torch.Tensor]:
+        """The tensors whose data lie, or lay, in a storage, and were replaced by `.data =`."""
+        return self._moved.get(base.key, ())
 
     def untold(self, inputs: Iterable[torch.Tensor]) -> UnsupportedMutationError | None:
         """Why autograd outside of the program would not hear of an input's new metadata as it did inside."""
@@ -112,6 +122,7 @@ class Reshapes:
         """Drop all tensors."""
         self.any |= any(handle.requires_grad for handle in self._held.values())
         self._held.clear()
+        self._moved.clear()
         self.lost_views.close()
 
 
@@ -123,7 +134,7 @@ class Questions:
     """
 
     _OF_MEMORY = frozenset({OFFSET, BEGIN, STORAGE, VERSION, LAYOUT})  # all tensors of a storage tell about one another
-    _REFUSED = frozenset({VIEW, SILENT_VIEW, LEAF_VIEW, HOOKS})  # these name the line that asked
+    _REFUSED = frozenset({VIEW, SILENT_VIEW, LEAF_VIEW, FOLLOWED_VIEW, HOOKS})  # these name the line that asked
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[int, Location | None]] = {}
@@ -232,6 +243,8 @@ class AutogradNotes:
         """
         self.reshapes.lost_views.note_write(handle, base)
         self.finds_beyond |= base.key in self._beyond
+        # After a write autograd looks for a view, in what that is a view of, where its data lie now.
+        self.asked.add_all(FOLLOWED_VIEW, map(id, self.reshapes.moved(base)))
         if base.key in self._laid:
             self.asked.add_all(LAYOUT, self._laid[base.key])
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
@@ -350,9 +363,9 @@ class AutogradNotes:
         self.reshapes.note_silent(handle, before)
         self.reshapes.lost_views.note_turn(handle, before.base)
 
-    def note_data(self, handle: torch.Tensor) -> None:
-        """Note that a handle gets other data by `.data =`: autograd thinks of it as it was."""
-        self.reshapes.note_data(handle)
+    def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
+        """Note that a handle gets the data of another one by `.data =`: autograd thinks of it as it was."""
+        self.reshapes.note_data(handle, source)
         self.reshapes.lost_views.note_moved(handle)
         with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
             self.hooked += [] if handle.grad_fn is None else [handle.grad_fn]

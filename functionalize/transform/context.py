@@ -241,7 +241,7 @@ class FunctionalizationContext:
                 view = self.graph.ensure(source)
                 if handle.requires_grad and is_view(handle):
                     self.protect(source, _STILL_A_VIEW)
-                self.notes.note_data(handle)
+                self.notes.note_data(handle, source)
                 self.endings.note(source, "given to `.data`")
                 self.graph.track(handle, view)
                 # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.

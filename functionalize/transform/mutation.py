@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from functionalize._torch import FakeTensor, sized_by_data, storage_key, unbacked
+from functionalize._torch import FakeTensor, sized_by_data, unbacked
 from functionalize.aliasing.geometry import Layout, differ, same, size_hint
-from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import counts_elements, is_plain_strided, repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables
 from functionalize.ops.calls import declared, draws
 from functionalize.transform import dry_run
-from functionalize.transform.handlers import custom_ops, random_ops, rounded_factors
+from functionalize.transform.handlers import custom_ops, overlapping_reads, random_ops, rounded_factors
 from functionalize.transform.writing_call import DTYPE_NAMES, Call, Kwargs, WritingCall
 
 aten = torch.ops.aten
-_Entry = tuple[int, torch.Tensor, bool]  # of a list: its index, the tensor, whether it is written
 
 
 def mutate(call: WritingCall) -> Any:
@@ -36,7 +33,7 @@ def mutate(call: WritingCall) -> Any:
         return _without_write(call)
     if row.functional is None or (not context.executor.observed and draws(call.func, call.args, call.kwargs)):
         return custom_ops.run(call)
-    meet = any(w.is_list for w in written) and _entries_meet(call)
+    meet = any(target.index != other.index for target, other in call.meetings)  # entries of lists
     if not context.executor.observed and (meet or not all(map(is_plain_strided, call.tensors))):
         return call.on_memory()
     done = _overlapping(call)
@@ -83,39 +80,9 @@ def _computed(call: WritingCall, variant: Call) -> Any:
         ) from error
 
 
-def _entries_meet(call: WritingCall) -> bool:
-    """Whether an entry that a foreach op writes overlaps another entry.
-
-    What one entry reads may overlap what that entry writes, as `x` in `_foreach_mul_([x], [x])`: it is read before.
-    """
-    of_all = 0 if len(call.targets[0]) == 1 else -1  # the index of a tensor that each entry reads
-    by_key: dict[int, list[_Entry]] = {}
-    for arg in (*call.args, *call.kwargs.values()):
-        writes = any(arg is target for target in call.targets)
-        for index, leaf in enumerate(arg) if isinstance(arg, (list, tuple)) else [(of_all, arg)]:
-            if isinstance(leaf, torch.Tensor):
-                by_key.setdefault(storage_key(leaf), []).append((index, leaf, writes))
-    return any(
-        _pair_meets(one, other) for entries in by_key.values() for one, other in itertools.combinations(entries, 2)
-    )
-
-
-def _pair_meets(one: _Entry, other: _Entry) -> bool:
-    (index, tensor, writes), (other_index, other_tensor, other_writes) = one, other
-    if index == other_index and not (writes and other_writes):
-        return False
-    return (writes or other_writes) and not spans_disjoint(Layout.of(tensor), Layout.of(other_tensor))
-
-
 def _entry_by_entry(call: WritingCall) -> None:
     """Run a foreach op one entry at a time, in eager's order: an entry sees what those before it wrote."""
     count = len(call.args[0])
-    if count == 1:
-        raise UnsupportedMutationError(
-            f"{call.func} on lists that hold one tensor, or parts of one, in the same place",
-            why="eager writes both, in an order that depends on the kernel",
-            hint="pass a copy (`.clone()`) in one of the lists",
-        )
 
     def entry(arg: Any, index: int) -> Any:
         return arg[index : index + 1] if isinstance(arg, (list, tuple)) and len(arg) == count else arg
@@ -174,15 +141,16 @@ def _overlapping(call: WritingCall) -> Any:
     """Run a write whose targets overlap, or raise what eager raises; NotImplemented if it can run like any other."""
     targets = [target for target in tensor_leaves(call.targets, {}) if target.layout is torch.strided]
     in_order = any(_order_matters(call, target) for target in targets)
-    if not (in_order or any(map(repeats, targets)) or _arguments_meet(call, targets)):
+    if not (in_order or any(map(repeats, targets)) or call.meetings):
         return NotImplemented
     if not call.context.executor.observed:
         return call.on_memory()
     dry_run.on_copies(call.context.executor, call.func, call.args, call.kwargs)
+    overlapping_reads.refuse(call)
     if in_order:
         return _by_slices(call)
     expanded = next(filter(repeats, targets), None)
-    alike = call.func.overloadpacket in _ALIKE_EVERYWHERE or _puts_one_number(call)
+    alike = call.func.overloadpacket in _ALIKE_EVERYWHERE or call.puts_one_number
     if expanded is not None and not alike:
         raise _shared_elements(call.func, expanded)
     return NotImplemented
@@ -212,19 +180,6 @@ def _ambiguous(layout: Layout) -> bool:
         size_hint(stride) for size, stride in zip(layout.size, layout.stride, strict=True) if size_hint(size) > 1
     ]
     return len(set(strides)) < len(strides)
-
-
-def _arguments_meet(call: WritingCall, targets: Sequence[torch.Tensor]) -> bool:
-    """Whether a written tensor shares elements with another argument: many an op of eager refuses that."""
-    leaves = [leaf for leaf in call.tensors if leaf.layout is torch.strided]
-    if len(set(map(storage_key, leaves))) == len(leaves):
-        return False
-    written = set(map(id, targets))
-    return any(
-        storage_key(one) == storage_key(other) and not spans_disjoint(Layout.of(one), Layout.of(other))
-        for one, other in itertools.permutations(leaves, 2)
-        if id(one) in written
-    )
 
 
 def _by_slices(call: WritingCall) -> torch.Tensor:
@@ -324,22 +279,14 @@ def _masked_fill(call: WritingCall) -> bool:
     return True
 
 
-def _puts_one_number(call: WritingCall) -> bool:
-    """Whether all elements that are written get the same number."""
-    if call.func is not aten.index_put_.default or call.argument("accumulate"):
-        return False
-    numel = call.argument("values").numel()
-    return type(numel) is int and numel == 1
-
-
 def _index_put(call: WritingCall) -> bool:
     """One number for all: a mask says where, as above."""
     context, (target, indices), values = call.context, call.args[:2], call.argument("values")
     masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-    if values.dtype != target.dtype and not (masks and _puts_one_number(call)):  # fake kernels do not look at that
+    if values.dtype != target.dtype and not (masks and call.puts_one_number):  # fake kernels do not look at that
         names = f"{DTYPE_NAMES[target.dtype]} for the destination and {DTYPE_NAMES[values.dtype]} for the source"
         raise RuntimeError(f"Index put requires the source and destination dtypes match, got {names}.")
-    if not repeats(target) or not _puts_one_number(call):
+    if not repeats(target) or not call.puts_one_number:
         return False
     with context.enter():
         mask = torch.zeros(target.size(), dtype=torch.bool, device=target.device)

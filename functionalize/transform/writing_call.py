@@ -8,7 +8,8 @@ Invariant: all results of an op are legal before the first is committed. Limits:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,10 +18,11 @@ import torch
 
 from functionalize._torch import counting_versions, counts_versions, decided, pytree, storage_key, unbacked
 from functionalize.aliasing.geometry import Layout, differ, hinted_span, stop
+from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError
-from functionalize.ops.calls import argument
+from functionalize.ops.calls import argument, declared
 from functionalize.ops.tables import Kind, OpRow, Written
 from functionalize.transform import dry_run
 from functionalize.transform.context import FunctionalizationContext
@@ -49,6 +51,16 @@ Kwargs = dict[str, Any]
 Call = tuple[Any, list[Any], Kwargs]  # an op, and its arguments
 
 
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A tensor among the arguments. ``index``: in its list, where the call writes lists; -1 if all entries read it."""
+
+    name: str
+    index: int
+    tensor: torch.Tensor
+    written: bool
+
+
 @dataclass(eq=False)
 class WritingCall:
     """A call, on handles, of an op that writes some of its arguments."""
@@ -74,6 +86,40 @@ class WritingCall:
     def tensors(self) -> list[torch.Tensor]:
         """All tensors among the arguments."""
         return list(tensor_leaves(self.args, self.kwargs))
+
+    @cached_property
+    def meetings(self) -> list[tuple[Operand, Operand]]:
+        """Each operand that is written, with each other one that lies in the same storage where it may overlap it."""
+        leaves = [leaf for leaf in self.tensors if leaf.layout is torch.strided]
+        if len(set(map(storage_key, leaves))) == len(leaves):
+            return []
+        by_key: dict[int, list[Operand]] = {}
+        for operand in self._operands():
+            by_key.setdefault(storage_key(operand.tensor), []).append(operand)
+        return [
+            (one, other) if one.written else (other, one)
+            for operands in by_key.values()
+            for one, other in itertools.combinations(operands, 2)
+            if (one.written or other.written) and not spans_disjoint(Layout.of(one.tensor), Layout.of(other.tensor))
+        ]
+
+    def _operands(self) -> Iterator[Operand]:
+        written = {w.name for w in self.written}
+        lists = self.written[0].is_list
+        of_all = -1 if lists and len(self.targets[0]) > 1 else 0
+        for name, arg in (*zip(declared(self.func), self.args, strict=False), *self.kwargs.items()):
+            listed = isinstance(arg, (list, tuple))
+            for index, leaf in enumerate(arg if listed else [arg]):
+                if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                    yield Operand(name, index if listed and lists else of_all, leaf, name in written)
+
+    @property
+    def puts_one_number(self) -> bool:
+        """Whether all elements that are written get the same number."""
+        if self.func is not aten.index_put_.default or self.argument("accumulate"):
+            return False
+        numel = self.argument("values").numel()
+        return type(numel) is int and numel == 1
 
     def argument(self, name: str) -> Any:
         """An argument by name, the schema's default where the call leaves it out."""

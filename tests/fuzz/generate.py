@@ -1,6 +1,7 @@
 """Random programs, each a function of its seed. They grow with eager: a step that fails is mostly left out.
 
-Invariant: what a program does is defined: no write depends on the order of eager's loops.
+Invariant: what a program does is defined: no write depends on the order of eager's loops, but for some whose sources
+overlap what is written: a trace refuses these, or does what eager does.
 Limits: values are small numbers, so that two ways to compute them round alike.
 """
 
@@ -25,6 +26,7 @@ from tests.fuzz.writes import READS, WRITES
 
 LARGEST = 120  # elements of a tensor
 KEPT_ERRORS = 0.02  # share of the failing steps that end their program
+OVERLAPPING = 0.4  # share that is taken of the writes whose sources overlap what they write
 _TABLES = ("view",) * 6 + ("multi", "multi") + ("write",) * 6 + ("in_place", "in_place", "in_place", "read", "read")
 _TABLES_WITH_GRADIENTS = (*_TABLES, *("gradient",) * 8)
 _TABLES_OF_FOLLOWED = ("view",) * 3 + ("write",) * 5 + ("in_place",) * 6 + ("read", "gradient", "gradient")
@@ -43,6 +45,7 @@ def generate(seed: int, length: int = 8) -> Program:
     rng = random.Random(seed)
     storages, inputs = _inputs(rng)
     grown = _Grown(rng, storages, inputs)
+    grown.overlapping.seed(seed)
     if is_followed(seed):
         storages, inputs = _parts(random.Random(f"{seed} parts"))
         begun = followed(Program(storages, inputs, (), ""))
@@ -73,6 +76,7 @@ class _Grown:
     def __init__(self, rng: random.Random, storages: Any, inputs: Any) -> None:
         self.rng, self.storages, self.inputs = rng, storages, inputs
         self.steps: list[Step] = []
+        self.overlapping = random.Random()  # of its own, so that what else is drawn stays as it is
         self.pool = Pool(rng)
         gradients = rng.random() < 0.25 or any(entry.gradient for entry in inputs)
         self.tables: Sequence[str] = _TABLES_WITH_GRADIENTS if gradients else _TABLES
@@ -88,12 +92,13 @@ class _Grown:
             before, rooms = dict(self.pool.tensors), sizes(self.pool.tensors)
             try:
                 self._run(step)
-                fine = defined(step, before) and filled(step, rooms, sizes(self.pool.tensors)) and self._small()
+                fine = defined(step, before) and (apart(step, before) or self.overlapping.random() < OVERLAPPING)
+                fine = fine and filled(step, rooms, sizes(self.pool.tensors)) and self._small()
                 if fine and bits_defined(step, self.pool.tensors):
                     self.steps.append(step)
                     return True
             except Exception:
-                if self.rng.random() < KEPT_ERRORS and defined(step, before):
+                if self.rng.random() < KEPT_ERRORS and defined(step, before) and apart(step, before):
                     self.steps.append(step)
                     self._replay()
                     return False
@@ -185,23 +190,28 @@ def defined(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
         return True
     if ".copy_(" in step.source and _loses_a_negation([tensors[name] for name in step.uses if name in tensors]):
         return False
-    used = {name: tensors[name] for name in step.uses if name in tensors}
     written = [name for name in written_names(step) if name in tensors]
-    in_turn = "foreach" in step.source  # on the CPU one tensor after another
-    if in_turn and not _apart(step, tensors):
+    if "foreach" not in step.source and len(set(written)) < len(written):
         return False
-    if not in_turn and len(set(written)) < len(written):
-        return False
-    for name in written:
+    handles = [tensors[name] for name in written if overlaps_itself(tensors[name])]
+    return all(_ANY_OVERLAP.search(step.source) or _refused(handle) for handle in handles)
+
+
+def apart(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
+    """Whether a step reads what it writes in the same place alone."""
+    if not _WRITTEN.search(step.source) or _METADATA.search(step.source):
+        return True
+    if "foreach" in step.source:  # on the CPU one tensor after another
+        return _entries_apart(step, tensors)
+    used = {name: tensors[name] for name in step.uses if name in tensors}
+    for name in (name for name in written_names(step) if name in tensors):
         handle = tensors[name]
-        if overlaps_itself(handle) and not _ANY_OVERLAP.search(step.source) and not _refused(handle):
-            return False
         others = [used[other] for other in used if other != name]
         if _REARRANGES.search(step.source):
             others += [handle] * (step.source.count(name) > 1)
-        elif not in_turn:
+        else:
             others = [other for other in others if not same_place(handle, other)]
-        if not in_turn and any(meet(handle, other) for other in others):
+        if any(meet(handle, other) for other in others):
             return False
     return True
 
@@ -212,7 +222,7 @@ def _loses_a_negation(tensors: Sequence[torch.Tensor]) -> bool:
     return {torch.float16, torch.float32} <= dtypes and any(tensor.is_neg() for tensor in tensors)
 
 
-def _apart(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
+def _entries_apart(step: Step, tensors: dict[str, torch.Tensor]) -> bool:
     """Whether each entry of a foreach op reads what it writes in the same place, or nothing of it."""
     lists = [[tensors.get(name) for name in NAME.findall(part)] for part in re.findall(r"\[(.*?)\]", step.source)]
     pairs = [(one, other) for others in lists[1:] for one, other in zip(lists[0], others, strict=False)]

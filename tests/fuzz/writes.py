@@ -117,6 +117,26 @@ def pointwise(p: Pool) -> str:
 
 
 @write
+def overlapping(p: Pool) -> str:
+    """A source that is a part of what is written, or overlaps it, at other positions or in the same."""
+    x = target(p, lambda t: _number(t) and t.dim() > 0 and t.shape[-1] > 1)
+    op = p.one_of("add_", "sub_", "mul_", "copy_", "copy_")
+    parts = [
+        ("", "[..., :1]"),
+        ("", "[..., -1:]"),
+        ("", "[:1]"),
+        ("[..., 1:]", "[..., :-1]"),
+        ("[..., :-1]", "[..., 1:]"),
+        ("[..., ::2]", "[..., :1]"),
+        ("[..., ::2]", "[..., 1::2]"),
+        ("[..., :1]", "[..., -1:]"),
+        ("", ".mT" if p[x].dim() > 1 else ""),
+    ]
+    part, other = p.rng.choice(parts)
+    return f"{x}{part}.{op}({x}{other})"
+
+
+@write
 def random(p: Pool) -> str:
     x = target(p, lambda t: t.is_floating_point())
     return f"{x}.{p.one_of('uniform_()', 'bernoulli_(0.5)', 'normal_()')}"

@@ -27,7 +27,7 @@ from functionalize._torch import (
 )
 from functionalize._torch.fakes import data_dependent, has_fake_impl, operator_without_fake
 from functionalize.aliasing.geometry import Layout
-from functionalize.aliasing.overlap import flat_base_layout, spans_disjoint_guarded
+from functionalize.aliasing.overlap import disjoint_guarded, flat_base_layout
 from functionalize.aliasing.tensor_queries import is_fake, tensor_leaves
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.ops import tables
@@ -200,7 +200,7 @@ def _may_overlap(context: FunctionalizationContext, one: torch.Tensor, two: torc
     if storage_key(one) != storage_key(two):
         return False
     views = context.graph.ensure(one), context.graph.ensure(two)
-    return not (views[0].disjoint(views[1]) or spans_disjoint_guarded(views[0].layout, views[1].layout))
+    return not (views[0].disjoint(views[1]) or disjoint_guarded(views[0].layout, views[1].layout))
 
 
 def _hull(func: Any, layouts: Sequence[Layout]) -> Layout:

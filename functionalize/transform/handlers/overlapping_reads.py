@@ -1,0 +1,167 @@
+"""Writes whose arguments share memory: refused in a graph where eager's result depends on the order of its kernel.
+
+A kernel that writes an element before it has read it, at another position, reads what it wrote. Whether it does so
+depends on sizes, devices and threads, and eager's own check misses it where one of the tensors has gaps.
+
+Invariant: tensors of other storages cost nothing. Limits: where sizes come from data, an overlap that nobody can
+know of is taken for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from functionalize._torch import on_handles, unbacked
+from functionalize.aliasing.geometry import Layout, hint, plain, same, size_hint
+from functionalize.aliasing.overlap import disjoint, disjoint_guarded, meets_elsewhere, repeats_part
+from functionalize.errors import UnsupportedMutationError, name_of
+from functionalize.ops import tables
+from functionalize.ops.calls import declared
+from functionalize.ops.tables import Kind
+from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.writing_call import Operand, WritingCall
+
+aten = torch.ops.aten
+
+# Ops by elements that have no tag which says so.
+_BY_ELEMENTS = frozenset({aten.bernoulli_.Tensor, aten.copy_.default, aten.masked_fill_.Tensor})
+# Their kernels take the value out of its tensor, or copy it, before they write.
+_READS_VALUE_FIRST = frozenset({aten.fill_.Tensor, aten.index_fill_.int_Tensor, aten.masked_fill_.Tensor})
+# Of an element and itself they compute the element, whatever it is.
+_KEEPS_EQUALS = frozenset(
+    {aten.bitwise_and_, aten.bitwise_or_, aten.clamp_max_, aten.clamp_min_, aten.copy_}
+    | {aten._foreach_clamp_max_, aten._foreach_clamp_min_, aten._foreach_copy_}
+    | {aten._foreach_maximum_, aten._foreach_minimum_}
+)
+_KEEPS_EQUAL_TRUTHS = frozenset({aten.logical_and_, aten.logical_or_})
+# With their first argument as `out=` they read what they wrote; others that are not by elements do not, or copy first.
+_READS_AGAIN = frozenset(
+    {aten.avg_pool2d, aten.avg_pool3d, aten.bmm, aten.dot, aten.linalg_ldl_solve, aten.linalg_solve_triangular}
+    | {aten.linear, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.mm, aten.mv, aten.ormqr, aten.vdot}
+)
+
+
+def refuse(call: WritingCall) -> None:
+    """Raise where what a call writes depends on the order in which eager's kernel goes through the elements."""
+    if call.row.kind is Kind.OUT and torch.Tag.generated in call.func.tags:
+        return  # computed without the `out=`, and then copied there
+    for target, other in call.meetings:
+        if target.index != other.index or _is_read_first(call, target, other):
+            continue
+        if _depends_on_order(call, target, other):
+            raise _order_matters(call, target, other)
+
+
+def _is_read_first(call: WritingCall, target: Operand, other: Operand) -> bool:
+    """Whether all of an argument is read before something is written."""
+    if other.name == "value":
+        return call.func in _READS_VALUE_FIRST
+    masks = call.func is aten.index_put_.default and other.name == "indices"
+    if not masks or other.tensor.dtype not in (torch.bool, torch.uint8):
+        return False  # masks become positions, unless they are those of `masked_fill_`
+    return not call.puts_one_number or _in_one_place(Layout.of(target.tensor), Layout.of(other.tensor))
+
+
+def _depends_on_order(call: WritingCall, target: Operand, other: Operand) -> bool:
+    """Whether what is written depends on whether an element of the other operand is read, or written, before it."""
+    to, source = Layout.of(target.tensor), Layout.of(other.tensor)
+    variant = tables.overload(call.row.functional) if call.row.functional else call.func
+    by_elements = torch.Tag.pointwise in variant.tags or call.func in _BY_ELEMENTS or call.written[0].is_list
+    if by_elements and not other.written:
+        expanded = _expanded(source, to)
+        if expanded is None or _in_one_place(to, expanded):
+            return False  # sizes that do not fit are an error of the op
+        packet = call.func.overloadpacket
+        keeps = packet in _KEEPS_EQUALS or (packet in _KEEPS_EQUAL_TRUTHS and to.dtype is source.dtype is torch.bool)
+        if keeps and repeats_part(to, expanded):
+            return False
+
+        def moves(there: Layout, read: Layout) -> bool:
+            return meets_elsewhere(there, read) and not (keeps and repeats_part(there, read))
+
+        return _holds(call.context, moves, (target, other), (to, expanded))
+    if not other.written and _in_one_place(to, source):
+        first = next(iter(declared(call.func))) == other.name
+        return not first or call.func.overloadpacket in _READS_AGAIN or torch.Tag.reduction in variant.tags
+    return _holds(call.context, lambda there, read: not disjoint(there, read), (target, other), (to, source))
+
+
+def _in_one_place(target: Layout, source: Layout) -> bool:
+    """Whether two layouts have the same elements at the same positions."""
+    if not same(target.size, source.size) or target.dtype.itemsize != source.dtype.itemsize:
+        return False
+    steps, others = (
+        [step for step, size in zip(layout.stride, layout.size, strict=True) if not (type(size) is int and size == 1)]
+        for layout in (target, source)
+    )
+    return same((*steps, target.offset), (*others, source.offset))
+
+
+def _expanded(source: Layout, target: Layout) -> Layout | None:
+    """A layout broadcast to another one's size; None where it has another size."""
+    added = len(target.size) - len(source.size)
+    if any(size_hint(size) != 1 for size in source.size[: max(-added, 0)]):
+        return None
+    sizes = (1,) * added + source.size[max(-added, 0) :]
+    strides = (0,) * added + source.stride[max(-added, 0) :]
+    wanted = list(map(size_hint, target.size))
+    if any(size_hint(size) not in (1, want) for size, want in zip(sizes, wanted, strict=True)):
+        return None
+    kept = (step if size_hint(size) == want else 0 for step, size, want in zip(strides, sizes, wanted, strict=True))
+    return replace(source, size=target.size, stride=tuple(kept))
+
+
+def _holds(
+    context: FunctionalizationContext,
+    question: Callable[[Layout, Layout], bool],
+    operands: tuple[Operand, Operand],
+    layouts: tuple[Layout, Layout],
+) -> bool:
+    """Whether something holds of two layouts that makes them meet, for the sizes of this trace.
+
+    If it does not, it must not for other sizes: that the layouts are apart becomes a guard, or else the sizes do. Of
+    sizes that come from data nothing is asked: there it holds where one layout is a part of the other, or as far from
+    it as is known.
+    """
+    target, source = layouts
+    symbols = [*target.symbols, *source.symbols]
+    if not symbols:
+        return question(target, source)
+    if unbacked(symbols):
+        ahead = on_handles(lambda: plain(source.offset - target.offset), (), {})
+        whole, part = (context.graph.find(operand.tensor) for operand in operands)
+        is_part = whole is not None and part is not None and whole in part.lineage()
+        known = target.dtype is source.dtype and (type(ahead) is int or is_part)
+        return known and question(_sized(target, 0), _sized(source, hint(ahead)))
+    if question(_sized(target, hint(target.offset)), _sized(source, hint(source.offset))):
+        return True
+    if not on_handles(disjoint_guarded, (target, source), {}):
+        for symbol in symbols:
+            int(symbol)
+    return False
+
+
+def _sized(layout: Layout, offset: int) -> Layout:
+    """A layout for the sizes of this trace."""
+    return replace(
+        layout, size=tuple(map(size_hint, layout.size)), stride=tuple(map(size_hint, layout.stride)), offset=offset
+    )
+
+
+def _order_matters(call: WritingCall, target: Operand, other: Operand) -> UnsupportedMutationError:
+    if other.written:
+        return UnsupportedMutationError(
+            f"{call.func} writes `{target.name}` and `{other.name}`, which share elements",
+            why="what eager leaves there depends on the order in which its kernel writes them",
+            hint="pass tensors that share no memory",
+        )
+    what = f"{call.func} writes to {name_of(target.tensor)}, and reads elements of it at other positions"
+    return UnsupportedMutationError(
+        f"{what}, as `{other.name}`",
+        why="eager's kernel reads some of them before it writes there, and some afterwards: its result depends on "
+        "sizes, device and threads (eager's own check knows of tensors without gaps only)",
+        hint=f"read a copy: add `.clone()` to what is passed as `{other.name}` (of an assignment, the right side)",
+    )
