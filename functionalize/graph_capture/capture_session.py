@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, FOLLOWED_VIEW, GRADIENT, HOOKS, KIND, FakeTensor, has_gradient_hooks
+from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, KIND, FakeTensor, has_gradient_hooks
 from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.fakes import (
     CaptureFakeMode,
@@ -143,7 +143,7 @@ class CaptureSession(RecordingSession):
     @property
     def _misses_hooks(self) -> bool:
         held = (slot.get() for slot in self._inputs.state.tensors)
-        return HOOKS in self._notes.asked and not self._inputs.hooked and any(map(has_gradient_hooks, held))
+        return HOOKS in self._asked and not self._inputs.hooked and any(map(has_gradient_hooks, held))
 
     @property
     def has_all_gradients(self) -> bool:
@@ -252,7 +252,7 @@ class CaptureSession(RecordingSession):
         self._attributes.unused = context.notes.unused
         noted = (entry for entry in self._inputs.inputs if entry.optional or entry.gradient_of is not None)
         context.notes.unused.update(id(entry.fake) for entry in noted)
-        self._notes, context.notes.constants = context.notes, self._constants
+        self._asked, context.notes.constants = context.notes.asked, self._constants
         context.notes.generators, context.borrowed = self._generators.given, BorrowedMemory(self._held)
 
     def _program(self, looked_up: list[Any]) -> Any:
