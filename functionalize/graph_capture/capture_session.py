@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, KIND, FakeTensor, has_gradient_hooks
-from functionalize._torch.autograd import outside_of_the_caller
+from functionalize._torch.autograd import in_backward, outside_of_the_caller
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     below_dispatch,
@@ -22,12 +22,13 @@ from functionalize._torch.fakes import (
     new_fake_mode,
 )
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.asked_sizes import BACKWARD, AskedSizes
 from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.default_dtypes import DefaultDtypes
 from functionalize.graph_capture.default_generator import refuse_drawn
-from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
+from functionalize.graph_capture.dynamic_shapes import DynamicShapes, dims_of, size_guards
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import check_hooks, lend
 from functionalize.graph_capture.gradients_of_state import laid_out
@@ -74,15 +75,16 @@ class CaptureSession(RecordingSession):
         func: Callable[..., Any],
         inputs: ProgramInputs,
         remove: str,
-        dynamic_shapes: Any = None,
+        sizes: DynamicShapes = DynamicShapes(None, strict=False),
         order: int = 1,
         by_data: ByData = (False, None, None),
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
         self._asked: set[str] = set()  # what the program has asked tensors
+        self._ended = False  # whether the program has returned
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
-        self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
+        self._strict, self._dims = sizes.strict, {} if sizes.spec is None else dims_of(inputs, sizes.spec)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(self._dims)
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
@@ -208,14 +210,13 @@ class CaptureSession(RecordingSession):
             classes = classes_of_stand_ins(mode.shape_env, asking, identity, at_once=bool(self._dims))
             around = self._attributes.answered(), HooksLeft(self.states)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
-                if self._dims:
-                    relate(self._dims, self._fakes)
-                with self.recorder:
+                asked = AskedSizes(self._dims, self._fakes, self._label, strict=self._strict)
+                asked.relate()
+                with self.recorder, self._lines_noted():
                     left = functools.partial(self._left, effects, hooks)
                     run = functools.partial(self._program, looked_up)
                     found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
-        if self._dims and self.order == 1:  # derivatives of others are captured for each size, if need be
-            check_free(self._dims, self._fakes)
+        asked.check(mode.shape_env)
         self._provenance.write(found.graph)
         self._numbers.check()
         self._attributes.check_given()
@@ -227,6 +228,21 @@ class CaptureSession(RecordingSession):
                 hint="keep it in an attribute, a list or a dict",
             )
         return found
+
+    def _lines_noted(self) -> contextlib.AbstractContextManager[None]:
+        """While conditions on sizes are noted with their lines."""
+        environment: Any = self.fake_mode.shape_env
+        if not self._dims or not hasattr(environment, "noting_lines"):
+            return contextlib.nullcontext()
+
+        def here() -> Any:
+            return BACKWARD if self._ended and in_backward() else self._provenance.now().location
+
+        return environment.noting_lines(here)  # type: ignore[no-any-return]
+
+    def _label(self, tensor: int) -> str:
+        """What messages call an argument, by the identity of its tensor."""
+        return next(f"the input `{entry.name}`" for entry in self._inputs.inputs if id(entry.value) == tensor)
 
     def _left(
         self, effects: SideEffectRecorder, hooks: HooksLeft, objects: ObjectGraph, returned: list[Any]
@@ -256,6 +272,7 @@ class CaptureSession(RecordingSession):
             with kept[0], self._merged_steps(), kept[1], kept[2]:
                 return self._func(*self._inputs.args, **self._inputs.kwargs)
         finally:
+            self._ended = True
             if looked_up:
                 have_plain_keys(container for state in self.states for container, _ in state.containers.values())
 
