@@ -251,7 +251,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_sizes_are_held_to_what_was_captured(tmp_path: Path) -> None:
-    dynamic = {"x": {0: Dim("n", min=2, max=16)}, "y": {0: 2 * Dim("n", min=2, max=16)}, "z": {0: Dim("m", max=64)}}
+    dynamic = {"x": {0: Dim("n", min=2, max=16)}, "y": {0: 2 * Dim("n", min=2, max=16)}, "z": {0: 4 * Dim("m", max=16)}}
 
     def run(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         return x.repeat(2) + y + z.view(-1, 4).sum()

@@ -38,7 +38,9 @@ def indifferent(environment: Any, run: Callable[[], Any]) -> Any:
     return result
 
 
-def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: Answers, expected: Any) -> set[Any] | None:
+def _that_matter(
+    environment: DecidingShapeEnv, run: Callable[[], Any], path: Answers, expected: Any
+) -> set[Any] | None:
     """The questions to which another answer gives another result; None where there are too many."""
     truth, matters, runs = dict(path), set[Any](), 0
     waiting = [({}, path)]

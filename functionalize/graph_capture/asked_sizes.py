@@ -112,7 +112,9 @@ class AskedSizes:
         for size in self._sizes:
             low, high = size.spec.min, size.spec.max
             if size.derive is None:
-                self._assume(size, size.now == first.setdefault(size.variable, size.now), "the size of all of that name")
+                self._assume(
+                    size, size.now == first.setdefault(size.variable, size.now), "the size of all of that name"
+                )
             if low is not None and low > 0:
                 self._assume(size, size.now >= low, f"{low} or more")
             if isinstance(high, int):
@@ -161,16 +163,17 @@ class AskedSizes:
 
     def _check_ends(self, granted: Any) -> None:
         """The same, with all sizes at their ends."""
-        asked = {name: variable for name, variable in self._variables.items() if variable.made is not None}
-        lowest = {name: variable.low for name, variable in asked.items()}
-        highest = {name: _LARGE[-1] if variable.high is None else variable.high for name, variable in asked.items()}
+        variables = {name: variable for name, variable in self._variables.items() if variable.made is not None}
+        lowest = {name: one.low for name, one in variables.items()}
+        highest = {name: _LARGE[-1] if one.high is None else one.high for name, one in variables.items()}
         for values in (lowest, highest):
             condition = granted.broken_by(self._symbols(values))
             if condition is not None:
-                sizes = [f"{size.name} = {size.of(values[size.variable])}" for size in self._sizes if size.symbol]
+                asked = [size for size in self._sizes if size.variable in values]
+                sizes = dict.fromkeys(f"{size.name} = {size.of(values[size.variable])}" for size in asked)
                 at, why = granted.said(condition)
                 raise InputMismatchError(
-                    f"dynamic_shapes asks for sizes that the program is not right for: {', '.join(dict.fromkeys(sizes))}"
+                    f"dynamic_shapes asks for sizes that the program is not right for: {', '.join(sizes)}"
                     f"\n    at   {at}\n    why  {why}",
                     hint=f"ask for less, or for {_ANY}",
                 )
@@ -213,7 +216,9 @@ def _narrowed(size: _Size, variable: _Variable, broken: Mapping[int, Any], grant
     if granted.equates(broken[wrong]):
         advice = ["one Dim for both sizes"]
     else:
-        advice = [_NO_BACKWARD] * (at == BACKWARD) + list(_other_dims(variable, list(broken), right, derived=size.derive is not None))
+        dims = _other_dims(variable, list(broken), right, derived=size.derive is not None)
+        dims = (dim if size.derive is None else size.name.replace(size.variable, dim) for dim in dims)
+        advice = [_NO_BACKWARD] * (at == BACKWARD) + list(dims)
     return InputMismatchError(
         f"{size.place} may differ {asked} by dynamic_shapes, and the program is not right for {size.of(wrong)}\n"
         f"    at   {at}\n    why  {why}",
@@ -234,5 +239,7 @@ def _other_dims(variable: _Variable, tried: list[int], right: Sequence[int], *, 
             highest = "" if end == len(run) and variable.high is None else f", max={run[end - 1] // step}"
             bounds = f"min={run[start] // step}{highest})"
             made = str(variable.made)
-            yield f"{made}{bounds}" if step == 1 else f"{step} * {made.replace(chr(39), chr(39) + 'part_of_', 1)}{bounds}"
+            yield (
+                f"{made}{bounds}" if step == 1 else f"{step} * {made.replace(chr(39), chr(39) + 'part_of_', 1)}{bounds}"
+            )
             return

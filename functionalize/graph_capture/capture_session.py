@@ -75,9 +75,9 @@ class CaptureSession(RecordingSession):
         func: Callable[..., Any],
         inputs: ProgramInputs,
         remove: str,
-        sizes: DynamicShapes = DynamicShapes(None, strict=False),
-        order: int = 1,
-        by_data: ByData = (False, None, None),
+        sizes: DynamicShapes,
+        order: int,
+        by_data: ByData,
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()

@@ -1,7 +1,7 @@
 """Which programs take fewer batch sizes when they are captured than ``torch.export`` says that they take.
 
-``python -m tests.opinfo.ranges`` goes through all samples of torch's operator and module databases, and the models of
-the zoo's quarter, and prints what is narrower. The first dimension of the first tensor, and of all others that have as
+``python -m tests.opinfo.ranges`` goes through all samples of torch's operator and module databases, and every fourth
+model of the zoo, and prints what is narrower. The first dimension of the first tensor, and of all others that have as
 many rows, is to lie between 2 and 64. Limits: what ``torch.export`` does not take counts for nothing.
 """
 
@@ -29,6 +29,11 @@ from tests.opinfo.cases import Case, main_dtype, op_names, op_table, samples
 from tests.opinfo.programs import build
 
 LOW, HIGH = 2, 64
+KINDS = ("operators", "gradients", "modules", "zoo")
+# Whose gradients torch computes by formulas that take the size of a matrix for a number, or branch on it.
+BRANCHING = frozenset(
+    ("linalg.lu", "linalg.pinv", "linalg.qr", "linalg.svd", "linalg.svdvals", "masked_select", "norm.nuc", "trace")
+)
 RIGHT, NARROWER, NOT_COUNTED = "right", "narrower", "not counted"
 
 
@@ -52,7 +57,7 @@ class Batched:
             return {0: batch} if isinstance(leaf, Tensor) and leaf.dim() and leaf.size(0) == rows else None
 
         args, kwargs = pytree.tree_map(spec, (self.args, self.kwargs))
-        return (*args, *kwargs.values())
+        return (*args, *kwargs.values()) if args else kwargs
 
 
 class _Module(nn.Module):
@@ -137,24 +142,54 @@ def _single(tensor: Tensor) -> Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
+def of_zoo(family: str, name: str) -> Iterator[Batched]:
+    """A model of the zoo with the first arguments that eager takes."""
+    from tests.zoo.families import FAMILIES
+
+    for candidate in FAMILIES[family].candidates(name):
+        try:
+            model, (args, kwargs) = candidate.model.eval(), candidate.inputs()
+            copy.deepcopy(model)(*args, **kwargs)
+        except Exception:  # the next may run
+            continue
+        yield Batched(f"{family} {name}", model, args, kwargs)
+        return
+
+
+def programs(of: str, name: str, limit: int | None = None) -> Iterator[Batched]:
+    """The programs of one kind: what goes by a name."""
+    if of == "zoo":
+        family, _, model = name.partition(" ")
+        yield from of_zoo(family, model)
+    elif of == "modules":
+        for train in (True, False):
+            yield from of_modules(name, limit, train=train)
+    else:
+        yield from operators(name, limit, gradients=of == "gradients")
+
+
+def names(of: str) -> list[str]:
+    """What goes by a name, of one kind."""
+    if of == "zoo":
+        from tests.zoo.families import FAMILIES
+
+        return [f"{family} {name}" for family in FAMILIES for name in FAMILIES[family].names()][::4]
+    return modules.module_names() if of == "modules" else op_names()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 if nothing is narrower."""
     parser = argparse.ArgumentParser(prog="python -m tests.opinfo.ranges", description=__doc__)
     parser.add_argument("--only", default="", help="only names that match this regular expression")
-    parser.add_argument("--of", choices=("operators", "gradients", "modules"), action="append")
+    parser.add_argument("--of", choices=KINDS, action="append")
     parser.add_argument("--limit", type=int, help="how many samples of each")
     parser.add_argument("--shard", default="1/1", help="I/N: only every N-th name, from the I-th on")
     options = parser.parse_args(arguments)
     counts: Counter[str] = Counter()
     first, step = map(int, options.shard.split("/"))
-    for of in options.of or ("operators", "gradients", "modules"):
-        names = modules.module_names() if of == "modules" else op_names()
-        for name in [one for one in names if re.search(options.only, one)][first - 1 :: step]:
-            if of == "modules":
-                programs = (one for train in (True, False) for one in of_modules(name, options.limit, train=train))
-            else:
-                programs = operators(name, options.limit, gradients=of == "gradients")
-            for program in programs:
+    for of in options.of or KINDS:
+        for name in [one for one in names(of) if re.search(options.only, one)][first - 1 :: step]:
+            for program in programs(of, name, options.limit):
                 status, reason = check(program)
                 counts[status] += 1
                 if status == NARROWER:
