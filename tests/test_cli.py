@@ -323,7 +323,7 @@ def test_ends_of_ranges() -> None:
     found = dict(at_ends(program, (inputs, {})))
     sizes = {said: (x.size(0), more["y"].size(1), more["z"].size(0)) for said, ((x, more), _) in found.items()}
     assert sizes == {
-        "dimension 0 of the input `x` = 4": (4, 5, 5),
+        "dimension 0 of the input `x` = 8": (8, 5, 5),
         "dimension 0 of the input `x` = 24": (24, 5, 5),
         "dimension 1 of the input `more_y` = 3": (12, 3, 3),
         "dimension 1 of the input `more_y` = 9": (12, 9, 9),

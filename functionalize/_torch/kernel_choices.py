@@ -32,17 +32,14 @@ def indifferent(environment: Any, run: Callable[[], Any]) -> Any:
         return NotImplemented
     if matters is None:
         return NotImplemented
-    for question in path:
-        if question in matters:
-            environment.evaluate_expr(question)
+    for question in matters:
+        environment.evaluate_expr(question)
     return result
 
 
-def _that_matter(
-    environment: DecidingShapeEnv, run: Callable[[], Any], path: Answers, expected: Any
-) -> set[Any] | None:
+def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: Answers, expected: Any) -> Answers | None:
     """The questions to which another answer gives another result; None where there are too many."""
-    truth, matters, runs = dict(path), set[Any](), 0
+    truth, matters, runs = dict(path), Answers(), 0
     waiting = [({}, path)]
     while waiting:
         given, path = waiting.pop()
@@ -60,7 +57,7 @@ def _that_matter(
             truth.setdefault(question, answer)
             further, result = _tried(environment, run, other)
             if result is None or _look(result) != expected:
-                matters.add(question)
+                matters[question] = answer
             else:
                 waiting.append((other, further))
     return matters

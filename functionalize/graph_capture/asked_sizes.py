@@ -7,19 +7,22 @@ alone, and all at their ends. The conditions themselves are checked at each call
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from functionalize._torch.autograd import in_backward
 from functionalize._torch.sizes import hint_of
+from functionalize.call_stack import Origin
 from functionalize.errors import InputMismatchError
 
 _TRIED = 256  # of a range
 _LARGE = (1009, 65_537, 1_000_003)  # where there is no upper bound; of few divisors
 _ANY = "Dim.AUTO, with which the program takes the sizes that it can"
-BACKWARD = "the backward, which a call that is differentiated runs"  # in the place of a line
+_BACKWARD = "the backward, which a call that is differentiated runs"  # in the place of a line
 _NO_BACKWARD = "torch.no_grad() around the capture, if no call is differentiated"
 
 
@@ -93,6 +96,7 @@ class AskedSizes:
     ) -> None:
         """``dims``: by tensors' identity, then by dimension; ``label``: what messages call a tensor."""
         self._strict = strict
+        self.returned = False  # whether the program has
         self._sizes = [
             _size(label(key), dim, spec, fakes[key].size(dim))
             for key, of_one in dims.items()
@@ -101,6 +105,19 @@ class AskedSizes:
         self._variables: dict[str, _Variable] = {}
         for size in sorted(self._sizes, key=lambda size: size.derive is not None):
             self._variables.setdefault(size.variable, _Variable.of(size))
+
+    def __bool__(self) -> bool:
+        """Whether some sizes may differ."""
+        return bool(self._sizes)
+
+    def lines_noted(self, environment: Any, now: Callable[[], Origin]) -> contextlib.AbstractContextManager[None]:
+        """While conditions on sizes are noted with the lines that ask for them. ``now``: where the program is."""
+
+        def line() -> Any:
+            return _BACKWARD if self.returned and in_backward() else now().location
+
+        ours = self._sizes and hasattr(environment, "noting_lines")
+        return environment.noting_lines(line) if ours else contextlib.nullcontext()  # type: ignore[no-any-return]
 
     def relate(self) -> None:
         """Tell the trace what the spec says: which sizes are equal, and between which bounds they lie.
@@ -201,7 +218,7 @@ def _constant(size: _Size, said: tuple[str, str] | None) -> InputMismatchError:
         hint = "pass an example of size 2 or more (sizes 0 and 1 are programs of their own), or say Dim.STATIC"
     else:
         hint = "Dim.AUTO or Dim.STATIC, or change what the program does with the size"
-    if said is not None and said[0] == BACKWARD:
+    if said is not None and said[0] == _BACKWARD:
         hint = f"{_NO_BACKWARD}, or {hint}"
     what = f"{size.place} may differ by dynamic_shapes, and the program is right for {int(size.now)} only"
     return InputMismatchError(f"{what}{at}", hint=hint)
@@ -218,7 +235,7 @@ def _narrowed(size: _Size, variable: _Variable, broken: Mapping[int, Any], grant
     else:
         dims = _other_dims(variable, list(broken), right, derived=size.derive is not None)
         dims = (dim if size.derive is None else size.name.replace(size.variable, dim) for dim in dims)
-        advice = [_NO_BACKWARD] * (at == BACKWARD) + list(dims)
+        advice = [_NO_BACKWARD] * (at == _BACKWARD) + list(dims)
     return InputMismatchError(
         f"{size.place} may differ {asked} by dynamic_shapes, and the program is not right for {size.of(wrong)}\n"
         f"    at   {at}\n    why  {why}",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, KIND, FakeTensor, has_gradient_hooks
-from functionalize._torch.autograd import in_backward, outside_of_the_caller
+from functionalize._torch.autograd import outside_of_the_caller
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     below_dispatch,
@@ -22,7 +22,7 @@ from functionalize._torch.fakes import (
     new_fake_mode,
 )
 from functionalize.errors import UnsupportedProgramError
-from functionalize.graph_capture.asked_sizes import BACKWARD, AskedSizes
+from functionalize.graph_capture.asked_sizes import AskedSizes
 from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
@@ -82,11 +82,10 @@ class CaptureSession(RecordingSession):
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
         self._asked: set[str] = set()  # what the program has asked tensors
-        self._ended = False  # whether the program has returned
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
-        self._strict, self._dims = sizes.strict, {} if sizes.spec is None else dims_of(inputs, sizes.spec)
+        dims = {} if sizes.spec is None else dims_of(inputs, sizes.spec)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
-        symbolic = bool(self._dims)
+        symbolic = bool(dims)
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
@@ -98,11 +97,12 @@ class CaptureSession(RecordingSession):
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
             from functionalize._torch.symbols import with_symbols  # here: loads sympy
 
-            return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(self._dims.get(id(tensor), ())))
+            return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(dims.get(id(tensor), ())))
 
         self.states = inputs.state, inputs.arguments
         self._steps = ScheduleSteps(inputs.state, inputs.schedules)
-        self._fakes = fakes_of(tensors, self.factory, self._dims.keys(), with_symbols)
+        self._fakes = fakes_of(tensors, self.factory, dims.keys(), with_symbols)
+        self._sizes = AskedSizes(dims, self._fakes, self._label, strict=sizes.strict)
         for entry in inputs.inputs:
             entry.fake = self._stand_in(entry.value)
         self._numbers = Numbers(
@@ -207,16 +207,15 @@ class CaptureSession(RecordingSession):
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
             self._attributes = TensorAttributes(inputs.inputs)
             asking, identity = inputs.follower.code.asking, self._attributes.identity
-            classes = classes_of_stand_ins(mode.shape_env, asking, identity, at_once=bool(self._dims))
+            classes = classes_of_stand_ins(mode.shape_env, asking, identity, at_once=bool(self._sizes))
             around = self._attributes.answered(), HooksLeft(self.states)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
-                asked = AskedSizes(self._dims, self._fakes, self._label, strict=self._strict)
-                asked.relate()
-                with self.recorder, self._lines_noted():
+                self._sizes.relate()
+                with self.recorder, self._sizes.lines_noted(mode.shape_env, self._provenance.now):
                     left = functools.partial(self._left, effects, hooks)
                     run = functools.partial(self._program, looked_up)
                     found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
-        asked.check(mode.shape_env)
+        self._sizes.check(mode.shape_env)
         self._provenance.write(found.graph)
         self._numbers.check()
         self._attributes.check_given()
@@ -228,17 +227,6 @@ class CaptureSession(RecordingSession):
                 hint="keep it in an attribute, a list or a dict",
             )
         return found
-
-    def _lines_noted(self) -> contextlib.AbstractContextManager[None]:
-        """While conditions on sizes are noted with their lines."""
-        environment: Any = self.fake_mode.shape_env
-        if not self._dims or not hasattr(environment, "noting_lines"):
-            return contextlib.nullcontext()
-
-        def here() -> Any:
-            return BACKWARD if self._ended and in_backward() else self._provenance.now().location
-
-        return environment.noting_lines(here)  # type: ignore[no-any-return]
 
     def _label(self, tensor: int) -> str:
         """What messages call an argument, by the identity of its tensor."""
@@ -272,7 +260,7 @@ class CaptureSession(RecordingSession):
             with kept[0], self._merged_steps(), kept[1], kept[2]:
                 return self._func(*self._inputs.args, **self._inputs.kwargs)
         finally:
-            self._ended = True
+            self._sizes.returned = True
             if looked_up:
                 have_plain_keys(container for state in self.states for container, _ in state.containers.values())
 
