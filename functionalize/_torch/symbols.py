@@ -111,12 +111,12 @@ def guards(environment: ShapeEnv) -> Iterator[Any]:
 class TakenForGranted:
     """What a trace took for granted of the sizes of its inputs, and on which lines."""
 
-    def __init__(self, environment: ShapeEnv, names: Mapping[Any, str]) -> None:
-        """``names``: what messages call the symbols of the sizes that may differ."""
-        self._environment, self._names = environment, dict(names)
-        self._conditions = list(guards(environment))
+    def __init__(self, environment: ShapeEnv | None, names: Mapping[Any, str]) -> None:
+        """``environment``: None where all sizes are numbers; ``names``: what messages call the symbols of sizes."""
+        self._environment: Any = environment
+        self._names, self._conditions = dict(names), [] if environment is None else list(guards(environment))
         for symbol in names:
-            low, high = _ends(environment.var_to_range[symbol])
+            low, high = _ends(self._environment.var_to_range[symbol])
             self._conditions += [symbol >= low, symbol <= high]
 
     @property

@@ -214,7 +214,9 @@ def _size(label: str, dim: int, spec: Any, now: Any) -> _Size:
 
 def _constant(size: _Size, said: tuple[str, str] | None) -> InputMismatchError:
     at = "" if said is None else f"\n    at   {said[0]}\n    why  {said[1]}"
-    if size.symbol is None:
+    if size.symbol is None and size.now > 1:
+        hint = "pass an example that is no fake tensor: the mode of a fake one has fixed its size; or say Dim.STATIC"
+    elif size.symbol is None:
         hint = "pass an example of size 2 or more (sizes 0 and 1 are programs of their own), or say Dim.STATIC"
     else:
         hint = "Dim.AUTO or Dim.STATIC, or change what the program does with the size"
