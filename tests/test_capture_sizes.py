@@ -372,6 +372,7 @@ def image_programs() -> dict[str, tuple[torch.nn.Module, tuple[int, ...]]]:
         torch.nn.Flatten(),
         torch.nn.Linear(36, 2),
     )
+    last: Any = torch.nn.Conv2d(3, 4, 3)  # stubs know no memory formats of modules
     return {
         "1d": (torch.nn.Conv1d(3, 4, 3, padding=1), (3, 8)),
         "2d": (torch.nn.Conv2d(3, 4, 3), (3, 4, 4)),
@@ -379,7 +380,7 @@ def image_programs() -> dict[str, tuple[torch.nn.Module, tuple[int, ...]]]:
         "by channel": (torch.nn.Conv2d(3, 3, 3, groups=3, dilation=2), (3, 6, 6)),
         "3d": (torch.nn.Conv3d(3, 4, 2), (3, 3, 3, 3)),
         "transposed": (torch.nn.ConvTranspose2d(3, 4, 3, output_padding=1, stride=2), (3, 3, 3)),
-        "channels last": (torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), (3, 4, 4)),
+        "channels last": (last.to(memory_format=torch.channels_last), (3, 4, 4)),
         "model": (whole, (3, 3, 3)),
     }
 
@@ -409,7 +410,9 @@ def test_a_kernel_that_lays_its_result_out_otherwise_is_a_condition() -> None:
     threads, form = torch.get_num_threads(), torch.channels_last_3d
     torch.set_num_threads(1)
     try:
-        module, x = torch.nn.Conv3d(3, 4, 1).to(memory_format=form), torch.randn(4, 3, 2, 2, 2).to(memory_format=form)
+        module: Any = torch.nn.Conv3d(3, 4, 1)
+        module.to(memory_format=form)
+        x = torch.randn(4, 3, 2, 2, 2).to(memory_format=form)
         more = torch.randn(20, 3, 2, 2, 2).to(memory_format=form)
         assert (module(x).stride()[1] == 1) != (module(more).stride()[1] == 1)
         with pytest.raises(InputMismatchError, match=r"not right for 16\n.*\n.*batch < 16\n.*min=2, max=15"):

@@ -316,8 +316,8 @@ def test_ends_of_ranges() -> None:
     def made(x: Any, more: dict[str, Any]) -> Any:
         return x.view(-1, 4).sum() + more["y"].sum() + more["z"]
 
-    batch, dims = torch.export.Dim("batch", min=3, max=9), ({0: torch.export.Dim.AUTO}, {"y": {1: 0}, "z": {0: 0}})
-    dims[1]["y"][1] = dims[1]["z"][0] = batch
+    batch = torch.export.Dim("batch", min=3, max=9)
+    dims = {0: torch.export.Dim.AUTO}, {"y": {1: batch}, "z": {0: batch}}
     inputs = torch.arange(12), {"y": torch.arange(10).view(5, 2).t(), "z": torch.arange(5)}
     program = capture(made, inputs, dynamic_shapes=dims)
     found = dict(at_ends(program, (inputs, {})))

@@ -5,6 +5,7 @@ The first shard of operators has its turn in CI, the rest with what is marked fu
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -58,6 +59,7 @@ def test_all_operators_that_trust_strides_are_listed(shard: int) -> None:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_batches_are_in_the_ranges_of_export(shard: int) -> None:
     right = 0
+    warnings.simplefilter("ignore")  # samples call deprecated functions; each test has filters of its own
     for of, shards, limit in (("operators", SHARDS, 2), ("gradients", SHARDS, 1), ("modules", SHARDS // 2, 1)):
         for name in ranges.names(of)[shard % shards :: shards]:
             for program in ranges.programs(of, name, limit):

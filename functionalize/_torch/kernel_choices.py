@@ -40,7 +40,7 @@ def indifferent(environment: Any, run: Callable[[], Any]) -> Any:
 def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: Answers, expected: Any) -> Answers | None:
     """The questions to which another answer gives another result; None where there are too many."""
     truth, matters, runs = dict(path), Answers(), 0
-    waiting = [({}, path)]
+    waiting: list[tuple[Answers, Answers]] = [({}, path)]
     while waiting:
         given, path = waiting.pop()
         if any(question in matters and answer != truth.get(question) for question, answer in given.items()):

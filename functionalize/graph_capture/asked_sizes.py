@@ -64,7 +64,7 @@ class _Variable(NamedTuple):
             spec, start = spec.root, size.derive(0)
             example = (example - start) // (size.derive(1) - start)
         if isinstance(spec, NamedDim):
-            made = f"Dim({spec.__name__!r}, "
+            made: str | None = f"Dim({spec.__name__!r}, "
         else:
             bounded = not may_specialize(spec) and (spec.min, spec.max) != (None, None)
             made = "Dim.DYNAMIC(" if bounded else None
@@ -117,7 +117,7 @@ class AskedSizes:
             return _BACKWARD if self.returned and in_backward() else now().location
 
         ours = self._sizes and hasattr(environment, "noting_lines")
-        return environment.noting_lines(line) if ours else contextlib.nullcontext()  # type: ignore[no-any-return]
+        return environment.noting_lines(line) if ours else contextlib.nullcontext()
 
     def relate(self) -> None:
         """Tell the trace what the spec says: which sizes are equal, and between which bounds they lie.

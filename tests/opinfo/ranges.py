@@ -32,9 +32,9 @@ LOW, HIGH = 2, 64
 KINDS = ("operators", "gradients", "modules", "zoo")
 # Whose gradients torch computes by formulas that take the size of a matrix for a number, or branch on it.
 _NAMES = """
-diagonal_scatter linalg.cond linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.pinv linalg.qr linalg.svd
+diagonal_scatter index_put linalg.cond linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.pinv linalg.qr linalg.svd
 linalg.svdvals lu lu_unpack masked.cumprod masked_select norm.nuc pca_lowrank pinverse prod qr svd svd_lowrank
-trace
+slice_scatter trace
 """
 BRANCHING = frozenset(_NAMES.split())
 RIGHT, NARROWER, NOT_COUNTED = "right", "narrower", "not counted"
