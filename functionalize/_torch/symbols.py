@@ -114,9 +114,12 @@ class TakenForGranted:
     def __init__(self, environment: ShapeEnv | None, names: Mapping[Any, str]) -> None:
         """``environment``: None where all sizes are numbers; ``names``: what messages call the symbols of sizes."""
         self._environment: Any = environment
-        self._names, self._conditions = dict(names), [] if environment is None else list(guards(environment))
+        self._names, self._conditions = dict(names), list[Any]()
+        if environment is None:
+            return
+        self._conditions += guards(environment)
         for symbol in names:
-            low, high = _ends(self._environment.var_to_range[symbol])
+            low, high = _ends(environment.var_to_range[symbol])
             self._conditions += [symbol >= low, symbol <= high]
 
     @property
