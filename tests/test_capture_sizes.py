@@ -37,7 +37,7 @@ def written(x: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_symbols_flow_through_views_writes_and_outputs() -> None:
-    for spec in ({"x": {0: Dim.DYNAMIC}}, ({0: Dim.AUTO}, None), [[Dim("rows", max=9), Dim.STATIC], None]):
+    for spec in ({"x": {0: Dim.DYNAMIC}}, ({0: Dim.AUTO}, None), [[Dim("rows", min=3, max=9), Dim.STATIC], None]):
         assert_for_sizes(written, lambda n: (torch.randn(n, 4), torch.zeros(9, 4)), spec)
 
 
@@ -199,8 +199,7 @@ def test_rounded_sizes(name: str) -> None:
         y.mul_(2)
         return y + 1
 
-    spec = ({0: Dim("n", min=2, max=100)},)
-    program, served = capture(run, (torch.arange(8.0),), dynamic_shapes=spec), 0
+    program, served = capture(run, (torch.arange(8.0),), dynamic_shapes=({0: Dim.AUTO},)), 0
     for size in (8, 5, 9, 27, 30):
         x, y = torch.arange(float(size)), torch.arange(float(size))
         try:
@@ -360,3 +359,164 @@ def test_fused_steps_for_other_batches(make: Any) -> None:
         x = torch.randn(batch, 3)
         program(x), eager(x)
     torch.testing.assert_close(layers[0].weight, layers[1].weight)
+
+
+def image_programs() -> dict[str, tuple[torch.nn.Module, tuple[int, ...]]]:
+    torch.manual_seed(0)
+    whole = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 1),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.ConvTranspose2d(4, 4, 3, stride=2, groups=2),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(36, 2),
+    )
+    last: Any = torch.nn.Conv2d(3, 4, 3)  # stubs know no memory formats of modules
+    return {
+        "1d": (torch.nn.Conv1d(3, 4, 3, padding=1), (3, 8)),
+        "2d": (torch.nn.Conv2d(3, 4, 3), (3, 4, 4)),
+        "1x1": (torch.nn.Conv2d(3, 4, 1), (3, 4, 4)),
+        "by channel": (torch.nn.Conv2d(3, 3, 3, groups=3, dilation=2), (3, 6, 6)),
+        "3d": (torch.nn.Conv3d(3, 4, 2), (3, 3, 3, 3)),
+        "transposed": (torch.nn.ConvTranspose2d(3, 4, 3, output_padding=1, stride=2), (3, 3, 3)),
+        "channels last": (last.to(memory_format=torch.channels_last), (3, 4, 4)),
+        "model": (whole, (3, 3, 3)),
+    }
+
+
+@pytest.mark.parametrize("example", [4, 20])
+@pytest.mark.parametrize("name", image_programs())
+def test_which_kernel_a_convolution_takes_is_no_condition_on_the_batch(name: str, example: int) -> None:
+    module, size = image_programs()[name]
+    form = torch.channels_last if name == "channels last" else torch.contiguous_format
+
+    def images(count: int) -> Tensor:
+        return torch.randn(count, *size).to(memory_format=form).requires_grad_()
+
+    program = capture(module, (images(example),), dynamic_shapes={"input": {0: Dim("batch", min=2, max=64)}})
+    for count in (2, 15, 16, 64):
+        x = images(count)
+        want, got = module(x), program(x)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (got, want)))
+    with pytest.raises(InputMismatchError, match=r"is 65, .* for 2 to 64"):
+        program(images(65))
+
+
+def test_a_kernel_that_lays_its_result_out_otherwise_is_a_condition() -> None:
+    """With one thread, a kernel for few images gives rows, and one for many channels."""
+    threads, form = torch.get_num_threads(), torch.channels_last_3d
+    torch.set_num_threads(1)
+    try:
+        module: Any = torch.nn.Conv3d(3, 4, 1)
+        module.to(memory_format=form)
+        x = torch.randn(4, 3, 2, 2, 2).to(memory_format=form)
+        more = torch.randn(20, 3, 2, 2, 2).to(memory_format=form)
+        assert (module(x).stride()[1] == 1) != (module(more).stride()[1] == 1)
+        with pytest.raises(InputMismatchError, match=r"not right for 16\n.*\n.*batch < 16\n.*min=2, max=15"):
+            capture(module, (x,), dynamic_shapes=({0: Dim("batch", min=2, max=64)},))
+        capture(module, (x,), dynamic_shapes=({0: Dim("batch", min=2, max=15)},))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def branching(x: Tensor) -> Tensor:
+    if x.shape[0] > 5:
+        return x + 1
+    return x * 2
+
+
+def halved(x: Tensor) -> Tensor:
+    return x.view(2, -1) + 1
+
+
+def summed(x: Tensor, y: Tensor) -> Tensor:
+    return x.sum(1) + y.sum(1)
+
+
+def joined(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x, y])[:6] + 1
+
+
+BATCH = Dim("batch", min=2, max=64)
+NARROWED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, tuple[str, ...]]] = {
+    "branch": (branching, (BATCH,), "from 2 to 64 .* not right for 6", ("x.shape[0] > 5", "batch <= 5", "max=5)")),
+    "open": (branching, (Dim("batch"),), "from 2 on", ("x.shape[0] > 5", "Dim('batch', min=2, max=5)")),
+    "anonymous": (branching, (Dim.DYNAMIC(min=2, max=64),), "2 to 64", ("x.size(0) <= 5", "Dim.DYNAMIC(min=2, max=5)")),
+    "derived": (
+        branching,
+        (2 * Dim("half"),),
+        "from 2 on .* not right for 6",
+        ("2*half <= 5", "2*Dim('half', min=1, max=2)"),
+    ),
+    "even": (halved, (BATCH,), "not right for", ("x.view(2, -1)", "2 * Dim('part_of_batch', min=2, max=32)")),
+    "slice": (lambda x: x[1:] * 2, (BATCH,), "not right for 2", ("x[1:] * 2", "Dim('batch', min=3, max=64)")),
+    "equal": (summed, (BATCH, Dim("rows")), "not right for 2", ("x.sum(1)", "batch == rows", "one Dim for both")),
+    "both": (joined, (BATCH, Dim("rows")), "batch = 2, rows = 2", ("torch.cat([x, y])", "batch + rows >= 6")),
+    "number": (lambda x: x + torch.ones(4, 3), (BATCH,), "right for 4 only", ("torch.ones(4, 3)", "batch == 4")),
+    "hinted": (lambda x: x + torch.ones(4, 3), (Dim.DYNAMIC,), "right for 4 only", ("x.size(0) == 4",)),
+}
+
+
+@pytest.mark.parametrize("name", NARROWED)
+def test_sizes_that_were_asked_for_and_that_the_program_does_not_take(name: str) -> None:
+    func, dims, said, parts = NARROWED[name]
+    args = tuple(torch.randn(4, 3) for _ in dims)
+    with pytest.raises(InputMismatchError, match=said) as caught:
+        capture(func, args, dynamic_shapes=tuple({0: dim} for dim in dims))
+    text = str(caught.value)
+    assert all(part in text for part in (*parts, "test_capture_sizes.py", "Dim.AUTO")), text
+    program = capture(func, args, dynamic_shapes=tuple({0: Dim.AUTO} for _ in dims))
+    torch.testing.assert_close(program(*args), func(*args))
+    advice = text.partition("try  ")[2].partition(", or ")[0]
+    if "Dim" in advice:
+        dims = (BATCH, BATCH) if advice == "one Dim for both sizes" else (eval(advice),)
+        capture(func, args, dynamic_shapes=tuple({0: dim} for dim in dims))
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [
+        ((Dim("batch", min=5), None), "`x` is 4, and dynamic_shapes asks for 5 or more"),
+        ((Dim("batch", max=3), None), "`x` is 4, and dynamic_shapes asks for 3 or less"),
+        ((BATCH, BATCH), "`y` is 3, and dynamic_shapes asks for the size of all of that name"),
+        ((BATCH, 2 * BATCH), "`y` is 3, and dynamic_shapes asks for 4 or more"),
+        ((None, 2 * Dim("half")), r"`y` is 3, and dynamic_shapes asks for 2\*half"),
+    ],
+)
+def test_examples_of_other_sizes_than_those_asked_for(dims: tuple[Any, Any], said: str) -> None:
+    spec = tuple(None if dim is None else {0: dim} for dim in dims)
+    with pytest.raises(InputMismatchError, match=said):
+        capture(lambda x, y: x.sum() + y.sum(), (torch.ones(4, 2), torch.ones(3, 2)), dynamic_shapes=spec)
+
+
+def test_sizes_that_the_backward_alone_does_not_take() -> None:
+    def run(x: Tensor, mask: Tensor) -> Tensor:
+        return torch.masked_select(x, mask)
+
+    def inputs(count: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(count, 3, requires_grad=True), torch.ones(count, 3, dtype=torch.bool)
+
+    spec = ({0: BATCH}, {0: BATCH})
+    with pytest.raises(
+        InputMismatchError, match=r"right for 4 only\n.*the backward(?s:.*)no_grad\(\) around the capture"
+    ):
+        capture(run, inputs(4), dynamic_shapes=spec)
+    with torch.no_grad():
+        program = capture(run, inputs(4), dynamic_shapes=spec)
+        assert program(*inputs(9)).shape == (27,)
+
+
+def test_captures_for_calls_out_of_the_range() -> None:
+    def run(x: Tensor) -> Tensor:
+        return x.view(-1, 2) * 2
+
+    spec = ({0: Dim("rows", min=2, max=16)},)
+    program = capture(run, (torch.ones(4, 2),), dynamic_shapes=spec, on_guard_failure="recapture")
+    for count in (5, 1, 20, 21, 0):
+        assert torch.equal(program(torch.ones(count, 2)), torch.full((count, 2), 2.0))
+    other = capture(summed, (torch.ones(4, 2),) * 2, dynamic_shapes=({0: BATCH},) * 2, on_guard_failure="recapture")
+    for x, y in ((torch.ones(3, 2), torch.ones(3, 2)), (torch.ones(3, 2), torch.ones(1, 2))):
+        assert torch.equal(other(x, y), summed(x, y))

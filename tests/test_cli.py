@@ -17,8 +17,10 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from functionalize import capture
 from functionalize.cli import main
 from functionalize.cli.app import commands
+from functionalize.cli.checking import at_ends
 from functionalize.cli.shared import REMOVE, Job, describe
 from functionalize.cli.specs import DTYPES, Spec, SpecError, make_inputs
 from functionalize.cli.targets import TargetError, bounds_of, dynamic_shapes_of, find, grown, optimizer_of
@@ -86,6 +88,9 @@ def one_input():
     return torch.randn(5, 3)
 
 calls = []
+
+def branching(x):
+    return x + 1 if x.shape[0] > 5 else x * 2
 
 def unlike(x):
     calls.append(x)  # the program is captured on the first call, and gives what that gave
@@ -303,6 +308,40 @@ def test_evaluation_mode_writes_no_statistics(run: Any) -> None:
 )
 def test_verify(run: Any, arguments: tuple[str, ...]) -> None:
     assert "equals eager in 3 run(s)" in passes(run("verify", *arguments, "--runs", "3"))
+
+
+def test_verify_tries_the_ends_of_ranges(run: Any) -> None:
+    printed = passes(run("verify", "cli_models:Net", "f32[n=4,3]", "--range", "n=2:9"))
+    assert "in 1 run(s), and at 2 ends of ranges of sizes" in printed
+    assert "ends" not in passes(run("verify", "cli_models:Net", "f32[4,3]"))
+
+
+def test_ends_of_ranges() -> None:
+    def made(x: Any, more: dict[str, Any]) -> Any:
+        return x.view(-1, 4).sum() + more["y"].sum() + more["z"]
+
+    batch = torch.export.Dim("batch", min=3, max=9)
+    dims = {0: torch.export.Dim.AUTO}, {"y": {1: batch}, "z": {0: batch}}
+    inputs = torch.arange(12), {"y": torch.arange(10).view(5, 2).t(), "z": torch.arange(5)}
+    program = capture(made, inputs, dynamic_shapes=dims)
+    found = dict(at_ends(program, (inputs, {})))
+    sizes = {said: (x.size(0), more["y"].size(1), more["z"].size(0)) for said, ((x, more), _) in found.items()}
+    assert sizes == {
+        "dimension 0 of the input `x` = 8": (8, 5, 5),
+        "dimension 0 of the input `x` = 24": (24, 5, 5),
+        "dimension 1 of the input `more_y` = 3": (12, 3, 3),
+        "dimension 1 of the input `more_y` = 9": (12, 9, 9),
+    }
+    (x, more), _ = found["dimension 1 of the input `more_y` = 9"]
+    assert more["z"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3] and more["y"].stride() == (1, 2)
+    for (x, more), _ in found.values():
+        assert torch.equal(program(x, more), made(x, more))
+
+
+def test_ranges_that_a_program_does_not_take(run: Any) -> None:
+    result = run("trace", "cli_models:branching", "f32[n=4]", "--range", "n=2:64")
+    assert result.exit_code == 1 and "not right for 6" in result.stderr and "try  --range n=2:5, or" in result.stderr
+    passes(run("trace", "cli_models:branching", "f32[n=4]", "--range", "n=2:5"))
 
 
 def test_verify_finds_differences(run: Any) -> None:

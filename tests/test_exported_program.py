@@ -120,6 +120,15 @@ def test_lengths_of_sequences_that_differ_stay_so_in_the_core_set() -> None:
     torch.testing.assert_close(exported.module()(x), layer(x))
 
 
+def test_which_kernel_a_convolution_takes_is_no_condition_on_the_batch() -> None:
+    layer, batch = torch.nn.Conv2d(3, 4, 3), Dim("batch", min=2, max=64)
+    program = capture(layer, (torch.randn(4, 3, 5, 5),), dynamic_shapes=({0: batch},))
+    for exported in (program.to_exported_program(), program.to_core_aten()):
+        assert [(one.lower, one.upper) for one in exported.range_constraints.values()] == [(2, 64)]
+        x = torch.randn(20, 3, 5, 5)
+        torch.testing.assert_close(exported.module()(x), layer(x))
+
+
 def test_sizes_that_may_differ_and_no_longer_do_are_refused() -> None:
     dims = ({0: Dim("n")},)
     exported = capture(torch.sin, (torch.ones(4),), dynamic_shapes=dims).to_exported_program()

@@ -5,12 +5,14 @@ The first shard of operators has its turn in CI, the rest with what is marked fu
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
 
 from functionalize.transform.handlers.strides import NOT_ASKED, TRUSTING
 from tests.ledger import Ledger
+from tests.opinfo import ranges
 from tests.opinfo.cases import CI, Case, op_names
 from tests.opinfo.check import FAILED, PASSED, Verdict, check, rows_of
 from tests.opinfo.runner import Job, Runner
@@ -53,6 +55,22 @@ def test_operators_that_trust_strides_are_listed(name: str) -> None:
 def test_all_operators_that_trust_strides_are_listed(shard: int) -> None:
     found = trusting(op_names()[shard::SHARDS])
     assert found <= TRUSTING | NOT_ASKED, found - TRUSTING - NOT_ASKED
+
+
+@pytest.mark.slow(seconds=5)
+@pytest.mark.every(SHARDS)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_batches_are_in_the_ranges_of_export(shard: int) -> None:
+    right = 0
+    warnings.simplefilter("ignore")  # samples call deprecated functions; each test has filters of its own
+    for of, shards, limit in (("operators", SHARDS, 2), ("gradients", SHARDS, 1), ("modules", SHARDS // 2, 1)):
+        for name in ranges.names(of)[shard % shards :: shards]:
+            for program in ranges.programs(of, name, limit):
+                status, reason = ranges.check(program)
+                right += status == ranges.RIGHT
+                known = of == "gradients" and name in ranges.BRANCHING
+                assert status != ranges.NARROWER or known, f"{program.name}: {reason}"
+    assert right
 
 
 @pytest.mark.parametrize(

@@ -168,9 +168,14 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
             private._push_saved_tensors_default_hooks(pack, unpack)
 
 
+def in_backward() -> bool:
+    """Whether autograd runs a backward."""
+    return torch._C._current_graph_task_id() >= 0
+
+
 def in_reentrant_checkpoint() -> bool:
     """Whether ``checkpoint(use_reentrant=True)`` computes a region again."""
-    if torch._C._current_graph_task_id() < 0:  # no backward pass runs
+    if not in_backward():
         return False
     code = CheckpointFunction.backward.__code__
     return any(frame.f_code is code for frame, _ in traceback.walk_stack(sys._getframe()))

@@ -43,6 +43,10 @@ class Decider(Protocol):
         """What an op gives; None: refused."""
 
 
+class NoTruthError(RuntimeError):
+    """While answers are tried, something else than a truth of sizes of inputs was asked for."""
+
+
 class DecidingShapeEnv(ShapeEnv):
     """Symbols of one trace. Where only the data would tell, it asks ``decider``, if there is one."""
 
@@ -52,6 +56,12 @@ class DecidingShapeEnv(ShapeEnv):
     _learnt: int = 0  # how many answers
     _chooses: Callable[[Any], bool] | None = None  # answers for what only the data tell, and nothing is learnt
     _later: list[Any] | None = None  # gets the numbers that are to be guards later, and not at once
+    _tried: tuple[dict[Any, bool], Mapping[Any, bool]] | None = None  # gets questions; answers to some
+    _here: Callable[[], Any] | None = None  # the line that the program is at
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.lines = dict[Any, Any]()  # of conditions that the trace took for granted, where that is noted
 
     @property
     def is_answered(self) -> bool:
@@ -90,6 +100,15 @@ class DecidingShapeEnv(ShapeEnv):
             self._asked = None
 
     @contextlib.contextmanager
+    def noting_lines(self, here: Callable[[], Any]) -> Iterator[None]:
+        """While ``lines`` gets, for each condition, where the program was when it was asked for."""
+        self._here = here
+        try:
+            yield
+        finally:
+            self._here = None
+
+    @contextlib.contextmanager
     def later(self, asked: list[Any]) -> Iterator[None]:
         """While the values of whole numbers are no guards: ``asked`` gets the numbers."""
         before, self._later = self._later, asked
@@ -113,20 +132,48 @@ class DecidingShapeEnv(ShapeEnv):
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """The value of an expression, which the trace takes for granted."""
+        if self._tried is not None:
+            return self._answer(orig_expr, *self._tried)
         asked, self._asked = self._asked, None
         known = self._maybe_evaluate_static(orig_expr) if self._learnt or self._of_data(orig_expr) else None
         if known is not None:
             return known  # torch remembers what it fell back to before an answer, or a check, told
+        before = len(self.guards)
         try:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:
             answer = None if self.decider is None else self.decider.number(orig_expr, asked)
             if answer is None:
                 raise
+        finally:
+            if self._here is not None and len(self.guards) > before:
+                line = self._here()
+                self.lines = {guard.expr: line for guard in self.guards[before:]} | self.lines
         if isinstance(answer, float):
             return answer
         self._learn(orig_expr, answer)
         return sympy.sympify(answer)
+
+    @contextlib.contextmanager
+    def trying(self, path: dict[Any, bool], answers: Mapping[Any, bool]) -> Iterator[None]:
+        """While answers are tried, and nothing is taken for granted. ``path`` gets all questions with their answers.
+
+        What ``answers`` has no answer to is answered by the example.
+        """
+        self._tried = path, answers
+        try:
+            yield
+        finally:
+            self._tried = None
+
+    def _answer(self, question: Any, path: dict[Any, bool], answers: Mapping[Any, bool]) -> Any:
+        known = self._maybe_evaluate_static(question)
+        if known is not None:
+            return known
+        truth = question.xreplace(self.backed_var_to_val)
+        if truth not in (sympy.true, sympy.false):
+            raise NoTruthError(str(question))
+        return sympy.sympify(path.setdefault(question, answers.get(question, bool(truth))))
 
     def _learn(self, expression: Any, answer: Answer) -> None:
         """Know from now on what an answer implies."""

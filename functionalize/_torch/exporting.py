@@ -28,6 +28,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from functionalize._torch.decisions import DecidingShapeEnv
 from functionalize._torch.dispatch import OpOverload
 from functionalize._torch.fakes import FakeTensor, MetasFakeMode
 from functionalize._torch.tensors import SYMBOLS
@@ -50,7 +51,7 @@ class ExportFakes:
     def __init__(self, nodes: Iterable[Node], metas: Mapping[Any, Callable[..., Any]]) -> None:
         """``metas``: what ops give for which torch's meta kernel is not to be asked, where torch traces them again."""
         self._old, self._renamed = _environment_of(nodes), dict[Any, Any]()  # expressions that nodes read off
-        self.environment = ShapeEnv()
+        self.environment = DecidingShapeEnv()
         self.mode = MetasFakeMode(shape_env=self.environment, allow_non_fake_inputs=True, export=True)
         self.mode.metas = metas
         if self._old is not None:

@@ -23,13 +23,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
+    disable_fake_tensor_cache,
 )
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
 from functionalize._torch.elementwise import elementwise_strides
 from functionalize._torch.sizes import decide_broadcasts, hint_of, unbacked
-from functionalize._torch.tensors import PLAIN_TYPES, set_versions
+from functionalize._torch.tensors import PLAIN_TYPES, is_symbolic, set_versions
 
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
@@ -40,6 +41,9 @@ _ELSEWHERE = (
 )
 _SIZE = torch.ops.aten.size.default  # as C++ asks for numbers
 _ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
+_CHOOSING = frozenset(  # ops that choose a kernel by sizes
+    {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
+)
 _ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default  # torch runs its kernel on zeros
 TOLD_BY_DATA = frozenset({torch.ops.aten.equal.default, torch.ops.aten.allclose.default, _ITEM})
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -141,7 +145,28 @@ class MetasFakeMode(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = self.by_own_meta(func, args, kwargs)
-        return super().dispatch(func, types, args, kwargs or {}) if out is NotImplemented else out
+        return self.by_torchs_meta(func, types, args, kwargs or {}) if out is NotImplemented else out
+
+    def by_torchs_meta(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives by torch's meta kernel, without guards of what chooses between kernels that look alike."""
+        if func in _CHOOSING and any(isinstance(arg, FakeTensor) and is_symbolic(arg) for arg in args):
+            from functionalize._torch.kernel_choices import indifferent  # here: loads sympy
+
+            out = indifferent(self.shape_env, lambda: self._on_snapshots(func, types, args, kwargs))
+            if out is not NotImplemented:
+                return pytree.tree_map_only(FakeTensor, self._laid_out_so, out)
+        return FakeTensorMode.dispatch(self, func, types, args, kwargs)
+
+    def _on_snapshots(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The same, of tensors that remember no answers: torch keeps in a tensor what it found out of its sizes."""
+        with disable_fake_tensor_cache(self):
+            args, kwargs = pytree.tree_map_only(FakeTensor, self._laid_out_so, (args, kwargs))
+            return FakeTensorMode.dispatch(self, func, types, args, kwargs)
+
+    def _laid_out_so(self, tensor: FakeTensor) -> torch.Tensor:
+        with self:
+            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return made.requires_grad_() if tensor.requires_grad else made
 
     def by_own_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives by the table; NotImplemented where torch's own meta kernel is to be asked."""
@@ -233,7 +258,7 @@ class CaptureFakeMode(MetasFakeMode):
         if out is not NotImplemented:
             return out
         try:
-            out = FakeTensorMode.dispatch(self, func, types, args, kwargs or {})
+            out = self.by_torchs_meta(func, types, args, kwargs or {})
             if _is_copied(func, args):
                 with self:
                     like: Any = FakeTensorMode.dispatch(self, func, types, [*map(_in_float32, args)], kwargs or {})

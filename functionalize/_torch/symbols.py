@@ -14,6 +14,7 @@ from torch.export import Dim
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint, _DimHintType  # of `2 * Dim("n")`, of `Dim.AUTO`
 from torch.fx.experimental.proxy_tensor import _enable_thunkify, disable_proxy_modes_tracing, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.printers import PythonPrinter
 
 from functionalize._torch.fakes import FakeTensorMode
 
@@ -105,3 +106,48 @@ def _finite(end: Any) -> int | None:
 def guards(environment: ShapeEnv) -> Iterator[Any]:
     """What the trace took for granted of the symbols, as expressions."""
     return iter(dict.fromkeys(guard.expr for guard in environment.guards))
+
+
+class TakenForGranted:
+    """What a trace took for granted of the sizes of its inputs, and on which lines."""
+
+    def __init__(self, environment: ShapeEnv | None, names: Mapping[Any, str]) -> None:
+        """``environment``: None where all sizes are numbers; ``names``: what messages call the symbols of sizes."""
+        self._environment: Any = environment
+        self._names, self._conditions = dict(names), list[Any]()
+        if environment is None:
+            return
+        self._conditions += guards(environment)
+        for symbol in names:
+            low, high = _ends(environment.var_to_range[symbol])
+            self._conditions += [symbol >= low, symbol <= high]
+
+    @property
+    def constants(self) -> set[int]:
+        """The numbers that the conditions name."""
+        atoms = set().union(*(condition.atoms() for condition in self._conditions if hasattr(condition, "atoms")))
+        return {int(atom) for atom in atoms if atom.is_Integer}
+
+    def is_constant(self, size: Any) -> bool:
+        """Whether a size is a number by now."""
+        return type(size) is int or self._environment.simplify(size.node.expr).is_number
+
+    def broken_by(self, values: Mapping[Any, int]) -> Any:
+        """The first condition that some sizes do not meet; None where they meet all that they decide."""
+        return next((one for one in self._conditions if str(one.xreplace(dict(values))) == "False"), None)
+
+    def equates(self, condition: Any) -> bool:
+        """Whether a condition says that two sizes are equal, and no more."""
+        return type(condition).__name__ == "Equality" and all(part.is_symbol for part in condition.args)
+
+    def said_of(self, name: str) -> tuple[str, str] | None:
+        """The line that made a size a number, and why; None where nothing tells."""
+        equal = [one for one in self._conditions if type(one).__name__ == "Equality" and not self.equates(one)]
+        of_it = [one for one in equal if name in {self._names.get(symbol) for symbol in one.free_symbols}]
+        return self.said(of_it[0]) if of_it else None
+
+    def said(self, condition: Any) -> tuple[str, str]:
+        """The line that asked for a condition, and what it is."""
+        line = getattr(self._environment, "lines", {}).get(condition, "unknown")
+        named = {one: type(one)(self._names[one]) for one in condition.free_symbols if one in self._names}
+        return str(line), f"there it takes for granted that {PythonPrinter().doprint(condition.xreplace(named))}"

@@ -130,23 +130,26 @@ def report(job: Job, output: Path) -> None:
 def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
     """Capture TARGET, check that its graph writes nothing, and run it beside eager on random inputs.
 
-    Compared are outputs, inputs and state after the call, and which of them share memory. Sizes that may differ do.
+    Compared are outputs, inputs and state after the call, and which of them share memory. Sizes that may differ do,
+    and take both ends of their ranges.
 
     \b
     Example:
       functionalize verify my_models:make_model 'i64[1,8]<1000@input_ids' --call --runs 3
     """
-    from functionalize.cli.checking import differences_from_eager
+    from functionalize.cli.checking import at_ends, differences_from_eager
     from functionalize.verify import assert_functional
 
     program = job.capture()
     assert_functional(program.graph_module, job.remove)
+    tries = [(f"run {run}", job.inputs(run, sizes=True)) for run in range(runs)]
+    ends = [(f"with {said}", inputs) for said, inputs in at_ends(program, job.inputs())]
     found = []
-    for run in range(runs):
-        inputs = job.inputs(run, sizes=True)
-        lines = differences_from_eager(job.original, program, inputs, seed=job.seed + run, rtol=rtol, atol=atol)
-        found += [f"run {run}: {line}" for line in lines]
+    for number, (said, inputs) in enumerate((*tries, *ends)):
+        lines = differences_from_eager(job.original, program, inputs, seed=job.seed + number, rtol=rtol, atol=atol)
+        found += [f"{said}: {line}" for line in lines]
     equal = f"free of {job.remove.replace('_', ' ')}; equals eager in {runs} run(s)"
+    equal += f", and at {len(ends)} ends of ranges of sizes" * bool(ends)
     for line in (*found, "differs from eager" if found else equal):
         say(job, line)
     data = {"target": job.target, "functional": True, "equal": not found, "runs": runs, "differences": found}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from functionalize.graph_capture.python_state import reached
+from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.state_walk import is_module, joined
 from functionalize.verify.observation import Observation, clone_inputs, differences, leaf_differences, observe
 
@@ -46,6 +47,30 @@ def differences_from_eager(
     for name, tensor in _tensors(roots):
         for line in leaf_differences(after[name], tensor.detach(), strides=False, rtol=rtol, atol=atol):
             yield f"state {name}: {line}"
+
+
+def at_ends(
+    program: CapturedProgram, inputs: tuple[tuple[Any, ...], dict[str, Any]]
+) -> Iterator[tuple[str, tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """Some inputs, cut off or repeated so that each size that may differ is at an end of its range; in words, too."""
+    found = program.specialization
+    sizes, given = found.guards.sizes, found.capture.convention.arguments(*inputs)
+    if sizes is None:
+        return
+    values = found.guards.check(given)
+    for said, layouts in sizes.ends(sizes.of(values)):
+        wanted = {id(values[number]): layout for number, *layout in layouts}
+        yield said, given.like(lambda leaf, wanted=wanted: _resized(leaf, *wanted.get(id(leaf), ())))  # type: ignore[misc]
+
+
+def _resized(tensor: torch.Tensor, size: Any = None, stride: Any = None) -> torch.Tensor:
+    if size is None:
+        return tensor
+    made = tensor.detach()
+    for dim, count in enumerate(size):
+        made = made.index_select(dim, torch.arange(count) % tensor.size(dim))
+    laid_out = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device).copy_(made)
+    return laid_out.requires_grad_(tensor.requires_grad)
 
 
 State = tuple[dict[torch.Tensor, dict[Any, Any]], list[dict[str, Any]]]

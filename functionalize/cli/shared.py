@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -116,12 +117,20 @@ class Job:
 
     def capture(self) -> CapturedProgram:
         """The target's program, with its progress on a terminal."""
+        from functionalize.errors import InputMismatchError
         from functionalize.graph_capture.capture import capture
 
         args, kwargs = self.inputs()
         options = {"dynamic_shapes": self.dynamic_shapes, "optimizer": self.stepped}
         with _progress(Console(stderr=True)):
-            return capture(self.model, args, kwargs, remove=self.remove, **options)
+            try:
+                return capture(self.model, args, kwargs, remove=self.remove, **options)
+            except InputMismatchError as error:
+                said = _DIM.sub(r"--range \1=\2:\3", str(error))
+                raise TargetError(said.replace("Dim.AUTO", "--dynamic-shapes with Dim.AUTO")) from error
+
+
+_DIM = re.compile(r"(?<!\* )Dim\('(\w+)', min=(\d+)(?:, max=(\d+))?\)")  # as errors advise it
 
 
 def describe(ops: int, seconds: float, module: str) -> str:

@@ -18,6 +18,7 @@ from functionalize.errors import UnsupportedProgramError, check_choice, check_re
 from functionalize.graph_capture.capture_session import ByData, CaptureSession
 from functionalize.graph_capture.changed_lines import LineWanted
 from functionalize.graph_capture.conversions import Conversions
+from functionalize.graph_capture.dynamic_shapes import DynamicShapes
 from functionalize.graph_capture.inputs import ProgramInputs
 from functionalize.graph_capture.leaks import Traced
 from functionalize.graph_capture.missing_gradients import serves_without_gradients
@@ -59,7 +60,8 @@ def capture(
             and aliasing.
         kwargs: example inputs by name.
         remove: ``"mutations_and_views"`` to compute by ``*_copy`` ops what view ops would alias, or ``"mutations"``.
-        dynamic_shapes: as in ``torch.export.export``: which sizes may differ from call to call.
+        dynamic_shapes: as in ``torch.export.export``: which sizes may differ from call to call. A program that is
+            right for a part of a ``Dim``'s sizes only is an error; with ``Dim.AUTO`` it takes the sizes that it can.
         optimizer: of a function, an optimizer whose state it updates. With a module that returns a loss (a scalar, or
             an output with a ``loss``), the program is a training step: ``zero_grad()``, forward,
             ``backward()`` and ``step()``.
@@ -80,6 +82,7 @@ def capture(
     Raises:
         TypeError: ``args`` is neither a tuple nor a list.
         ValueError: an option has no such value.
+        InputMismatchError: the program is not right for all sizes that ``dynamic_shapes`` asks for.
         UnsupportedMutationError: the program writes what no functional program can express.
         UnsupportedProgramError: it has tensors or modules that no captured program can have.
         DataDependentError: it decides by data, and has none (fake example inputs), or is not to.
@@ -107,12 +110,13 @@ def capture(
         numbers.expect(how.get("changing", ()))
         by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
+        sizes = DynamicShapes(dynamic_shapes, strict=how.get("strict", False))
         with CAPTURING, exporting, numbers.merging(how.get("merges_steps", False)):
             func, as_views = how.get("function", fn), how.get("as_views", False)
-            return _captured(func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data)
+            return _captured(func, args, kwargs, as_views, remove, sizes, optimizer, order, by_data)
 
     return CapturedProgram(
-        recapture(args, dict(kwargs or {})),
+        recapture(args, dict(kwargs or {}), strict=True),
         remove=remove,
         recapture=recapture,
         partition_fn=partition_fn,
@@ -137,7 +141,7 @@ def _captured(
     kwargs: Any,
     as_views: bool,
     remove: str,
-    dynamic_shapes: Any,
+    dynamic_shapes: DynamicShapes,
     optimizer: torch.optim.Optimizer | None,
     order: int,
     by_data: ByData,
@@ -182,7 +186,7 @@ def _found(
     kwargs: Any,
     as_views: bool,
     remove: str,
-    dynamic_shapes: Any,
+    dynamic_shapes: DynamicShapes,
     optimizer: torch.optim.Optimizer | None,
     order: int,
     by_data: ByData,

@@ -23,10 +23,11 @@ from functionalize._torch.fakes import (
 )
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.asked_sizes import AskedSizes
 from functionalize.graph_capture.changed_code import code_put_back
 from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_ins
 from functionalize.graph_capture.decisions import Decider
-from functionalize.graph_capture.dynamic_shapes import check_free, dims_of, relate, size_guards
+from functionalize.graph_capture.dynamic_shapes import DynamicShapes, dims_of, size_guards
 from functionalize.graph_capture.example_data import NoDataError
 from functionalize.graph_capture.gradient_hooks import check_hooks, lend
 from functionalize.graph_capture.gradients_of_state import laid_out
@@ -76,17 +77,17 @@ class CaptureSession(RecordingSession):
         func: Callable[..., Any],
         inputs: ProgramInputs,
         remove: str,
-        dynamic_shapes: Any = None,
-        order: int = 1,
-        by_data: ByData = (False, None, None),
+        sizes: DynamicShapes,
+        order: int,
+        by_data: ByData,
     ) -> None:
         self._func, self._inputs = func, inputs
         self._modes = modes_now()
         self._asked = Questions()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
-        self._dims = {} if dynamic_shapes is None else dims_of(inputs, dynamic_shapes)
+        dims = {} if sizes.spec is None else dims_of(inputs, sizes.spec)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
-        symbolic = bool(self._dims)
+        symbolic = bool(dims)
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = remove == "mutations_and_views"
@@ -97,11 +98,12 @@ class CaptureSession(RecordingSession):
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
             from functionalize._torch.symbols import with_symbols  # here: loads sympy
 
-            return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(self._dims.get(id(tensor), ())))
+            return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(dims.get(id(tensor), ())))
 
         self.states = inputs.state, inputs.arguments
         self._steps = ScheduleSteps(inputs.state, inputs.schedules)
-        self._fakes = fakes_of(tensors, self.factory, self._dims.keys(), with_symbols)
+        self._fakes = fakes_of(tensors, self.factory, dims.keys(), with_symbols)
+        self._sizes = AskedSizes(dims, self._fakes, self._label, strict=sizes.strict)
         for entry in inputs.inputs:
             entry.fake = self._stand_in(entry.value)
         for entry in inputs.inputs:
@@ -198,7 +200,6 @@ class CaptureSession(RecordingSession):
 
     def _recorded(self) -> Recorded:
         inputs = self._inputs
-        sizes = {key: self._fakes[key].size() for key in self._dims}  # which the program may change
         self.add_inputs(inputs.inputs)
         mode = self.fake_mode
         alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
@@ -214,18 +215,16 @@ class CaptureSession(RecordingSession):
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
             self._attributes = TensorAttributes(inputs.inputs)
             code, identity = inputs.follower.code, self._attributes.identity
-            converting, symbolic = code.converting.values(), bool(self._dims)
+            converting, symbolic = code.converting.values(), bool(self._sizes)
             classes = classes_of_stand_ins(mode.shape_env, code.asking, identity, converting, at_once=symbolic)
             around = self._attributes.answered(), HooksLeft(self.states)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
-                if self._dims:
-                    relate(self._dims, self._fakes)
-                with self.recorder:
+                self._sizes.relate()
+                with self.recorder, self._sizes.lines_noted(mode.shape_env, self._provenance.now):
                     left = functools.partial(self._left, effects, hooks)
                     run = functools.partial(self._program, looked_up)
                     found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
-        if self._dims and self.order == 1:  # derivatives of others are captured for each size, if need be
-            check_free(self._dims, sizes)
+        self._sizes.check(mode.shape_env)
         self._provenance.write(found.graph)
         self._numbers.check()
         self._attributes.check_given()
@@ -237,6 +236,10 @@ class CaptureSession(RecordingSession):
                 hint="keep it in an attribute, a list or a dict",
             )
         return found
+
+    def _label(self, tensor: int) -> str:
+        """What messages call an argument, by the identity of its tensor."""
+        return next(f"the input `{entry.name}`" for entry in self._inputs.inputs if id(entry.value) == tensor)
 
     def _left(
         self, effects: SideEffectRecorder, hooks: HooksLeft, objects: ObjectGraph, returned: list[Any]
@@ -265,6 +268,7 @@ class CaptureSession(RecordingSession):
             with kept[0], self._merged_steps(), kept[1], kept[2]:
                 return self._func(*self._inputs.args, **self._inputs.kwargs)
         finally:
+            self._sizes.returned = True
             if looked_up:
                 have_plain_keys(container for state in self.states for container, _ in state.containers.values())
 

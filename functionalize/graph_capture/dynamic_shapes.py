@@ -7,16 +7,22 @@ Limits: sizes of tensors; numbers among the arguments are part of the program.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from functionalize.errors import InputMismatchError
 from functionalize.graph_capture.inputs import ProgramInputs
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.size_guards import SizeGuards
 
 Dims = dict[int, Any]  # of one tensor: which dimensions may differ, and what is known of them
+
+
+class DynamicShapes(NamedTuple):
+    """``dynamic_shapes``, and whether a program must be right for all sizes that it asks for."""
+
+    spec: Any
+    strict: bool
 
 
 def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
@@ -105,47 +111,6 @@ def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:
             expected = f"a Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, or the size itself, {tensor.size(dim)}"
             raise _misfit(f"dimension {dim} of {name!r}", given, expected)
     return {dim % count: given for dim, given in dims.items()}
-
-
-def relate(dims: Mapping[int, Dims], fakes: Mapping[int, torch.Tensor]) -> None:
-    """Tell the trace what the spec says: which sizes are equal, and between which bounds they lie."""
-    from functionalize._torch.symbols import DerivedDim, NamedDim, assume
-
-    named: dict[str, Any] = {}
-    sizes = [(fakes[key].size(dim), given) for key, of_one in dims.items() for dim, given in of_one.items()]
-    for size, given in sizes:
-        if isinstance(given, DerivedDim):
-            continue
-        if isinstance(given, NamedDim):
-            assume(size == named.setdefault(given.__name__, size))
-        _bound(size, given.min, given.max)
-    for size, given in sizes:
-        if isinstance(given, DerivedDim) and given.root.__name__ in named:
-            assume(size == given.fn(named[given.root.__name__]))
-
-
-def check_free(dims: Mapping[int, Dims], sizes: Mapping[int, torch.Size]) -> None:
-    """Raise where the program can only take the size that it was captured with; ``sizes``: before it ran."""
-    from functionalize._torch.symbols import may_specialize
-
-    for key, of_one in dims.items():
-        for dim, given in of_one.items():
-            size: Any = sizes[key][dim]
-            if not may_specialize(given) and (type(size) is int or size.node.expr.is_number):
-                raise InputMismatchError(
-                    f"dimension {dim} of an input of size {list(sizes[key])} may differ by dynamic_shapes, and "
-                    "the program is right for that size only",
-                    hint="say Dim.AUTO or Dim.STATIC, or change what the program does with the size",
-                )
-
-
-def _bound(size: Any, low: Any, high: Any) -> None:
-    from functionalize._torch.symbols import assume
-
-    if low is not None and low > 0:
-        assume(size >= low)
-    if isinstance(high, int):
-        assume(size <= high)
 
 
 def size_guards(environment: Any, metadata: ProgramMetadata) -> SizeGuards | None:

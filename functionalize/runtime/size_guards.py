@@ -12,6 +12,8 @@ from functionalize.errors import InputMismatchError
 
 Sizes = tuple[tuple[int, Any, Any], ...]  # of inputs, by number: their sizes and their strides
 
+_TRIED = 64  # sizes next to the end of a range, where the end itself does not meet all conditions
+
 
 def no_sizes(inputs: Sequence[Any]) -> Sizes:
     """The sizes that may differ where all of them are numbers."""
@@ -67,6 +69,46 @@ class SizeGuards:
             InputMismatchError: says which input and what is expected.
         """
         self._check(self.of(values))
+
+    def ends(self, sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
+        """The sizes of a call, with each that may differ at the lower end of its range, and at the upper.
+
+        In words, and as such; one without an upper end is doubled.
+        """
+        known = {
+            size: actual
+            for number, now, _ in sizes
+            for size, actual in zip(self._layouts[number].size, now, strict=True)
+            if type(size) is not int and size.is_symbol
+        }
+        for symbol, actual in known.items():
+            equal = {symbol} | {
+                other
+                for one in self._conditions
+                if type(one).__name__ == "Equality" and symbol in one.args
+                for other in one.args
+                if other.is_symbol
+            }
+            bounds = self._ranges[symbol]
+            low, high = int(bounds.lower), int(bounds.upper) if bounds.upper < 2**62 else 2 * actual
+            for tried in (range(low, actual), range(high, actual, -1)):
+                made = (self._sized(known | dict.fromkeys(equal, number)) for number in tried[:_TRIED])
+                found = next((one for one in made if self.holds_for(one)), None)
+                if found is not None:
+                    yield self._said(symbol, found), found
+
+    def _sized(self, known: Mapping[Any, int]) -> Sizes:
+        def number(size: Any) -> int:
+            return int(size if type(size) is int else size.xreplace(dict(known)))
+
+        layouts = self._layouts.items()
+        return tuple((n, tuple(map(number, one.size)), tuple(map(number, one.stride))) for n, one in layouts)
+
+    def _said(self, symbol: Any, sizes: Sizes) -> str:
+        places = ((n, dim) for n, one in self._layouts.items() for dim, size in enumerate(one.size) if size == symbol)
+        number, dim = next(places)
+        size = next(now[dim] for one, now, _ in sizes if one == number)
+        return f"dimension {dim} of {self._labels[number]} = {size}"
 
     def _check(self, sizes: Sizes) -> None:
         known: dict[Any, int] = {}

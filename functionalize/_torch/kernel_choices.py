@@ -1,0 +1,84 @@
+"""What an operator asks of sizes to choose a kernel: a condition on sizes only where the choice shows in its result.
+
+A convolution on the CPU takes another kernel from 16 images on, which mostly gives the same sizes and strides. So the
+operator is run on fake tensors with each answer to what it asks. What makes no difference is no guard.
+
+Loads sympy. Invariant: for all sizes that meet the guards, results look as the fake ones do. Limits: operators that
+write nothing, on sizes that come from inputs; beyond some questions all of them are guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from functionalize._torch.decisions import DecidingShapeEnv, NoTruthError
+
+_RUNS = 24
+Answers = dict[Any, bool]  # to questions, in the order in which they are asked
+
+
+def indifferent(environment: Any, run: Callable[[], Any]) -> Any:
+    """What ``run`` gives, where only those of its questions are guards that change it; NotImplemented if unknown."""
+    if not isinstance(environment, DecidingShapeEnv):
+        return NotImplemented
+    try:
+        path, result = _tried(environment, run, {})
+        matters = None if result is None else _that_matter(environment, run, path, _look(result))
+    except NoTruthError:
+        return NotImplemented
+    if matters is None:
+        return NotImplemented
+    for question in matters:
+        environment.evaluate_expr(question)
+    return result
+
+
+def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: Answers, expected: Any) -> Answers | None:
+    """The questions to which another answer gives another result; None where there are too many."""
+    truth, matters, runs = dict(path), Answers(), 0
+    waiting: list[tuple[Answers, Answers]] = [({}, path)]
+    while waiting:
+        given, path = waiting.pop()
+        if any(question in matters and answer != truth.get(question) for question, answer in given.items()):
+            continue
+        asked = list(path.items())
+        for place in range(len(given), len(asked)):
+            question, answer = asked[place]
+            if question in matters:
+                continue
+            runs += 1
+            if runs > _RUNS:
+                return None
+            other = dict(asked[:place]) | {question: not answer}
+            truth.setdefault(question, answer)
+            further, result = _tried(environment, run, other)
+            if result is None or _look(result) != expected:
+                matters[question] = answer
+            else:
+                waiting.append((other, further))
+    return matters
+
+
+def _tried(environment: DecidingShapeEnv, run: Callable[[], Any], answers: Mapping[Any, bool]) -> tuple[Answers, Any]:
+    """What is asked, with the answers, and the result; None where the operator refuses."""
+    path: Answers = {}
+    with environment.trying(path, answers):
+        try:
+            return path, run()
+        except NoTruthError:
+            raise
+        except Exception:  # whatever a kernel says of sizes
+            return path, None
+
+
+def _look(result: Any) -> Any:
+    return [
+        (leaf.dtype, leaf.device, [str(number) for number in (*leaf.size(), *leaf.stride())])
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for leaf in pytree.tree_leaves(result)
+    ]

@@ -1,0 +1,264 @@
+"""The sizes that ``dynamic_shapes`` asks for: a program that is right for a part of them only is refused.
+
+Invariant: an error names a size that was asked for and that the program does not take. Limits: of a wide range some
+sizes are tried: the ends, small ones, and those near the numbers that the program compares with; of several sizes each
+alone, and all at their ends. The conditions themselves are checked at each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from functionalize._torch.autograd import in_backward
+from functionalize._torch.sizes import hint_of
+from functionalize.call_stack import Origin
+from functionalize.errors import InputMismatchError
+
+_TRIED = 256  # of a range
+_LARGE = (1009, 65_537, 1_000_003)  # where there is no upper bound; of few divisors
+_ANY = "Dim.AUTO, with which the program takes the sizes that it can"
+_BACKWARD = "the backward, which a call that is differentiated runs"  # in the place of a line
+_NO_BACKWARD = "torch.no_grad() around the capture, if no call is differentiated"
+
+
+class _Size(NamedTuple):
+    """One size that may differ, as a spec has it."""
+
+    place: str  # in messages
+    name: str
+    spec: Any  # a Dim, or Dim.AUTO and the like
+    now: Any  # in the trace
+    symbol: Any  # what it was when the trace began; None of a number
+    variable: str  # what differs: the name of a Dim, or this dimension alone
+    derive: Callable[[Any], Any] | None  # how it comes from the variable, where it is another number
+
+    def of(self, value: Any) -> Any:
+        """The size, for a value of its variable."""
+        return value if self.derive is None else self.derive(value)
+
+    @property
+    def example(self) -> int:
+        """The size that it has in this trace."""
+        return int(self.now) if self.symbol is None else int(hint_of(self.now))
+
+
+class _Variable(NamedTuple):
+    """What differs, between which bounds. ``made``: what makes a Dim with other bounds; None where nobody asked."""
+
+    made: str | None
+    low: int
+    high: int | None
+    example: int
+
+    @classmethod
+    def of(cls, size: _Size) -> _Variable:
+        from functionalize._torch.symbols import NamedDim, may_specialize
+
+        spec, example = size.spec, size.example
+        if size.derive is not None:
+            spec, start = spec.root, size.derive(0)
+            example = (example - start) // (size.derive(1) - start)
+        if isinstance(spec, NamedDim):
+            made: str | None = f"Dim({spec.__name__!r}, "
+        else:
+            bounded = not may_specialize(spec) and (spec.min, spec.max) != (None, None)
+            made = "Dim.DYNAMIC(" if bounded else None
+        high = int(spec.max) if isinstance(spec.max, int) else None
+        return cls(made, max(2 if size.derive is None else 1, int(spec.min or 0)), high, example)
+
+    def tried(self, constants: Iterable[int]) -> list[int]:
+        """Numbers to try: all of a short range, else small ones, the ends, and those near to some constants."""
+        high = self.low + _TRIED if self.high is None else self.high
+        numbers = {self.example, *range(self.low, min(high, self.low + _TRIED) + 1), high - 1, high}
+        numbers |= {near for constant in constants for near in (constant - 1, constant, constant + 1)}
+        numbers |= set(_LARGE) if self.high is None else set()
+        return sorted(n for n in numbers if self.low <= n and (self.high is None or n <= self.high))
+
+
+class AskedSizes:
+    """The sizes that a spec asks for, and whether a program is right for all of them.
+
+    Where not ``strict``, the sizes of one call count more than the spec, which is followed as far as they allow.
+    """
+
+    def __init__(
+        self,
+        dims: Mapping[int, Mapping[int, Any]],
+        fakes: Mapping[int, torch.Tensor],
+        label: Callable[[int], str],
+        *,
+        strict: bool,
+    ) -> None:
+        """``dims``: by tensors' identity, then by dimension; ``label``: what messages call a tensor."""
+        self._strict = strict
+        self.returned = False  # whether the program has
+        self._sizes = [
+            _size(label(key), dim, spec, fakes[key].size(dim))
+            for key, of_one in dims.items()
+            for dim, spec in of_one.items()
+        ]
+        self._variables: dict[str, _Variable] = {}
+        for size in sorted(self._sizes, key=lambda size: size.derive is not None):
+            self._variables.setdefault(size.variable, _Variable.of(size))
+
+    def __bool__(self) -> bool:
+        """Whether some sizes may differ."""
+        return bool(self._sizes)
+
+    def lines_noted(self, environment: Any, now: Callable[[], Origin]) -> contextlib.AbstractContextManager[None]:
+        """While conditions on sizes are noted with the lines that ask for them. ``now``: where the program is."""
+
+        def line() -> Any:
+            return _BACKWARD if self.returned and in_backward() else now().location
+
+        ours = self._sizes and hasattr(environment, "noting_lines")
+        return environment.noting_lines(line) if ours else contextlib.nullcontext()
+
+    def relate(self) -> None:
+        """Tell the trace what the spec says: which sizes are equal, and between which bounds they lie.
+
+        Raises:
+            InputMismatchError: the examples have other sizes.
+        """
+        first: dict[str, Any] = {}
+        for size in self._sizes:
+            low, high = size.spec.min, size.spec.max
+            if size.derive is None:
+                self._assume(
+                    size, size.now == first.setdefault(size.variable, size.now), "the size of all of that name"
+                )
+            if low is not None and low > 0:
+                self._assume(size, size.now >= low, f"{low} or more")
+            if isinstance(high, int):
+                self._assume(size, size.now <= high, f"{high} or less")
+        for size in self._sizes:
+            source = first.get(size.variable)
+            if size.derive is not None and source is not None:
+                self._assume(size, size.now == size.of(source), size.name)
+            elif size.of(self._variables[size.variable].example) != size.example:
+                self._assume(size, False, size.name)
+
+    def _assume(self, size: _Size, condition: Any, expected: str) -> None:
+        from functionalize._torch.symbols import assume
+
+        if condition if type(condition) is bool else hint_of(condition):
+            assume(condition)
+        elif self._strict:
+            raise InputMismatchError(
+                f"{size.place} is {size.example}, and dynamic_shapes asks for {expected}",
+                hint="pass an example of such a size, or ask for others",
+            )
+
+    def check(self, environment: Any) -> None:
+        """Raise where the program is right for a part of these sizes only, unless the spec leaves that open.
+
+        Raises:
+            InputMismatchError: says which size, the line that does not take it, and what to ask for instead.
+        """
+        if not self._strict or not self._sizes:
+            return
+        from functionalize._torch.symbols import TakenForGranted, may_specialize
+
+        granted = TakenForGranted(environment, {size.symbol: size.name for size in self._sizes if size.symbol})
+        for size in self._sizes:
+            if not may_specialize(size.spec) and granted.is_constant(size.now):
+                raise _constant(size, granted.said_of(size.name))
+        for size in self._sizes:
+            variable = self._variables[size.variable]
+            if variable.made is None or size.symbol is None:
+                continue
+            tried = variable.tried(granted.constants)
+            broken = [granted.broken_by(self._symbols({size.variable: number})) for number in tried]
+            if any(condition is not None for condition in broken):
+                raise _narrowed(size, variable, dict(zip(tried, broken, strict=True)), granted)
+        self._check_ends(granted)
+
+    def _check_ends(self, granted: Any) -> None:
+        """The same, with all sizes at their ends."""
+        variables = {name: variable for name, variable in self._variables.items() if variable.made is not None}
+        lowest = {name: one.low for name, one in variables.items()}
+        highest = {name: _LARGE[-1] if one.high is None else one.high for name, one in variables.items()}
+        for values in (lowest, highest):
+            condition = granted.broken_by(self._symbols(values))
+            if condition is not None:
+                asked = [size for size in self._sizes if size.variable in values]
+                sizes = dict.fromkeys(f"{size.name} = {size.of(values[size.variable])}" for size in asked)
+                at, why = granted.said(condition)
+                raise InputMismatchError(
+                    f"dynamic_shapes asks for sizes that the program is not right for: {', '.join(sizes)}"
+                    f"\n    at   {at}\n    why  {why}",
+                    hint=f"ask for less, or for {_ANY}",
+                )
+
+    def _symbols(self, changed: Mapping[str, int]) -> dict[Any, int]:
+        """What each symbol is where some variables have other values than in the example."""
+        values = {name: variable.example for name, variable in self._variables.items()} | dict(changed)
+        return {size.symbol: size.of(values[size.variable]) for size in self._sizes if size.symbol}
+
+
+def _size(label: str, dim: int, spec: Any, now: Any) -> _Size:
+    from functionalize._torch.symbols import DerivedDim, NamedDim
+
+    place, short = f"dimension {dim} of {label}", f"{label.split('`')[1]}.size({dim})"
+    symbol = None if type(now) is int else now.node.expr
+    if isinstance(spec, DerivedDim):
+        return _Size(place, spec.__name__, spec, now, symbol, spec.root.__name__, spec.fn)
+    name = spec.__name__ if isinstance(spec, NamedDim) else short
+    return _Size(place, name, spec, now, symbol, name, None)
+
+
+def _constant(size: _Size, said: tuple[str, str] | None) -> InputMismatchError:
+    at = "" if said is None else f"\n    at   {said[0]}\n    why  {said[1]}"
+    if size.symbol is None and size.now > 1:
+        hint = "pass an example that is no fake tensor: the mode of a fake one has fixed its size; or say Dim.STATIC"
+    elif size.symbol is None:
+        hint = "pass an example of size 2 or more (sizes 0 and 1 are programs of their own), or say Dim.STATIC"
+    else:
+        hint = "Dim.AUTO or Dim.STATIC, or change what the program does with the size"
+    if said is not None and said[0] == _BACKWARD:
+        hint = f"{_NO_BACKWARD}, or {hint}"
+    what = f"{size.place} may differ by dynamic_shapes, and the program is right for {int(size.now)} only"
+    return InputMismatchError(f"{what}{at}", hint=hint)
+
+
+def _narrowed(size: _Size, variable: _Variable, broken: Mapping[int, Any], granted: Any) -> InputMismatchError:
+    wrong = next(number for number, condition in broken.items() if condition is not None)
+    at, why = granted.said(broken[wrong])
+    low, high = size.of(variable.low), None if variable.high is None else size.of(variable.high)
+    asked = f"from {low} on" if high is None else f"from {low} to {high}"
+    right = [number for number, condition in broken.items() if condition is None]
+    if granted.equates(broken[wrong]):
+        advice = ["one Dim for both sizes"]
+    else:
+        dims = _other_dims(variable, list(broken), right, derived=size.derive is not None)
+        dims = (dim if size.derive is None else size.name.replace(size.variable, dim) for dim in dims)
+        advice = [_NO_BACKWARD] * (at == _BACKWARD) + list(dims)
+    return InputMismatchError(
+        f"{size.place} may differ {asked} by dynamic_shapes, and the program is not right for {size.of(wrong)}\n"
+        f"    at   {at}\n    why  {why}",
+        hint=", or ".join([*advice, _ANY]),
+    )
+
+
+def _other_dims(variable: _Variable, tried: list[int], right: Sequence[int], *, derived: bool) -> Iterator[str]:
+    """The Dim around the example whose sizes the program takes, as code; of every n-th size if need be."""
+    for step in sorted({1, math.gcd(*right)} - {0}):
+        run = [number for number in tried if number % step == 0]
+        if variable.example not in run or (step > 1 and (derived or "'" not in str(variable.made))):
+            continue
+        here = run.index(variable.example)
+        start = next((n + 1 for n in range(here, -1, -1) if run[n] not in right), 0)
+        end = next((n for n in range(here, len(run)) if run[n] not in right), len(run))
+        if end - start > 1:
+            highest = "" if end == len(run) and variable.high is None else f", max={run[end - 1] // step}"
+            bounds = f"min={run[start] // step}{highest})"
+            made = str(variable.made)
+            yield (
+                f"{made}{bounds}" if step == 1 else f"{step} * {made.replace(chr(39), chr(39) + 'part_of_', 1)}{bounds}"
+            )
+            return
