@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from functionalize._torch import on_handles, unbacked
-from functionalize.aliasing.geometry import Layout, hint, plain, same, size_hint
+from functionalize._torch import hint_of, on_handles, unbacked
+from functionalize.aliasing.geometry import Layout, hint, same, size_hint
 from functionalize.aliasing.overlap import disjoint, disjoint_guarded, meets_elsewhere, repeats_part
 from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.ops import tables
@@ -101,17 +102,22 @@ def _in_one_place(target: Layout, source: Layout) -> bool:
 
 
 def _expanded(source: Layout, target: Layout) -> Layout | None:
-    """A layout broadcast to another one's size; None where it has another size."""
+    """A layout broadcast to another one's size; None where it has another size. A size that comes from data has it."""
     added = len(target.size) - len(source.size)
-    if any(size_hint(size) != 1 for size in source.size[: max(-added, 0)]):
+    if any(_size(size, 1) != 1 for size in source.size[: max(-added, 0)]):
         return None
     sizes = (1,) * added + source.size[max(-added, 0) :]
     strides = (0,) * added + source.stride[max(-added, 0) :]
-    wanted = list(map(size_hint, target.size))
-    if any(size_hint(size) not in (1, want) for size, want in zip(sizes, wanted, strict=True)):
+    pairs = [(_size(size, size_hint(want)), size_hint(want)) for size, want in zip(sizes, target.size, strict=True)]
+    if any(size not in (1, want) and not unbacked([to]) for (size, want), to in zip(pairs, target.size, strict=True)):
         return None
-    kept = (step if size_hint(size) == want else 0 for step, size, want in zip(strides, sizes, wanted, strict=True))
+    kept = (0 if size == 1 != want else step for step, (size, want) in zip(strides, pairs, strict=True))
     return replace(source, size=target.size, stride=tuple(kept))
+
+
+def _size(size: Any, of_data: int) -> int:
+    """A size in this trace; ``of_data`` for one that comes from data."""
+    return of_data if unbacked([size]) else hint(size)
 
 
 def _holds(
@@ -131,11 +137,12 @@ def _holds(
     if not symbols:
         return question(target, source)
     if unbacked(symbols):
-        ahead = on_handles(lambda: plain(source.offset - target.offset), (), {})
+        ahead = on_handles(lambda: source.offset - target.offset, (), {})
+        distances = {ahead} if type(ahead) is int else {hint_of(ahead, many) for many in (61, 67)}
         whole, part = (context.graph.find(operand.tensor) for operand in operands)
         is_part = whole is not None and part is not None and whole in part.lineage()
-        known = target.dtype is source.dtype and (type(ahead) is int or is_part)
-        return known and question(_sized(target, 0), _sized(source, hint(ahead)))
+        known = target.dtype is source.dtype and (len(distances) == 1 or is_part)
+        return known and question(_sized(target, 0), _sized(source, distances.pop() if len(distances) == 1 else 0))
     if question(_sized(target, hint(target.offset)), _sized(source, hint(source.offset))):
         return True
     if not on_handles(disjoint_guarded, (target, source), {}):
