@@ -149,7 +149,7 @@ ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     OFFSET: torch.Tensor.storage_offset,
     VIEW: is_view,
     LEAF_VIEW: lambda tensor: tensor.requires_grad and tensor.is_leaf and is_view(tensor),
-    SILENT_VIEW: lambda tensor: is_view(tensor) and not tensor.requires_grad and tensor._base.requires_grad,
+    SILENT_VIEW: lambda tensor: is_view(tensor) and not tensor.requires_grad and autograd_base(tensor).requires_grad,
     FOLLOWED_VIEW: lambda tensor: tensor.requires_grad and not tensor.is_leaf and is_view(tensor),
     HOOKS: lambda tensor: len(gradient_hooks(tensor)),
     STORAGE: lambda tensor: tensor.untyped_storage().nbytes(),
