@@ -345,3 +345,24 @@ def test_the_casts_of_the_caller_outlive_a_capture(way: Callable[..., Any], prog
             return [*results, x @ w]
 
     torch.testing.assert_close(kept(way(program)), kept(program), rtol=0, atol=0)
+
+
+def _replaces_data(x: torch.Tensor) -> torch.Tensor:
+    x.data = x + 1
+    with torch.no_grad():
+        x.add_(1)
+    return x * 2
+
+
+def test_a_view_whose_data_are_replaced_and_written_is_refused() -> None:
+    """Eager looks for its gradient where its new data lie; other inputs of the same compiled function are right."""
+    compiled = torch.compile(_replaces_data, backend="functionalize")
+    for _ in range(2):
+        gradients = []
+        for call in (_replaces_data, compiled):
+            leaf = torch.arange(3.0, requires_grad=True)
+            call(leaf * 1).sum().backward()
+            gradients.append(leaf.grad)
+        assert torch.equal(*gradients)
+        with pytest.raises(Exception, match=r"`l_x_` other data by `\.data =`"):
+            compiled((torch.arange(12.0, requires_grad=True) * 1)[3:6])

@@ -18,6 +18,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from functionalize._torch import (
+    ASKED_PROPERTIES,
+    FOLLOWED_VIEW,
     PLAIN_TYPES,
     VERSION,
     VIEW,
@@ -200,10 +202,20 @@ class _Backend:
         """Whether autocast casts what the graph computes with: of leaves it keeps what it has cast."""
         return any_autocast() or any(self.graph.graph.find_nodes(op="call_function", target=ENTER_AUTOCAST))
 
+    @cached_property
+    def replaces_data(self) -> bool:
+        """Whether the graph gives tensors other data: `.data =`, in Dynamo's words."""
+        return any(self.graph.graph.find_nodes(op="call_function", target=torch.Tensor.set_))
+
     def _pattern(self, inputs: Sequence[Any], looks: bool) -> tuple[Any, ...]:
-        """What Dynamo does not compare: how inputs share memory, if it ``looks``; of which autocast keeps the cast."""
-        keeps = [self._keeps_cast(one) for one in inputs if self.keeps_casts and isinstance(one, torch.Tensor)]
-        return _sharing(inputs) if looks else None, tuple(keeps)
+        """What Dynamo does not compare: how inputs share memory, if it ``looks``; of which autocast keeps the cast.
+
+        Where the graph replaces data, also which are views that require gradients.
+        """
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        keeps = [self._keeps_cast(tensor) for tensor in tensors if self.keeps_casts]
+        views = [ASKED_PROPERTIES[FOLLOWED_VIEW](tensor) for tensor in tensors if self.replaces_data]
+        return _sharing(inputs) if looks else None, tuple(keeps), tuple(views)
 
     def _keeps_cast(self, tensor: torch.Tensor) -> bool:
         return self.keeps_casts and tensor.is_leaf and not is_view(tensor)
@@ -299,6 +311,7 @@ class _Backend:
                 program, inputs, lambda objects, returned: LeftInObjects(), Scopes(run_call.__code__).here
             )
         self._refuse_versions(found)
+        self._refuse_replaced_views(found, fakes)
         if not leaves_inference_mode(self.graph.graph):  # else it says of each result what it is
             outputs = [replace(alias, inference=alias.inference or None) for alias in found.metadata.outputs]
             found = replace(found, metadata=replace(found.metadata, outputs=tuple(outputs)))
@@ -317,6 +330,15 @@ class _Backend:
                 "versions",
                 at=line_of_trace(next((node.stack_trace for node in nodes), None)),
             )
+
+    def _refuse_replaced_views(self, found: Recorded, fakes: Sequence[Any]) -> None:
+        """Raise where the program gives other data to an input that autograd looks for by where its data lie."""
+        for (number, question), line in found.asked.items():
+            entry = found.metadata.inputs[number]
+            if question != FOLLOWED_VIEW or entry.argument is None:
+                continue
+            if ASKED_PROPERTIES[FOLLOWED_VIEW](fakes[entry.argument]):
+                raise otherwise(FOLLOWED_VIEW, entry.name, line)
 
     def _handle(self, fake: torch.Tensor) -> torch.Tensor:
         """What the graph runs on: a tensor to which it may write."""

@@ -79,6 +79,8 @@ class Reshapes:
         if torch.is_grad_enabled() or is_leaf_to_autograd(handle):
             return
         now, key = Layout.of(handle), storage_key(handle)
+        if handle.requires_grad and key != before.base.key:  # by `set_`; as which Dynamo has `.data =`
+            self._note_moved(handle, (before.base.key, key))
         moved = key != before.base.key and same(now.size, before.layout.size)
         if not (moved and same(now.stride, before.layout.stride)):
             self._untold.setdefault(id(handle), user_location())
@@ -92,10 +94,13 @@ class Reshapes:
         """Note that a handle gets the data of another one by `.data =`."""
         self.lines.setdefault(id(handle), user_location())
         if handle.requires_grad:
-            for key in map(storage_key, (handle, source)):
-                self._moved.setdefault(key, []).append(handle)
+            self._note_moved(handle, map(storage_key, (handle, source)))
         if id(handle) in self._held and handle.requires_grad:
             self.replaced.add(id(handle))
+
+    def _note_moved(self, handle: torch.Tensor, storages: Iterable[int]) -> None:
+        for key in storages:
+            self._moved.setdefault(key, []).append(handle)
 
     def moved(self, base: Base) -> Sequence[torch.Tensor]:
         """The tensors whose data lie, or lay, in a storage, and were replaced by `.data =`."""
