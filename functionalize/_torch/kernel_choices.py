@@ -42,11 +42,11 @@ def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: An
     truth, matters, runs = dict(path), Answers(), 0
     waiting: list[tuple[Answers, Answers]] = [({}, path)]
     while waiting:
-        given, path = waiting.pop()
-        if any(question in matters and answer != truth.get(question) for question, answer in given.items()):
+        scripted, path = waiting.pop()
+        if any(question in matters and answer != truth.get(question) for question, answer in scripted.items()):
             continue
         asked = list(path.items())
-        for place in range(len(given), len(asked)):
+        for place in range(len(scripted), len(asked)):
             question, answer = asked[place]
             if question in matters:
                 continue

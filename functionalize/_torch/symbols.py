@@ -134,7 +134,7 @@ class TakenForGranted:
 
     def broken_by(self, values: Mapping[Any, int]) -> Any:
         """The first condition that some sizes do not meet; None where they meet all that they decide."""
-        return next((one for one in self._conditions if str(one.xreplace(dict(values))) == "False"), None)
+        return next((each for each in self._conditions if str(each.xreplace(dict(values))) == "False"), None)
 
     def equates(self, condition: Any) -> bool:
         """Whether a condition says that two sizes are equal, and no more."""
@@ -142,12 +142,14 @@ class TakenForGranted:
 
     def said_of(self, name: str) -> tuple[str, str] | None:
         """The line that made a size a number, and why; None where nothing tells."""
-        equal = [one for one in self._conditions if type(one).__name__ == "Equality" and not self.equates(one)]
-        of_it = [one for one in equal if name in {self._names.get(symbol) for symbol in one.free_symbols}]
+        equal = [each for each in self._conditions if type(each).__name__ == "Equality" and not self.equates(each)]
+        of_it = [each for each in equal if name in {self._names.get(symbol) for symbol in each.free_symbols}]
         return self.said(of_it[0]) if of_it else None
 
     def said(self, condition: Any) -> tuple[str, str]:
         """The line that asked for a condition, and what it is."""
         line = getattr(self._environment, "lines", {}).get(condition, "unknown")
-        named = {one: type(one)(self._names[one]) for one in condition.free_symbols if one in self._names}
+        named = {
+            symbol: type(symbol)(self._names[symbol]) for symbol in condition.free_symbols if symbol in self._names
+        }
         return str(line), f"there it takes for granted that {PythonPrinter().doprint(condition.xreplace(named))}"

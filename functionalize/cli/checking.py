@@ -53,14 +53,14 @@ def at_ends(
     program: CapturedProgram, inputs: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> Iterator[tuple[str, tuple[tuple[Any, ...], dict[str, Any]]]]:
     """Some inputs, cut off or repeated so that each size that may differ is at an end of its range; in words, too."""
-    found = program.specialization
-    sizes, given = found.guards.sizes, found.capture.convention.arguments(*inputs)
+    first = program.specialization
+    sizes, arguments = first.guards.sizes, first.capture.convention.arguments(*inputs)
     if sizes is None:
         return
-    values = found.guards.check(given)
+    values = first.guards.check(arguments)
     for said, layouts in sizes.ends(sizes.of(values)):
         wanted = {id(values[number]): layout for number, *layout in layouts}
-        yield said, given.like(lambda leaf, wanted=wanted: _resized(leaf, *wanted.get(id(leaf), ())))  # type: ignore[misc]
+        yield said, arguments.like(lambda leaf, wanted=wanted: _resized(leaf, *wanted.get(id(leaf), ())))  # type: ignore[misc]
 
 
 def _resized(tensor: torch.Tensor, size: Any = None, stride: Any = None) -> torch.Tensor:

@@ -99,8 +99,8 @@ class AskedSizes:
         self.returned = False  # whether the program has
         self._sizes = [
             _size(label(key), dim, spec, fakes[key].size(dim))
-            for key, of_one in dims.items()
-            for dim, spec in of_one.items()
+            for key, by_dim in dims.items()
+            for dim, spec in by_dim.items()
         ]
         self._variables: dict[str, _Variable] = {}
         for size in sorted(self._sizes, key=lambda size: size.derive is not None):
@@ -181,8 +181,8 @@ class AskedSizes:
     def _check_ends(self, granted: Any) -> None:
         """The same, with all sizes at their ends."""
         variables = {name: variable for name, variable in self._variables.items() if variable.made is not None}
-        lowest = {name: one.low for name, one in variables.items()}
-        highest = {name: _LARGE[-1] if one.high is None else one.high for name, one in variables.items()}
+        lowest = {name: each.low for name, each in variables.items()}
+        highest = {name: _LARGE[-1] if each.high is None else each.high for name, each in variables.items()}
         for values in (lowest, highest):
             condition = granted.broken_by(self._symbols(values))
             if condition is not None:

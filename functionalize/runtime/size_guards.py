@@ -12,6 +12,7 @@ from functionalize.errors import InputMismatchError
 
 Sizes = tuple[tuple[int, Any, Any], ...]  # of inputs, by number: their sizes and their strides
 
+_LARGEST = 65_536  # upper end of a range that is tried
 _TRIED = 64  # sizes next to the end of a range, where the end itself does not meet all conditions
 
 
@@ -73,41 +74,41 @@ class SizeGuards:
     def ends(self, sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
         """The sizes of a call, with each that may differ at the lower end of its range, and at the upper.
 
-        In words, and as such; one without an upper end is doubled.
+        In words, and as such; one without an upper end, or with a very large one, is doubled.
         """
-        known = {
+        example = {
             size: actual
             for number, now, _ in sizes
             for size, actual in zip(self._layouts[number].size, now, strict=True)
             if type(size) is not int and size.is_symbol
         }
-        for symbol, actual in known.items():
+        for symbol, actual in example.items():
             equal = {symbol} | {
                 other
-                for one in self._conditions
-                if type(one).__name__ == "Equality" and symbol in one.args
-                for other in one.args
+                for condition in self._conditions
+                if type(condition).__name__ == "Equality" and symbol in condition.args
+                for other in condition.args
                 if other.is_symbol
             }
             bounds = self._ranges[symbol]
-            low, high = int(bounds.lower), int(bounds.upper) if bounds.upper < 2**62 else 2 * actual
+            low, high = int(bounds.lower), int(bounds.upper) if bounds.upper <= _LARGEST else 2 * actual
             for tried in (range(low, actual), range(high, actual, -1)):
-                made = (self._sized(known | dict.fromkeys(equal, number)) for number in tried[:_TRIED])
-                found = next((one for one in made if self.holds_for(one)), None)
-                if found is not None:
-                    yield self._said(symbol, found), found
+                made = (self._sized(example | dict.fromkeys(equal, number)) for number in tried[:_TRIED])
+                sized = next(filter(self.holds_for, made), None)
+                if sized is not None:
+                    yield self._said(symbol, sized), sized
 
-    def _sized(self, known: Mapping[Any, int]) -> Sizes:
+    def _sized(self, example: Mapping[Any, int]) -> Sizes:
         def number(size: Any) -> int:
-            return int(size if type(size) is int else size.xreplace(dict(known)))
+            return int(size if type(size) is int else size.xreplace(dict(example)))
 
         layouts = self._layouts.items()
-        return tuple((n, tuple(map(number, one.size)), tuple(map(number, one.stride))) for n, one in layouts)
+        return tuple((n, tuple(map(number, at.size)), tuple(map(number, at.stride))) for n, at in layouts)
 
     def _said(self, symbol: Any, sizes: Sizes) -> str:
-        places = ((n, dim) for n, one in self._layouts.items() for dim, size in enumerate(one.size) if size == symbol)
+        places = ((n, dim) for n, at in self._layouts.items() for dim, size in enumerate(at.size) if size == symbol)
         number, dim = next(places)
-        size = next(now[dim] for one, now, _ in sizes if one == number)
+        size = next(now[dim] for n, now, _ in sizes if n == number)
         return f"dimension {dim} of {self._labels[number]} = {size}"
 
     def _check(self, sizes: Sizes) -> None:

@@ -30,11 +30,11 @@ from tests.opinfo.programs import build
 
 LOW, HIGH = 2, 64
 KINDS = ("operators", "gradients", "modules", "zoo")
-# Whose gradients torch computes by formulas that take the size of a matrix for a number, or branch on it.
+# Whose gradients torch computes by formulas that take a size for a number, or branch on it.
 _NAMES = """
-diagonal_scatter index_put linalg.cond linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.pinv linalg.qr linalg.svd
-linalg.svdvals lu lu_unpack masked.cumprod masked_select norm.nuc pca_lowrank pinverse prod qr svd svd_lowrank
-slice_scatter trace
+cumprod diagonal_scatter index_put linalg.cond linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.pinv linalg.qr
+linalg.svdvals lu lu_unpack masked.cumprod masked_select norm.nuc pca_lowrank pinverse prod qr sgn slice_scatter
+svd_lowrank trace
 """
 BRANCHING = frozenset(_NAMES.split())
 RIGHT, NARROWER, NOT_COUNTED = "right", "narrower", "not counted"
@@ -108,10 +108,10 @@ def _exported(program: Batched, sizes: Any) -> bool:
     if not isinstance(copied, nn.Module):
         sizes = (sizes,)
     try:
-        found = torch.export.export(module, args, kwargs, dynamic_shapes=sizes)
+        exported = torch.export.export(module, args, kwargs, dynamic_shapes=sizes)
     except Exception:
         return False
-    ranges = [(bounds.lower, bounds.upper) for bounds in found.range_constraints.values()]
+    ranges = [(bounds.lower, bounds.upper) for bounds in exported.range_constraints.values()]
     return (LOW, HIGH) in ranges
 
 
@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     first, step = map(int, options.shard.split("/"))
     for of in options.of or KINDS:
-        for name in [one for one in names(of) if re.search(options.only, one)][first - 1 :: step]:
+        for name in [name for name in names(of) if re.search(options.only, name)][first - 1 :: step]:
             for program in programs(of, name, options.limit):
                 status, reason = check(program)
                 counts[status] += 1
