@@ -102,13 +102,19 @@ def _in_one_place(target: Layout, source: Layout) -> bool:
 
 
 def _expanded(source: Layout, target: Layout) -> Layout | None:
-    """A layout broadcast to another one's size; None where it has another size. A size that comes from data has it."""
+    """A layout broadcast to another one's size; None where it has another size.
+
+    A size that comes from data is taken for the other's, if that comes from data too; else for a 1 that is broadcast.
+    """
     added = len(target.size) - len(source.size)
     if any(_size(size, 1) != 1 for size in source.size[: max(-added, 0)]):
         return None
     sizes = (1,) * added + source.size[max(-added, 0) :]
     strides = (0,) * added + source.stride[max(-added, 0) :]
-    pairs = [(_size(size, size_hint(want)), size_hint(want)) for size, want in zip(sizes, target.size, strict=True)]
+    wanted = ((want, size_hint(want)) for want in target.size)
+    pairs = [
+        (_size(size, many if unbacked([want]) else 1), many) for size, (want, many) in zip(sizes, wanted, strict=True)
+    ]
     if any(size not in (1, want) and not unbacked([to]) for (size, want), to in zip(pairs, target.size, strict=True)):
         return None
     kept = (0 if size == 1 != want else step for step, (size, want) in zip(strides, pairs, strict=True))
