@@ -28,7 +28,7 @@ from tests.ledger import RIGHT, Ledger, Row
 from tests.lowerings import fuzz
 from tests.lowerings.__main__ import DTYPES
 from tests.lowerings.core import coverage
-from tests.lowerings.rows import ledger_of, route, rows
+from tests.lowerings.rows import ROUTES, ledger_of, route, rows
 from tests.models import MODELS
 from tests.opinfo.cases import op_names
 from tests.transformer_models import TRANSFORMERS
@@ -137,9 +137,12 @@ def test_jax_differentiates_zeta_as_torch_does() -> None:
 
 @pytest.mark.slow(seconds=10)
 @pytest.mark.every(2)
-@pytest.mark.parametrize("to", ["jax", "onnx", "module", "core_aten"])
+@pytest.mark.parametrize("to", [to for to in ROUTES if ledger_of(to).floors])
 def test_a_share_of_the_database(to: str) -> None:
-    """Other operators for each commit, in all dtypes, held against the ledger; whole: ``python -m tests.lowerings``."""
+    """Other operators for each commit, in all dtypes, by a route whose ledger was written by a whole sweep.
+
+    Whole: ``python -m tests.lowerings``.
+    """
     if to == "onnx":
         pytest.importorskip("onnxscript", reason="needs onnxscript")
     swept(to, op_names()[int(os.environ.get("FUZZ_SEED", "0")) % SHARES :: SHARES], DTYPES)

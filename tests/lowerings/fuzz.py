@@ -29,7 +29,7 @@ from tests.fuzz.generate import generate
 from tests.fuzz.program import Program
 from tests.ledger import REFUSED, RIGHT, SKIPPED, WIDTH, WRONG, Ledger, Row
 from tests.lowerings import exported
-from tests.lowerings.check import close, compared
+from tests.lowerings.check import close, compared, reason
 from tests.lowerings.closeness import Outcome, alike
 
 _OF_ONE_PROGRAM = r"'[^']*'|`[^`]*`|aten\.[\w.]+|\d+|\|"  # what a reason says besides
@@ -83,7 +83,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
         try:
             run = exported.ROUTES[to](capture(function, tuple(program.arguments())), Path(folder))
         except UnsupportedExportError as error:
-            return [Outcome(REFUSED, error.causes[0].splitlines()[0])]
+            return [Outcome(REFUSED, reason(error, error.causes[0]))]
         except (UnsupportedProgramError, ValueError) as error:  # the engine has no kernel
             return [Outcome(REFUSED, str(error).splitlines()[0])]
         return [alike(wanted, _called(run, program)) for wanted in expected]
