@@ -23,7 +23,7 @@ pytest.importorskip("jax")
 import jax
 
 from functionalize import capture, jaxify
-from functionalize.backends.jax import from_torch, lowering
+from functionalize.backends.jax import from_torch, lowering, to_torch
 from tests.ledger import RIGHT, Ledger, Row
 from tests.lowerings import fuzz
 from tests.lowerings.__main__ import DTYPES
@@ -95,6 +95,34 @@ def test_factorizations_read_one_triangle_and_give_gradients_to_both(name: str) 
         np.testing.assert_allclose(value.detach().numpy(), found, rtol=1e-10)
         assert leaf.grad is not None
         np.testing.assert_allclose(leaf.grad.numpy(), gradient, rtol=1e-10, atol=1e-12)
+
+
+PRODUCTS: dict[str, Any] = {
+    "addmm": lambda begin, x, y: torch.addmm(begin, x[0], y[0]),
+    "addmm, factors": lambda begin, x, y: torch.addmm(begin, x[0], y[0], beta=2, alpha=3),
+    "baddbmm": torch.baddbmm,
+    "addmv": lambda begin, x, y: torch.addmv(begin, x[0], y[0, :, 0]),
+    "conv1d": lambda begin, x, y: torch.conv1d(x, y, begin),
+    "conv_transpose1d": lambda begin, x, y: torch.conv_transpose1d(x[:, :3], y, begin),
+}
+ADDED: dict[str, tuple[int, ...]] = {"addmv": (7,), "baddbmm": (3, 7, 7), "conv1d": (3,), "conv_transpose1d": (7,)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_16_bits_are_rounded_once(name: str, dtype: torch.dtype) -> None:
+    """With what is added to them, which nearly cancels some: of a sum that is rounded before, little is right."""
+    function = PRODUCTS[name]
+    x, y = ((10 * torch.randn(3, 7, 7)).to(dtype) for _ in range(2))
+    nothing = torch.zeros(ADDED.get(name, (7, 7)), dtype=torch.float64)
+    product = function(nothing, x.double(), y.double()).flatten()[: nothing.numel()].view(nothing.size())
+    begin = (-0.95 * product).to(dtype)
+    exact = function(begin.double(), x.double(), y.double()).to(dtype)
+    arrays = [from_torch(tensor) for tensor in (begin, x, y)]
+    call = jaxify(function)
+    torch.testing.assert_close(to_torch(call(*arrays)), exact)
+    gradients = jax.grad(lambda *given: call(*given).sum(), (0, 1, 2))(*arrays)
+    assert [one.dtype for one in gradients] == [one.dtype for one in arrays]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
