@@ -19,7 +19,7 @@ WIDTH = 100  # of a reason
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one case of a name, as ``float32/0`` of ``add``."""
+    """What became of one case of a name, as ``float32/0`` of ``add``; a case is one word."""
 
     name: str
     case: str

@@ -23,12 +23,12 @@ pytest.importorskip("jax")
 import jax
 
 from functionalize import capture, jaxify
-from functionalize.backends.jax import from_torch, lowering
+from functionalize.backends.jax import from_torch, lowering, to_torch
 from tests.ledger import RIGHT, Ledger, Row
 from tests.lowerings import fuzz
 from tests.lowerings.__main__ import DTYPES
 from tests.lowerings.core import coverage
-from tests.lowerings.rows import ledger_of, route, rows
+from tests.lowerings.rows import ROUTES, ledger_of, route, rows
 from tests.models import MODELS
 from tests.opinfo.cases import op_names
 from tests.transformer_models import TRANSFORMERS
@@ -97,6 +97,34 @@ def test_factorizations_read_one_triangle_and_give_gradients_to_both(name: str) 
         np.testing.assert_allclose(leaf.grad.numpy(), gradient, rtol=1e-10, atol=1e-12)
 
 
+PRODUCTS: dict[str, Any] = {
+    "addmm": lambda begin, x, y: torch.addmm(begin, x[0], y[0]),
+    "addmm, factors": lambda begin, x, y: torch.addmm(begin, x[0], y[0], beta=2, alpha=3),
+    "baddbmm": torch.baddbmm,
+    "addmv": lambda begin, x, y: torch.addmv(begin, x[0], y[0, :, 0]),
+    "conv1d": lambda begin, x, y: torch.conv1d(x, y, begin),
+    "conv_transpose1d": lambda begin, x, y: torch.conv_transpose1d(x[:, :3], y, begin),
+}
+ADDED: dict[str, tuple[int, ...]] = {"addmv": (7,), "baddbmm": (3, 7, 7), "conv1d": (3,), "conv_transpose1d": (7,)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_16_bits_are_rounded_once(name: str, dtype: torch.dtype) -> None:
+    """With what is added to them, which nearly cancels some: of a sum that is rounded before, little is right."""
+    function = PRODUCTS[name]
+    x, y = ((10 * torch.randn(3, 7, 7)).to(dtype) for _ in range(2))
+    nothing = torch.zeros(ADDED.get(name, (7, 7)), dtype=torch.float64)
+    product = function(nothing, x.double(), y.double()).flatten()[: nothing.numel()].view(nothing.size())
+    begin = (-0.95 * product).to(dtype)
+    exact = function(begin.double(), x.double(), y.double()).to(dtype)
+    arrays = [from_torch(tensor) for tensor in (begin, x, y)]
+    call = jaxify(function)
+    torch.testing.assert_close(to_torch(call(*arrays)), exact)
+    gradients = jax.grad(lambda *given: call(*given).sum(), (0, 1, 2))(*arrays)
+    assert [one.dtype for one in gradients] == [one.dtype for one in arrays]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zeta_and_polygamma_at_poles_and_of_negative_numbers(dtype: torch.dtype) -> None:
     """And the gradients by the second argument, of which torch has formulas."""
@@ -137,9 +165,12 @@ def test_jax_differentiates_zeta_as_torch_does() -> None:
 
 @pytest.mark.slow(seconds=10)
 @pytest.mark.every(2)
-@pytest.mark.parametrize("to", ["jax", "onnx", "module", "core_aten"])
+@pytest.mark.parametrize("to", [to for to in ROUTES if ledger_of(to).floors])
 def test_a_share_of_the_database(to: str) -> None:
-    """Other operators for each commit, in all dtypes, held against the ledger; whole: ``python -m tests.lowerings``."""
+    """Other operators for each commit, in all dtypes, by a route whose ledger was written by a whole sweep.
+
+    Whole: ``python -m tests.lowerings``.
+    """
     if to == "onnx":
         pytest.importorskip("onnxscript", reason="needs onnxscript")
     swept(to, op_names()[int(os.environ.get("FUZZ_SEED", "0")) % SHARES :: SHARES], DTYPES)

@@ -18,6 +18,7 @@ from functionalize import UnsupportedProgramError, capture
 from functionalize.backends.array_program import Written
 from functionalize.backends.jax import from_torch, to_torch
 from functionalize.backends.jax.values import is_array
+from functionalize.verify.observation import clone_inputs
 from tests.ledger import REFUSED, SKIPPED
 from tests.lowerings.closeness import Outcome, alike
 from tests.opinfo.cases import ALL_DTYPES, Case, op_table, samples
@@ -49,7 +50,7 @@ def in_eager(case: Case) -> Outcome | tuple[Program, Any, list[torch.Tensor]]:
         program = build(case)
     except NoProgramError as error:
         return Outcome(SKIPPED, str(error))
-    inputs = [value.clone() for value in program.inputs]
+    inputs = list(clone_inputs(program.inputs))
     torch.manual_seed(0)
     try:
         expected = program.run(*inputs)

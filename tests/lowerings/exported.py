@@ -17,6 +17,7 @@ import torch
 
 from functionalize import UnsupportedExportError, capture
 from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.verify.observation import clone_inputs
 from tests.ledger import REFUSED
 from tests.lowerings.check import ORDERS, TIES, UNSEEDED, UNSPECIFIED, in_eager, orders_alike, reason
 from tests.lowerings.closeness import Outcome, alike
@@ -80,7 +81,7 @@ def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch
             run = ROUTES[to](captured, Path(folder))
         except UnsupportedExportError as error:
             return Outcome(REFUSED, reason(error, error.causes[0]))
-        given = [value.clone() for value in program.inputs]
+        given = list(clone_inputs(program.inputs))
         found = run(*given)
     drawn = any("rand" in str(node.target) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
                 for node in captured.graph_module.graph.nodes)  # fmt: skip

@@ -29,7 +29,7 @@ from tests.fuzz.generate import generate
 from tests.fuzz.program import Program
 from tests.ledger import REFUSED, RIGHT, SKIPPED, WIDTH, WRONG, Ledger, Row
 from tests.lowerings import exported
-from tests.lowerings.check import close, compared
+from tests.lowerings.check import close, compared, reason
 from tests.lowerings.closeness import Outcome, alike
 
 _OF_ONE_PROGRAM = r"'[^']*'|`[^`]*`|aten\.[\w.]+|\d+|\|"  # what a reason says besides
@@ -83,7 +83,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
         try:
             run = exported.ROUTES[to](capture(function, tuple(program.arguments())), Path(folder))
         except UnsupportedExportError as error:
-            return [Outcome(REFUSED, error.causes[0].splitlines()[0])]
+            return [Outcome(REFUSED, reason(error, error.causes[0]))]
         except (UnsupportedProgramError, ValueError) as error:  # the engine has no kernel
             return [Outcome(REFUSED, str(error).splitlines()[0])]
         return [alike(wanted, _called(run, program)) for wanted in expected]
@@ -111,11 +111,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     ledger = Ledger(f"lowerings-fuzz-{options.to}")
     found = rows(range(options.first, options.first + options.count), options.to)
-    print(dict(Counter(row.status for row in found)))
-    print(*Counter(f"  {row.name}" for row in found if row.status == REFUSED).most_common(12), sep="\n")
     selection = f"{options.count} programs from {options.first} on"
     if options.write:
         ledger.take(found, selection)
+    print(dict(Counter(row.status for row in found)))
+    print(*Counter(f"  {row.name}" for row in found if row.status == REFUSED).most_common(12), sep="\n")
     objections = ledger.objections(found, selection)
     print(*objections, sep="\n")
     return int(bool(objections))
@@ -130,7 +130,7 @@ def rows(seeds: Iterable[int], to: str) -> list[Row]:
             right = outcome.kind in (RIGHT, WRONG)
             name = f"seed {seed}" if right else re.sub(_OF_ONE_PROGRAM, "_", outcome.why)[:WIDTH].strip()
             why = f"{outcome.why}\n{program}" if outcome.kind == WRONG else f"as of seed {seed}"
-            found.append(Row(name, "a program", outcome.kind, why))
+            found.append(Row(name, "program", outcome.kind, why))
     return found
 
 
