@@ -23,6 +23,7 @@ aten = torch.ops.aten
 lowering = Lowerings("numpy")
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: lambda x, y, alpha=1: np.add(x, y * alpha if alpha != 1 else y),
     aten.sub.Tensor: np.subtract,
     aten.mul: np.multiply,
     aten.div.Tensor: np.true_divide,
@@ -44,11 +45,6 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 for op, function in FUNCTIONS.items():
     lowering(op)(function)
-
-
-@lowering(aten.add.Tensor)
-def add(x: Any, y: Any, alpha: float = 1) -> Any:
-    return np.add(x, y * alpha if alpha != 1 else y)
 
 
 @lowering(aten.addmm)
@@ -99,14 +95,10 @@ def to_copy(call: Any, x: Any, **_: Any) -> Any:
     return x.astype(call.dtype)
 
 
-def dtype_of(dtype: torch.dtype) -> Any:
-    return torch.empty(0, dtype=dtype).numpy().dtype
-
-
 NUMPY = Backend(
     lowering,
     array=lambda tensor: tensor.numpy().copy(),
-    dtype=dtype_of,
+    dtype=lambda dtype: torch.empty(0, dtype=dtype).numpy().dtype,
     is_array=lambda value: isinstance(value, np.ndarray),
     differentiates=False,
 )

@@ -68,14 +68,15 @@ def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[in
 
 def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dict[int, NoFormulaError]:
     """Of the tensors that are computed from the sources by what has no formula: why they have no gradient."""
-    nodes = {get_gradient_edge(one).node if isinstance(one, torch.Tensor) else one.node for one in sources}
     refused = {
         function: refusal
-        for function in functions_behind((target.grad_fn for target in targets.values()), nodes)
+        for function in functions_behind(target.grad_fn for target in targets.values())
         if (refusal := _refusal(function)) is not None
     }
     if not refused:
         return {}
+    nodes = {get_gradient_edge(one).node if isinstance(one, torch.Tensor) else one.node for one in sources}
+    refused = {function: refusal for function, refusal in refused.items() if function not in nodes}
     # No source lies behind a delayed error, which eager's `backward` raises nevertheless.
     met = {
         function

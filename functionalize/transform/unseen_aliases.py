@@ -48,7 +48,8 @@ class UnseenAliases:
             known = None if together is None else together.get(Layout.of(tensor).key)
             if known is None or known is tensor or not self._executor.is_constant(tensor):
                 continue
-            self._graph.track(tensor, self._graph.ensure(known))
+            view = self._graph.find(tensor)
+            self._graph.track(tensor, self._graph.ensure(known) if view is None else view)
             self._executor.retarget_proxy(tensor, known)
 
     def let_go(self, tensor: torch.Tensor) -> None:

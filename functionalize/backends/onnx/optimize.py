@@ -65,8 +65,7 @@ _RULES = (
     rules.transpose_transpose_rule,
     rules.unsqueeze_unsqueeze_rule,
     rules.squeeze_reshape_1d_rule,
-    rules.no_op_dynamic_scatter_nd_rule,
-    rules.no_op_static_scatter_nd_rule,
+    rules.no_op_dynamic_scatter_nd_rule,  # its twin for static indices takes an addition for a replacement
     rules.normalize_pad_format_conv_rule,
     rules.normalize_pad_format_conv_integer_rule,
     rules.fuse_pad_into_conv_rule,
