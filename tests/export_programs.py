@@ -214,9 +214,14 @@ def on_onnx(program: Any, folder: Path) -> Program:
 
 def on_jax(program: Program, args: tuple[Tensor, ...]) -> Program:
     """A program that runs jitted on JAX: takes and writes tensors, gives the leaves of what the original returns."""
+    return captured_on_jax(capture(program, args), program)
+
+
+def captured_on_jax(captured: Any, program: Program) -> Program:
+    """The same of a program that is captured already."""
     from functionalize.backends.jax import Written, from_torch, to_torch
 
-    pure = capture(program, args).to_jax()
+    pure = captured.to_jax()
     step, state = pure.jit(), [pure.initial_state]
     names = [*inspect.signature(getattr(program, "forward", program)).parameters]
 

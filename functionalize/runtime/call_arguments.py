@@ -30,6 +30,7 @@ class CallArguments:
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> None:
         """``names``: of the positional arguments."""
         self._given, self.kwargs, self._names = args, kwargs, names
+        self.are_examples = False  # tensors that stand for any that a call may pass: nobody compares them
         self.values = (*args, *kwargs.values()) if kwargs else args
 
     @cached_property

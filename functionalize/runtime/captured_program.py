@@ -339,6 +339,26 @@ class CapturedProgram(Exports):
         """What ran the last call; before the first, what was captured first."""
         return self._specializations[0]
 
+    def as_called_now(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
+        """The program that a call would run now, by itself: this one where it is the first; for example arguments.
+
+        What has changed since the last call (a module's mode, a number, state that a call made) is followed or refused
+        as a call does.
+
+        Raises:
+            InputMismatchError: such a call would be refused.
+        """
+        arguments = self._convention.arguments(args, kwargs)
+        arguments.are_examples = True
+        with CAPTURING:
+            chosen = self.current
+            if not isinstance(chosen.checked(arguments), list):
+                chosen = self._chosen(arguments)[0]
+        if chosen is self._first:
+            return self
+        how: dict[str, Any] = {"remove": self.remove, "recapture": self._recapture, "original": self.original}
+        return CapturedProgram(chosen.capture, partition_fn=self._partition_fn, **how)
+
     def captured_like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Specialization:
         """The program as it is for other arguments, or with the state that there is now; it is not kept."""
         return self._captured(self._convention.arguments(args, kwargs))

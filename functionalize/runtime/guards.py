@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -206,7 +206,7 @@ class Guards:
         yield from (Guard("the data", f"decide, at {one.location},", one.answer) for one in decisions)
 
     def check(self, arguments: CallArguments) -> list[Any]:
-        """The program's inputs for a call, once they have been checked.
+        """The program's inputs for a call, once they have been checked; of examples all but the tensors themselves.
 
         Raises:
             InputMismatchError: the call's inputs differ from those that the program was captured for.
@@ -219,16 +219,17 @@ class Guards:
         self._check_constants(arguments)
         self._check_settings()
         values = self.sources.values(arguments)
+        examples = self._passed if arguments.are_examples else frozenset()
         self.shared_places.check(values, lambda: self.changes)
-        self._check_tensors(values)
-        self._check_presence(values)
+        self._check_tensors(values, examples)
+        self._check_presence(values, examples)
         self.check_side_effects(arguments, values)
-        if self.sizes is not None:
+        if self.sizes is not None and not arguments.are_examples:
             self.sizes.check(values)
-        self._check_aliasing(self.sharing.now(values))
+        self._check_aliasing(self.sharing.now(values), examples)
         if modes[GRAD_MODE] != self.modes[GRAD_MODE]:  # what can be followed comes last: all else is as it was
             _refuse(f"the {GRAD_MODE}", modes[GRAD_MODE], self.modes[GRAD_MODE], GradientMismatchError)
-        self._check_gradients(values)
+        self._check_gradients(values, examples)
         return values
 
     def check_arguments(self, arguments: CallArguments) -> None:
@@ -275,11 +276,17 @@ class Guards:
         plain = type(key) in PLAIN  # keys of a program's own classes are asked nothing
         return any(one.key is key or (plain and type(one.key) is type(key) and one.key == key) for one in same_place)
 
-    def _check_tensors(self, values: Sequence[Any]) -> None:
+    @cached_property
+    def _passed(self) -> frozenset[int]:
+        """The inputs that are arguments, and their gradients."""
+        passed = {number for number, entry in enumerate(self.inputs) if entry.argument is not None}
+        return frozenset(n for n, entry in enumerate(self.inputs) if n in passed or entry.gradient_of in passed)
+
+    def _check_tensors(self, values: Sequence[Any], examples: Set[int]) -> None:
         for number, (entry, value, before) in enumerate(zip(self.inputs, values, self._looks, strict=True)):
             now = self._look(number, value)
             absent = entry.gradient_of is not None and (value is None or number in self.metadata.unused)
-            if now == before or absent:
+            if now == before or absent or number in examples:
                 continue
             if now is None or before is None:
                 one, other = ("no tensor" if look is None else "a tensor" for look in (now, before))
@@ -289,7 +296,7 @@ class Guards:
                 if one != other and name != REQUIRES_GRAD and (entry.gradient_of is None or name != STRIDES):
                     self._refuse_property(number, name, one, other)
         for (number, name), before in self.asked.items():
-            if not is_answer(name, values[number], before):
+            if number not in examples and not is_answer(name, values[number], before):
                 self._refuse_property(number, name, answer_of(name, values[number]), before)
 
     def agree(self, numbers: Sequence[int], values: Sequence[Any]) -> bool:
@@ -297,24 +304,25 @@ class Guards:
         alike = all(values[n] is None or self._look(n, values[n]) == self._looks[n] for n in numbers)
         return alike and self._laid.differing(values) is None
 
-    def _check_presence(self, values: Sequence[Any]) -> None:
+    def _check_presence(self, values: Sequence[Any], examples: Set[int]) -> None:
         for number, had in self.had_gradient.items():
-            if (values[number].grad is not None) != had:
+            if number not in examples and (values[number].grad is not None) != had:
                 raise GradientMismatchError(
                     f"the gradient of {self.inputs[number].label} is {'not ' if had else ''}there, and was "
                     f"{'' if had else 'not '}when the program was captured",
                     hint="set gradients to None first, as optimizer.zero_grad() does, or capture again",
                 )
 
-    def _check_gradients(self, values: Sequence[Any]) -> None:
+    def _check_gradients(self, values: Sequence[Any], examples: Set[int]) -> None:
         """What autograd tells of the inputs: which require some, which that change are leaves, how gradients lie."""
         for number, (value, look) in enumerate(zip(values, self._looks, strict=True)):
-            if look is not None and value is not None and value.requires_grad != look[-1]:
+            if number not in examples and look is not None and value is not None and value.requires_grad != look[-1]:
                 self._refuse_property(number, REQUIRES_GRAD, value.requires_grad, look[-1], GradientMismatchError)
         for number, before in self.leaves.items():
-            if values[number] is not None and values[number].is_leaf != before:
+            if number not in examples and values[number] is not None and values[number].is_leaf != before:
                 self._refuse_property(number, LEAF, values[number].is_leaf, before, GradientMismatchError)
-        if (found := self._laid.differing(values)) is not None:
+        found = self._laid.differing(values)
+        if found is not None and found[0] not in examples:
             number, now, lay = found
             self._refuse_property(number, "place in memory", now, lay, GradientMismatchError)
 
@@ -379,12 +387,14 @@ class Guards:
         assert alias.input is not None
         return alias.input
 
-    def _check_aliasing(self, pattern: Pattern) -> None:
+    def _check_aliasing(self, pattern: Pattern, examples: Set[int]) -> None:
         for number in sorted(
             range(len(pattern)), key=self.sharing.gradients.__contains__
         ):  # what can be followed comes last
             if (now := pattern[number]) != (before := self.aliasing[number]):
                 first = (now if isinstance(now, tuple) else before)[0]
+                if not examples.isdisjoint((number, first)):
+                    continue
                 own = next((one for one in (number, first) if id(self._container(one)) in self.changes), number)
                 kind = GradientMismatchError if number in self.sharing.gradients else InputMismatchError
                 raise kind(

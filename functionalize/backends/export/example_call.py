@@ -158,6 +158,13 @@ def no_memory_beyond() -> Iterator[None]:
 
 
 @no_memory_beyond()
+def as_called_now(program: CapturedProgram) -> CapturedProgram:
+    """The program that a call would run now: a capture may be older than the model's mode, its state, or its hooks."""
+    call = ExampleCall(program.current)
+    return program.as_called_now(call.args, call.kwargs)
+
+
+@no_memory_beyond()
 def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
     """A program with the steps of its schedulers as a part of its graph: what is exported has no schedulers."""
     if not any(isinstance(one, LRScheduler) for one in program.current.capture.state.seen):

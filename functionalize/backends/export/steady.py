@@ -25,6 +25,7 @@ from functionalize._torch.exporting import STATE_KINDS
 from functionalize.backends.export.effects import EffectReader, applied, changed_entries
 from functionalize.backends.export.example_call import (
     ExampleCall,
+    as_called_now,
     concrete,
     no_memory_beyond,
     with_arguments_apart,
@@ -64,7 +65,7 @@ class Exportable:
 @no_memory_beyond()
 def exportable(program: CapturedProgram) -> Exportable:
     """What is to be exported of a program."""
-    program = with_steps_followed(program)
+    program = with_steps_followed(as_called_now(program))
     program = with_arguments_apart(program, program.current)
     call = ExampleCall(program.current)
     effects = EffectReader(call)

@@ -16,7 +16,7 @@ import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.array_program import Prepared, Written
-from functionalize.backends.export.example_call import with_arguments_apart, with_steps_followed
+from functionalize.backends.export.example_call import as_called_now, with_arguments_apart, with_steps_followed
 from functionalize.backends.exported_program import from_exported_program, to_exported_program
 from functionalize.backends.interpreter import Backend, UnknownNumberError
 from functionalize.backends.jax.backward import with_own_gradients
@@ -36,7 +36,7 @@ State = dict[str, Any]
 
 def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: int = 0) -> JaxProgram:
     """A captured program as a function of JAX arrays; see :meth:`CapturedProgram.to_jax`."""
-    program = with_steps_followed(program)
+    program = with_steps_followed(as_called_now(program))
     program = with_arguments_apart(program, program.specialization)
     try:
         return JaxProgram(program, lowerings, seed)
