@@ -79,7 +79,8 @@ def _made(name: str) -> tuple[Program, Callable[[], tuple[Tensor, ...]]]:
 
 
 def _leaves(value: Any) -> list[Any]:
-    return [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(value)]
+    leaves = (leaf for leaf in pytree.tree_leaves(value) if leaf is not None)  # to JAX it is no leaf
+    return [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
@@ -101,6 +102,10 @@ def test_three_calls_go_on_with_the_state_that_there_is(name: str, history: str,
                 model.eval()
     if history == "captured" and (name, route.__name__) in REFUSED_BEFORE_A_CALL:
         with pytest.raises(UnsupportedExportError, match="first call"):
+            route(captured, program, tmp_path)
+        return
+    if (name, route) == ("sizes-by-data", jax):
+        with pytest.raises(UnsupportedProgramError, match="whose size only the data tell"):
             route(captured, program, tmp_path)
         return
     run = route(captured, program, tmp_path)
