@@ -31,7 +31,12 @@ def _backend(method: str) -> Callable[..., Any]:
 
 
 class Exports:
-    """Methods of a captured program."""
+    """Methods of a captured program.
+
+    Each is of the program as a call would run it now: with the state that there is, and as what changed since the
+    capture has it. What a call refuses (another mode of the model, a hook that was added) raises `InputMismatchError`
+    here as well, or is captured again with ``on_guard_failure="recapture"``.
+    """
 
     def to_exported_program(self, *, explicit_state: bool = False) -> ExportedProgram:
         """The program as ``torch.export`` has programs: saved by ``torch.export.save``, taken by whatever takes one.
