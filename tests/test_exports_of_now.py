@@ -52,7 +52,8 @@ class Merging(nn.Module):
             with torch.no_grad():
                 self.weight.add_(self.down @ self.up)
             self.merged = True
-        return x @ self.weight
+        result: Tensor = x @ self.weight
+        return result
 
 
 def _adam() -> Program:
@@ -92,7 +93,12 @@ def test_three_calls_go_on_with_the_state_that_there_is(name: str, history: str,
     program, inputs = _made(name)
     twin, _ = _made(name)
     captured = capture(program, inputs(), on_guard_failure="recapture")
-    calls = {"captured": (), "called": (captured, captured), "recaptured": (captured,), "original-called": (program,)}
+    calls: dict[str, tuple[Program, ...]] = {
+        "captured": (),
+        "called": (captured, captured),
+        "recaptured": (captured,),
+        "original-called": (program,),
+    }
     for call in calls[history]:
         args = inputs()
         torch.testing.assert_close(_leaves(call(*copy.deepcopy(args))), _leaves(twin(*args)))
@@ -124,11 +130,11 @@ class Model(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm1d(3)
         self.layers = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-        self.offset = nn.Buffer(torch.ones(3))
+        self.offset: Tensor = nn.Buffer(torch.ones(3))
         self.scale, self.quick = 2.0, True
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.layers(x)) * self.scale + self.offset
+        y: Tensor = self.norm(self.layers(x)) * self.scale + self.offset
         return y if self.quick else y * 5
 
 
