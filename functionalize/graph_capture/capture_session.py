@@ -279,7 +279,7 @@ class CaptureSession(RecordingSession):
         return MergedSteps(self._inputs.state, environment, self.recorder.tracer).merged()
 
     def _check_stand_ins(self, cause: Exception | None = None) -> None:
-        """Raise where the program asked of an input what its stand-in says otherwise."""
+        """Raise where the program asked something of an input to which its fake tensor answers differently."""
         for entry in self._inputs.inputs:
             if not isinstance(entry.value, torch.Tensor) or entry.fake is None:
                 continue

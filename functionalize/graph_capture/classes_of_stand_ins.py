@@ -40,7 +40,7 @@ def classes_of_stand_ins(
     ``environment``: the ``DecidingShapeEnv`` of the trace, if it has one; ``asking``: by names, the globals of
     functions that have them: ``type``, ``id``, and ``FakeTensor``, as libraries do that go other ways for fake tensors;
     ``identity``: what ``id`` says; ``converting``: functions that call ``float`` or ``int``; ``at_once``: there are
-    symbols from the beginning, else from the first one on that the data tell.
+    symbols from the beginning, else from the first data-dependent one on.
     """
     lent: list[tuple[dict[str, Any], str, Any]] = [(variables, "type", _Type) for variables in asking["type"].values()]
     lent += [(vars(statistics), "type", _Type)]  # it makes results of the classes that it finds

@@ -141,7 +141,7 @@ class Specialization:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What the program decides by data."""
+        """The branches that the program takes on tensor values."""
         return self.metadata.graph.decisions
 
     @property
