@@ -55,29 +55,31 @@ class SharedPlaces:
         """Whether all tensors are inputs, and no keys."""
         return not (self.others or self._keyed)
 
-    def check(self, values: Sequence[Any], changed: Callable[[], Set[int]]) -> None:
+    def check(self, values: Sequence[Any], changed: Callable[[], Set[int]], examples: Set[int]) -> None:
         """Compare the places with a call's inputs; ``changed``: the identities of containers that the program changes.
+
+        ``examples``: inputs that stand for any that a call may pass: which objects these are is not compared.
 
         Raises:
             StateMismatchError: one holds something else.
         """
         for items, number in self.members:
-            if not items.holds(values[number]):
+            if number not in examples and not items.holds(values[number]):
                 raise StateMismatchError(
                     f"{self._inputs[number].label} is not in a set in which it was when the program was captured",
                     hint="put it there, or capture again",
                     container=items,
                 )
         for slot, number in self.places:
-            if slot.found() is not values[number]:
+            if number not in examples and slot.found() is not values[number]:
                 first = self._inputs[number].slot or slot
                 raise _apart(self._inputs[number].label, first, slot, changed)
         for number, kind in self._kinds:
-            if values[number] is not None and type(values[number]) is not kind:
+            if number not in examples and values[number] is not None and type(values[number]) is not kind:
                 raise _other_kind(self._inputs[number].label, self._inputs[number].slot, values[number], kind)
-        self._check_others(values, changed)
+        self._check_others(values, changed, bool(examples))
 
-    def _check_others(self, values: Sequence[Any], changed: Callable[[], Set[int]]) -> None:
+    def _check_others(self, values: Sequence[Any], changed: Callable[[], Set[int]], for_examples: bool) -> None:
         for (first, *rest), kind in self.others:
             now = first.found()
             if type(now) is not kind:
@@ -85,7 +87,7 @@ class SharedPlaces:
             for slot in rest:
                 if slot.found() is not now:
                     raise _apart(f"`{first.path}`", first, slot, changed)
-        if self.is_empty:
+        if self.is_empty or for_examples:
             return
         who, found = self._who(self.tensors(values)), self._found
         if who != found:
