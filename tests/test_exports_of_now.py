@@ -255,3 +255,10 @@ def test_the_advice_to_call_once_and_export_then() -> None:
     x = torch.randn(2, 3)
     torch.testing.assert_close(captured(x), twin(x))
     torch.testing.assert_close(captured.to_exported_program().module()(x), twin(x))
+
+
+def test_sparse_arguments_are_refused_in_the_exporters_words() -> None:
+    captured = capture(lambda x: x.to_dense() * 2, (torch.eye(3).to_sparse(),))
+    for route in (captured.to_jax, captured.to_exported_program):
+        with pytest.raises((UnsupportedExportError, UnsupportedProgramError)):
+            route()

@@ -159,7 +159,13 @@ def no_memory_beyond() -> Iterator[None]:
 
 @no_memory_beyond()
 def as_called_now(program: CapturedProgram) -> CapturedProgram:
-    """The program that a call would run now: a capture may be older than the model's mode, its state, or its hooks."""
+    """The program that a call would run now: a capture may be older than the model's mode, its state, or its hooks.
+
+    One of sparse arguments is given back as it is: no example is made of these, and exporters refuse them.
+    """
+    values = (node.meta.get("val") for node in program.current.recorded.graph.find_nodes(op="placeholder"))
+    if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in values):
+        return program
     call = ExampleCall(program.current)
     return program.as_called_now(call.args, call.kwargs)
 
