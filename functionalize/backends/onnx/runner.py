@@ -225,7 +225,7 @@ class OnnxProgram:
             return {}
         binding, held = self.session.io_binding(), []
         news = {one.output: self._state[one.target].next for one in self.convention.state}
-        values = {target: kept.now for target, kept in self._state.items()}
+        values = {one.input: self._state[one.target].now for one in self.convention.state}
         values |= {name: value.detach() for name, value in leaves.items() if isinstance(value, torch.Tensor)}
         for name in self._inputs:
             value = values[name].resolve_conj().resolve_neg().contiguous()
