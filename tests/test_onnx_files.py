@@ -272,7 +272,7 @@ def _quantized(path: Path, made: Path) -> None:
 def _preprocessed(path: Path, made: Path) -> None:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    quant_pre_process(str(path), str(made))
+    quant_pre_process(str(path), str(made), skip_symbolic_shape=True)  # which fails for files of torch's exporter, too
 
 
 def _optimized_by_runtime(path: Path, made: Path) -> None:
@@ -465,7 +465,8 @@ def test_weights_of_a_file_that_was_there_are_removed(tmp_path: Path) -> None:
 # Models of libraries
 
 
-_IN_CI = ("gru", "resnet", "vit", "gpt2", "llama")
+_IN_CI = ("gru", "resnet", "vit", "llama")
+_WITHOUT_TOOLS = ("gru", "vit", "llama")  # the first in a test of its own; each call of the last is at another position
 
 
 def _marked(name: str) -> Any:
@@ -492,7 +493,7 @@ def test_model_in_plain_onnx_runtime(name: str, tmp_path: Path) -> None:
             assert list(given) == [argument["name"] for argument in plain.convention["arguments"]]
             for result, value in zip(plain.results(*given.values()), leaves_of(twin(**given)), strict=True):
                 assert_same(result, value)
-        if name not in ("llama",):  # each call is at another position
+        if name not in _WITHOUT_TOOLS:
             assert_right_after_tools(path, fresh, inputs)
 
 

@@ -243,7 +243,7 @@ def _save(made: Any, path: Path, external_data: bool) -> None:
 
 
 def _weights_beside(path: Path) -> set[str]:
-    """The file of weights that this module wrote beside the model that lies at a path: one that it refers to, or empty."""
+    """The file of weights that was written beside the model at a path: one that it refers to, or an empty one."""
     name = f"{path.name}.data"
     if not (path.is_file() and (path.parent / name).is_file()):
         return set()
