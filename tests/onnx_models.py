@@ -89,7 +89,8 @@ def _llava() -> Example:
     text = LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, use_cache=False
     )
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=63, image_token_id=63)
+    tokens_of_images: Any = {"image_token_index": 63, "image_token_id": 63}
+    config = LlavaConfig(vision_config=vision, text_config=text, **tokens_of_images)
     model = LlavaForConditionalGeneration(config).eval()
 
     def inputs() -> dict[str, Tensor]:
@@ -103,15 +104,14 @@ def _llava() -> Example:
 def _detr() -> Example:
     from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
 
-    backbone = ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
-    )
-    config = DetrConfig(
-        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, d_model=16,
-        encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
-        decoder_ffn_dim=32, num_queries=4, num_labels=3,
-    )  # fmt: skip
-    model = DetrForObjectDetection(config).eval()
+    features: Any = {"out_features": ["stage2"]}
+    backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", **features)
+    sizes: dict[str, Any] = {
+        "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "d_model": 16,
+        "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_queries": 4, "num_labels": 3,
+    }  # fmt: skip
+    model = DetrForObjectDetection(DetrConfig(backbone_config=backbone, **sizes)).eval()
 
     def inputs() -> dict[str, Tensor]:
         return {"pixel_values": torch.randn(1, 3, 32, 32), "pixel_mask": torch.ones(1, 32, 32, dtype=torch.int64)}
@@ -126,9 +126,8 @@ def _sam() -> Example:
         hidden_size=16, output_channels=16, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8,
         mlp_dim=32, window_size=2, global_attn_indexes=[1], num_pos_feats=8,
     )  # fmt: skip
-    prompt = SamPromptEncoderConfig(
-        hidden_size=16, image_size=32, patch_size=8, mask_input_channels=4, image_embedding_size=4
-    )
+    prompt_sizes: dict[str, Any] = {"hidden_size": 16, "image_size": 32, "patch_size": 8, "image_embedding_size": 4}
+    prompt = SamPromptEncoderConfig(mask_input_channels=4, **prompt_sizes)
     decoder = SamMaskDecoderConfig(
         hidden_size=16, mlp_dim=32, num_hidden_layers=2, num_attention_heads=2, iou_head_hidden_dim=16
     )

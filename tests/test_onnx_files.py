@@ -60,6 +60,8 @@ class OneName(nn.Module):
     """Everything that it has is called `x`, or as something else in the file is."""
 
     x: Tensor
+    new: Any
+    initial: Any
 
     def __init__(self) -> None:
         super().__init__()
