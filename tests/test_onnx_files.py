@@ -504,3 +504,44 @@ def test_the_first_state_is_read_without_the_package(tmp_path: Path) -> None:
     plain = PlainFile(path)
     assert {name: value.tolist() for name, value in plain.state.items()} == {"total": [2.0, 3.0], "steps": 4}
     assert isinstance(plain.state["steps"], numpy.ndarray)
+
+
+def test_a_first_state_that_is_minus_zero(tmp_path: Path) -> None:
+    held = torch.tensor([-0.0, 0.0])
+
+    def run(x: Tensor) -> Tensor:
+        before = held.clone()
+        held.copy_(x)
+        return before
+
+    path = capture(run, (torch.ones(2),)).to_onnx(tmp_path / "zero.onnx")
+    assert onnx.load(path)(torch.ones(2)).signbit().tolist() == [True, False]
+
+
+def test_a_cache_that_is_written_in_place_and_returned(tmp_path: Path) -> None:
+    keys = torch.zeros(1, 8, 4)
+
+    def decode(x: Tensor, position: Tensor) -> Any:
+        keys[:, position] = x
+        return keys, x
+
+    run = onnx.load(capture(decode, (torch.ones(1, 4), torch.tensor([0]))).to_onnx(tmp_path / "cache.onnx"))
+    assert [state.in_place for state in run.convention.state] == [True]
+    expected, results = torch.zeros(1, 8, 4), []
+    for number in range(3):
+        x = torch.rand(1, 4)
+        expected[:, number] = x
+        cache, same = run(x, torch.tensor([number]))
+        assert same is x
+        results.append((cache, expected.clone()))
+    for cache, value in results:
+        torch.testing.assert_close(cache, value)
+
+
+def test_sizes_of_what_torch_exported(tmp_path: Path) -> None:
+    from functionalize import from_exported_program
+
+    exported = torch.export.export(nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=({0: Dim("b")},))
+    plain = PlainFile(from_exported_program(exported).to_onnx(tmp_path / "exported.onnx"))
+    assert plain.inputs == {"input": ["input_dim_0", 3]}
+    assert plain.outputs == {"output_0": ["input_dim_0", 2]}
