@@ -467,8 +467,8 @@ def test_weights_of_a_file_that_was_there_are_removed(tmp_path: Path) -> None:
 # Models of libraries
 
 
-_IN_CI = ("gru", "resnet", "vit", "llama")
-_WITHOUT_TOOLS = ("gru", "vit", "llama")  # the first in a test of its own; each call of the last is at another position
+_IN_CI = ("gru", "resnet", "llama")
+_WITHOUT_TOOLS = ("gru", "llama")  # the first in a test of its own; each call of the last is at another position
 
 
 def _marked(name: str) -> Any:
