@@ -230,6 +230,7 @@ class CaptureSession(RecordingSession):
                 texts.kept(),
             ):
                 self._sizes.relate()
+                self._sizes.name(mode.shape_env)
                 with self.recorder, self._sizes.lines_noted(mode.shape_env, self._provenance.now):
                     left = functools.partial(self._left, effects, hooks, texts)
                     run = functools.partial(self._program, looked_up)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from functionalize.backends.onnx.runner import OnnxProgram
     from functionalize.runtime.captured_program import CapturedProgram
 
@@ -36,7 +39,9 @@ def to_onnx(program: CapturedProgram, path: str | os.PathLike[str], *, external_
     return write(program, Path(path), external_data=external_data)
 
 
-def load(path: str | os.PathLike[str], **options: Any) -> OnnxProgram:
+def load(
+    path: str | os.PathLike[str], *, state: Mapping[str, torch.Tensor] | None = None, **options: Any
+) -> OnnxProgram:
     """A program that ``to_onnx`` wrote, to be called as the original is; ONNX Runtime computes.
 
     State is kept between calls, in tensors that ONNX Runtime reads and writes itself. What the original writes to its
@@ -44,14 +49,16 @@ def load(path: str | os.PathLike[str], **options: Any) -> OnnxProgram:
 
     Args:
         path: the file.
+        state: what some of the state begins with, by its paths, instead of what the file has.
         options: of ``onnxruntime.InferenceSession``: providers, sess_options.
 
     Raises:
         ModuleNotFoundError: a package of the extra `onnx` is not installed.
         FileNotFoundError: there is no such file.
-        ValueError: it is no ONNX file, is not complete, or ``to_onnx`` did not write it, or another version did.
+        ValueError: it is no ONNX file, is not complete, or ``to_onnx`` did not write it, or another version did; a tool
+            that changed it lost the first state, or renamed outputs; or ``state`` does not fit.
     """
     _needs("onnx", "onnxruntime")
     from functionalize.backends.onnx.runner import OnnxProgram
 
-    return OnnxProgram(Path(path), **options)
+    return OnnxProgram(Path(path), state or {}, **options)
