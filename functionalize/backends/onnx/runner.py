@@ -46,17 +46,20 @@ class _Kept:
 class OnnxProgram:
     """What :func:`functionalize.backends.onnx.load` returns."""
 
-    def __init__(self, path: Path, **options: Any) -> None:
-        model = _read(path)
-        self.convention = _convention(model, path)
+    def __init__(self, path: Path | bytes, **options: Any) -> None:
+        """``path``: of the file; or the model itself."""
+        label = "the model" if isinstance(path, bytes) else str(path)
+        model = _read(path, label)
+        self.convention = _convention(model, label)
         self._specs = spec_of(self.convention.in_spec), spec_of(self.convention.out_spec)
         try:
             first = _first_values(model, self.convention, path)
             options = {"providers": ["CPUExecutionProvider"], "sess_options": _quiet(), **options}
-            self.session = onnxruntime.InferenceSession(str(path), **options)
+            source = path if isinstance(path, bytes) else str(path)
+            self.session = onnxruntime.InferenceSession(source, **options)
         except Exception as error:  # ONNX Runtime has several kinds, of no common class
             raise ValueError(
-                f"{path} cannot be loaded: {error}\n    try  keep its `.data` file beside it; other providers, for "
+                f"{label} cannot be loaded: {error}\n    try  keep its `.data` file beside it; other providers, for "
                 "types that this one does not compute with; or write it again"
             ) from error
         in_place = not self.convention.checks  # else a call that is refused would have written
@@ -278,33 +281,35 @@ def _quiet() -> Any:
     return options
 
 
-def _read(path: Path) -> Any:
-    if not path.is_file():
+def _read(path: Path | bytes, label: str) -> Any:
+    if isinstance(path, Path) and not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
+        if isinstance(path, bytes):
+            return onnx.load_from_string(path)
         return onnx.load(str(path), load_external_data=False)
     except (DecodeError, ValueError) as error:
-        raise ValueError(f"{path} is no ONNX file, or is not complete\n    try  write it again by to_onnx") from error
+        raise ValueError(f"{label} is no ONNX file, or is not complete\n    try  write it again by to_onnx") from error
 
 
-def _convention(model: Any, path: Path) -> Convention:
+def _convention(model: Any, label: str) -> Convention:
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
     if text is None:
         raise ValueError(
-            f"{path} was not written by to_onnx, or is not complete: it does not say what its inputs and outputs are\n"
+            f"{label} was not written by to_onnx, or is not complete: it does not say what its inputs and outputs are\n"
             "    try  write it by program.to_onnx, or run it by onnxruntime itself"
         )
     return Convention.parse(text)
 
 
-def _first_values(model: Any, convention: Convention, path: Path) -> dict[str, torch.Tensor]:
+def _first_values(model: Any, convention: Convention, path: Path | bytes) -> dict[str, torch.Tensor]:
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     found = {}
     for one in convention.state:
         value = torch.zeros(one.shape, dtype=getattr(torch, one.dtype))
         if one.initial is not None:
             tensor = tensors[one.initial]
-            if onnx.external_data_helper.uses_external_data(tensor):
+            if onnx.external_data_helper.uses_external_data(tensor) and isinstance(path, Path):
                 onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
             raw = torch.frombuffer(bytearray(tensor.raw_data), dtype=value.dtype)
             value.copy_(raw.reshape(one.shape))
