@@ -34,6 +34,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from functionalize._torch.exporting import without_spec_warnings
 
+NEWEST_WRITTEN_OPSET = 25  # that onnxscript's converter brings the exporter's operators to
+
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
@@ -195,5 +197,5 @@ def translate(
             output_names=output_names,
             verbose=False,
             optimize=False,
-            opset_version=max(opset, OLDEST_WRITTEN_OPSET),
+            opset_version=min(max(opset, OLDEST_WRITTEN_OPSET), NEWEST_WRITTEN_OPSET),
         )

@@ -7,11 +7,14 @@ computes the same is seen by who runs it.
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from onnxscript.version_converter import convert_version
 
 from functionalize.errors import UnsupportedExportError
+
+_WHERE_IN_ONNX = re.compile(r"^\S+: \w+: Assertion `\w+` failed: ")
 
 
 class _Said(logging.Handler):
@@ -24,7 +27,7 @@ class _Said(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            self.reasons.append(str(error).strip().splitlines()[-1])
+            self.reasons.append(_WHERE_IN_ONNX.sub("", str(error).strip().splitlines()[-1]))
 
 
 def convert(model: Any, version: int) -> None:
@@ -53,6 +56,6 @@ def convert(model: Any, version: int) -> None:
         cause = UnsupportedExportError.cause(
             f"operators of the program have no form in opset {version}",
             why=f"ONNX's converter from opset {before}: {said.reasons[-1] if said.reasons else 'it cannot'}",
-            hint=f"opset_version={before}, or without the option; or compute it otherwise",
+            hint=f"opset_version={before}, or a translation of your own (custom_translation_table)",
         )
         raise UnsupportedExportError("ONNX", [cause])
