@@ -62,6 +62,7 @@ class DecidingShapeEnv(ShapeEnv):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.lines = dict[Any, Any]()  # of conditions that the trace took for granted, where that is noted
+        self.dims = dict[Any, str]()  # the names of sizes that callers have named, by symbol
 
     @property
     def is_answered(self) -> bool:

@@ -70,6 +70,7 @@ class ExportFakes:
             new.symbol_guard_counter[symbol] = 0
         new.unique_ids |= old.unique_ids  # symbols that this mode makes get other names
         new.size_like |= old.size_like
+        new.dims.update(getattr(old, "dims", {}))
         new.replacements.update(old.replacements)
         new.unbacked_symint_counter = old.unbacked_symint_counter
         new.unbacked_symfloat_counter = old.unbacked_symfloat_counter
@@ -169,6 +170,13 @@ def _environment_of(nodes: Iterable[Node]) -> ShapeEnv | None:
         if isinstance(value, SYMBOLS):
             return value.node.shape_env  # type: ignore[no-any-return]
     return None
+
+
+def named_sizes(nodes: Iterable[Node]) -> dict[str, str]:
+    """The names of `Dim`s, by the symbols of the sizes that they are."""
+    environment: Any = _environment_of(nodes)
+    dims = {} if environment is None else environment.dims
+    return {str(symbol): name for size, name in dims.items() if (symbol := environment.simplify(size)).is_symbol}
 
 
 def symbols_of(value: Any) -> Iterator[Any]:

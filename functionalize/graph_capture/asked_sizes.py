@@ -143,6 +143,14 @@ class AskedSizes:
             elif size.of(self._variables[size.variable].example) != size.example:
                 self._assume(size, False, size.name)
 
+    def name(self, environment: Any) -> None:
+        """Note what the caller calls the symbols, where the trace keeps that."""
+        from functionalize._torch.symbols import NamedDim
+
+        named = [size for size in reversed(self._sizes) if isinstance(size.spec, NamedDim)]
+        if hasattr(environment, "dims"):
+            environment.dims.update((size.symbol, size.name) for size in named if size.symbol and size.derive is None)
+
     def _assume(self, size: _Size, condition: Any, expected: str) -> None:
         from functionalize._torch.symbols import assume
 

@@ -220,6 +220,7 @@ class CaptureSession(RecordingSession):
             around = self._attributes.answered(), HooksLeft(self.states)
             with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
                 self._sizes.relate()
+                self._sizes.name(mode.shape_env)
                 with self.recorder, self._sizes.lines_noted(mode.shape_env, self._provenance.now):
                     left = functools.partial(self._left, effects, hooks)
                     run = functools.partial(self._program, looked_up)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from onnx import ModelProto
 
     from functionalize.backends.onnx.runner import OnnxProgram
@@ -39,7 +41,12 @@ def to_onnx(program: CapturedProgram, path: str | os.PathLike[str] | None, **opt
     return write(program, Options.read(path, **options))
 
 
-def load(path: str | os.PathLike[str] | ModelProto | bytes, **options: Any) -> OnnxProgram:
+def load(
+    path: str | os.PathLike[str] | ModelProto | bytes,
+    *,
+    state: Mapping[str, torch.Tensor] | None = None,
+    **options: Any,
+) -> OnnxProgram:
     """A program that ``to_onnx`` wrote, to be called as the original is; ONNX Runtime computes.
 
     State is kept between calls, in tensors that ONNX Runtime reads and writes itself. What the original writes to its
@@ -47,16 +54,18 @@ def load(path: str | os.PathLike[str] | ModelProto | bytes, **options: Any) -> O
 
     Args:
         path: the file; or the model itself, as ``to_onnx`` without a path gives it, or as bytes.
+        state: what some of the state begins with, by its paths, instead of what the file has.
         options: of ``onnxruntime.InferenceSession``: providers, sess_options.
 
     Raises:
         ModuleNotFoundError: a package of the extra `onnx` is not installed.
         FileNotFoundError: there is no such file.
-        ValueError: it is no ONNX model, is not complete, or ``to_onnx`` did not write it, or another version did.
+        ValueError: it is no ONNX model, is not complete, or ``to_onnx`` did not write it, or another version did; a
+            tool that changed it lost the first state, or renamed outputs; or ``state`` does not fit.
     """
     _needs("onnx", "onnxruntime")
     from functionalize.backends.onnx.runner import OnnxProgram
 
-    if isinstance(path, (str, os.PathLike)):
-        return OnnxProgram(Path(path), **options)
-    return OnnxProgram(path if isinstance(path, bytes) else path.SerializeToString(), **options)
+    if not isinstance(path, (bytes, str, os.PathLike)):
+        path = path.SerializeToString()
+    return OnnxProgram(path if isinstance(path, bytes) else Path(path), state or {}, **options)

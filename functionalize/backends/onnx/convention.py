@@ -18,7 +18,7 @@ import torch
 from functionalize._torch import pytree
 from functionalize.backends.onnx.sizes import Sizes
 
-KEY, FORMAT = "functionalize", 3
+KEY, FORMAT = "functionalize", 4
 ELEMENTS: dict[torch.dtype, int] = {  # ONNX's numbers for types
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float64: onnx.TensorProto.DOUBLE,
@@ -51,17 +51,18 @@ class State:
     output: str
     dtype: str
     shape: list[int]
-    initial: str | None = None  # the initializer that has its first value; None: it begins with zeros
+    initial: str | None = None  # the entry of the metadata, or the initializer, of its first value; None: zeros
     in_place: bool = False  # whether the output may lie where the input does
 
 
 @dataclass
 class Result:
-    """A leaf of what a call returns. ``kind``: ``tensor``, ``number``, ``value``, or ``argument``: that very tensor."""
+    """A leaf of what a call returns: an output, of ``kind`` ``tensor`` or ``number``, or a constant, a ``value``."""
 
     kind: str
-    name: str | None = None
+    name: str | None = None  # of the output
     value: Any = None
+    same_as: str | None = None  # the argument, or the earlier result, that is the very same tensor
 
 
 @dataclass
@@ -95,6 +96,17 @@ class Convention:
     writes: dict[str, str] = field(default_factory=dict)  # arguments that are written: the outputs with the new values
     sizes: Sizes = field(default_factory=Sizes)  # of arguments, where some may differ from call to call
     shared: list[list[Any]] = field(default_factory=list)  # arguments that share memory, and how far they lie apart
+
+    @property
+    def passed(self) -> list[str]:
+        """The names of inputs of the graph."""
+        return [one.name for one in self.arguments if not one.constant] + [one.input for one in self.state]
+
+    @property
+    def read(self) -> list[str]:
+        """The names of outputs of the graph that a call of the original's kind reads."""
+        results = [one.name for one in self.results if one.name is not None and one.same_as is None]
+        return [*(one.output for one in self.state), *self.writes.values(), *results, *(c.output for c in self.checks)]
 
     def text(self) -> str:
         """As it stands in a file."""

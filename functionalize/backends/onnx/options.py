@@ -152,9 +152,9 @@ def _never_met(op: OpOverload) -> str:
 
 def _metadata(given: Any) -> dict[str, str]:
     entries: dict[str, str] = dict(given or {})
-    if KEY in entries:
-        raise ValueError(f"metadata has the key {KEY!r}, under which the file says how it is called\n    try  another")
     for key, value in entries.items():
+        if str(key).partition(".")[0] == KEY:
+            raise ValueError(f"metadata has the key {key!r}, by which the file says how it is called\n    try  another")
         if not (isinstance(key, str) and isinstance(value, str)):
             raise TypeError(f"metadata has {key!r}: {value!r}\n    try  text for both: an ONNX file holds nothing else")
     return entries

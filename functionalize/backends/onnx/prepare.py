@@ -1,13 +1,15 @@
 """An exported program as ONNX takes it: a pure function of tensors, whose state is among its arguments and results.
 
-Invariant: each tensor that the program writes is an argument and a result; what it asserts is a result as well, for
-ONNX has no assertions. Limits: constants among arguments and results are in the convention alone.
+Invariant: each tensor that the program writes is an argument and a result; all that it returns is a result, each of
+its own; what it asserts is a result as well, for ONNX has no assertions. Limits: constants among arguments and results
+are in the convention alone.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from functionalize._torch.symbols import sizes_of
 from functionalize.backends.export.layouts import counts_from_storage, layout_of, serves_layouts
 from functionalize.backends.export.numbers import NUMBER
 from functionalize.backends.onnx.convention import Argument, Check, Convention, Layout, Result, State
+from functionalize.backends.onnx.naming import Names, argument_names, result_names
+from functionalize.backends.onnx.options import Options, named
 from functionalize.backends.onnx.sizes import Sizes, evaluate
 from functionalize.errors import UnsupportedExportError
 
@@ -46,18 +50,19 @@ _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 class Prepared:
     """One program, with its calling convention."""
 
-    def __init__(self, exported: ExportedProgram) -> None:
-        self._exported, self._signature = exported, exported.graph_signature
+    def __init__(self, exported: ExportedProgram, options: Options) -> None:
+        self._exported, self._signature, self._options = exported, exported.graph_signature, options
         specs = self._signature.output_specs
         self._mutated = {spec.target for spec in specs if spec.kind in _MUTATIONS}
         inputs = [self._now(spec) for spec in self._signature.input_specs]
         self._inputs = sorted(inputs, key=lambda spec: spec.kind is InputKind.USER_INPUT)
         self._graph, self._checks, self._layouts = Graph(), list[tuple[Any, str]](), list[Layout]()
-        self._results = self._copied()
-        self._outputs: list[Node] = []  # each once
-        self.output_names: list[str] = []
-        self.state_inputs: list[str] = []  # names of placeholders
+        self.names = Names()  # of inputs and outputs: arguments claim theirs first, then results, then state
         self.convention = Convention()
+        self.input_names = self._named_arguments()  # by the names of placeholders
+        self._results = self._copied()
+        self._outputs: list[Node] = []
+        self.output_names: list[str] = []
         self._describe()
         self.program = self._assembled()
 
@@ -65,6 +70,18 @@ class Prepared:
         if spec.target in self._mutated and spec.kind is not InputKind.USER_INPUT:
             return InputSpec(InputKind.USER_INPUT, spec.arg, spec.target)
         return spec
+
+    def _named_arguments(self) -> dict[str, str]:
+        """What arguments are called, by their placeholders."""
+        whole = self._exported.module_call_graph[0].signature
+        parameters = self.convention.names = list((whole and whole.forward_arg_names) or [])
+        specs = [spec for spec in self._signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        own = argument_names(self._exported.call_spec.in_spec, parameters)
+        wanted = {spec.arg.name: name for spec, name in zip(specs, own, strict=True)}
+        tensors = [spec.arg.name for spec in specs if not isinstance(spec.arg, ConstantArgument)]
+        names = named(self._options.input_names, [wanted[placeholder] for placeholder in tensors], "input_names")
+        given = dict(zip(tensors, names, strict=True))
+        return {placeholder: self.names.claim(name) for placeholder, name in (given | wanted | given).items()}
 
     def _copied(self) -> list[Any]:
         """The graph, its inputs in their new order, without assertions; its results."""
@@ -93,9 +110,10 @@ class Prepared:
                 known[node] = self._graph.node_copy(node, lambda other: known[other])
         raise AssertionError("a graph without an output")
 
-    def _note_layout(self, name: str, look: Any) -> None:
+    def _note_layout(self, placeholder: str, look: Any) -> None:
         """How an argument lies: to ONNX it is its elements, and these begin where its storage does."""
-        if isinstance(look, int) and look and counts_from_storage(self._placeholders[name]):
+        name = self.input_names[placeholder]
+        if isinstance(look, int) and look and counts_from_storage(self._placeholders[placeholder]):
             cause = UnsupportedExportError.cause(
                 f"as_strided of `{name}`, which begins at {look} in its storage",
                 why="to ONNX a tensor is its elements, without others that its storage has",
@@ -131,21 +149,21 @@ class Prepared:
                 hint="use tuples, lists and dicts, or register the class with a serialized_type_name",
             )
             raise UnsupportedExportError("ONNX", [cause]) from error
-        whole = exported.module_call_graph[0].signature
-        convention.names = list(whole.forward_arg_names or []) if whole is not None else []
         for spec in self._signature.input_specs:
             if spec.kind is InputKind.USER_INPUT:
                 constant = isinstance(spec.arg, ConstantArgument)
                 value = spec.arg.value if constant else None
-                convention.arguments.append(Argument(spec.arg.name, value, constant))
+                convention.arguments.append(Argument(self.input_names[spec.arg.name], value, constant))
         convention.layouts = self._layouts
         self.describe_sizes()
         self._describe_outputs()
 
     def describe_sizes(self) -> None:
         """Say what is taken for granted of sizes by now: decompositions ask more than the program did."""
-        names = {argument.name for argument in self.convention.arguments if not argument.constant}
-        looks = {node.name: node.meta["val"] for node in self._graph.find_nodes(op="placeholder") if node.name in names}
+        state = {state.input for state in self.convention.state}
+        named = [(self.input_names[node.name], node) for node in self._graph.find_nodes(op="placeholder")
+                 if node.name in self.input_names]  # fmt: skip
+        looks = {name: node.meta["val"] for name, node in named if name not in state}
         sizes = self.convention.sizes = Sizes(*sizes_of(looks))
         hints = {name: hint_of(size) for look in looks.values() for size in look.size()
                  if isinstance(size, torch.SymInt) and (name := str(size.node.expr)).isidentifier()}  # fmt: skip
@@ -161,26 +179,53 @@ class Prepared:
                 raise UnsupportedExportError("ONNX", [cause]) from error
 
     def _describe_outputs(self) -> None:
-        convention, finals = self.convention, dict[str, str]()
-        for spec, result in zip(self._signature.output_specs, self._results, strict=True):
+        """What each output is; an argument that is written, and state, get new values."""
+        convention, specs = self.convention, self._signature.output_specs
+        written = [spec for spec in specs if spec.kind is not OutputKind.USER_OUTPUT]
+        returned = self._results[len(written) :]
+        names = self._named_results(returned)
+        self._describe_state()
+        states, same = {state.target: state for state in convention.state}, dict[Node, str]()
+        for spec, result in zip(written, self._results, strict=False):
+            target = str(spec.target)
             if spec.kind in _MUTATIONS:
-                name = self._output(result, f"new.{spec.target}")
-                finals[str(spec.target)] = name
-            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-                convention.writes[str(spec.target)] = self._output(result, f"new.{spec.target}")
-        for spec in self._inputs:
-            if spec.kind is InputKind.USER_INPUT and spec.target is not None:
-                value = self._value(spec.target)
-                dtype = str(value.dtype).removeprefix("torch.")
-                name = str(spec.target)
-                convention.state.append(State(name, spec.arg.name, finals[name], dtype, list(value.size())))
-                self.state_inputs.append(spec.arg.name)
-        mutations = len(finals) + len(convention.writes)
-        for number, result in enumerate(self._results[mutations:]):
-            convention.results.append(self._result(number, result))
+                self._add(result, states[target].output)
+            else:
+                argument = self.input_names[target]
+                convention.writes[argument] = self._add(result, self.names.claim(f"new.{argument}"))
+                same[result] = argument
+        arguments = {argument.name for argument in convention.arguments}
+        same |= {node: name for node in self._graph.find_nodes(op="placeholder")
+                 if (name := self.input_names.get(node.name)) in arguments and name is not None}  # fmt: skip
+        for result, name in zip(returned, names, strict=True):
+            convention.results.append(self._result(result, name, same))
         for number, (node, message) in enumerate(self._checks):
             if isinstance(node, Node):
-                convention.checks.append(Check(self._output(self._as_tensor(node), f"check_{number}"), message))
+                convention.checks.append(Check(self._add(node, self.names.claim(f"check_{number}")), message))
+
+    def _named_results(self, results: Sequence[Any]) -> list[str | None]:
+        """What each leaf of the results is called; None where it is no output."""
+        given = self._options.output_names
+        wanted = result_names(self._exported.call_spec.out_spec)
+        own = [name for name, result in zip(wanted, results, strict=True) if isinstance(result, Node)]
+        names = named(given, own, "output_names")
+        claimed = [self.names.claim(name) for name in names]
+        if given is not None and claimed != names:
+            taken = next(name for name, claim in zip(names, claimed, strict=True) if name != claim)
+            raise ValueError(
+                f"output_names has {taken!r}, which is an input: a graph has each name once\n"
+                "    try  another name for it, or input_names for that input"
+            )
+        remaining = iter(claimed)
+        return [next(remaining) if isinstance(result, Node) else None for result in results]
+
+    def _describe_state(self) -> None:
+        for spec in self._inputs:
+            if spec.kind is InputKind.USER_INPUT and spec.target is not None:
+                value, target = self._value(spec.target), str(spec.target)
+                name = self.input_names[spec.arg.name] = self.names.claim(target)
+                dtype, new = str(value.dtype).removeprefix("torch."), self.names.claim(f"new.{name}")
+                self.convention.state.append(State(target, name, new, dtype, list(value.size())))
 
     def _value(self, target: str) -> torch.Tensor:
         state = self._exported.state_dict
@@ -188,36 +233,32 @@ class Prepared:
         return found
 
     def initial(self) -> dict[str, torch.Tensor]:
-        """What the state is before the first call, by the names of the inputs."""
-        return {one.input: self._value(one.target).detach() for one in self.convention.state}
+        """What the state is before the first call, by its paths."""
+        return {state.target: self._value(state.target).detach() for state in self.convention.state}
 
-    def _output(self, node: Any, name: str) -> str:
-        """The name of the output that a node is; ``name``: what it is called if it is none yet."""
-        if node in self._outputs:
-            return self.output_names[self._outputs.index(node)]
-        inputs = {known for spec in self._inputs for known in (spec.arg.name, spec.target)}
-        while name in inputs or name in self.output_names:
-            name += "_"
+    def _result(self, result: Any, name: str | None, same: dict[Node, str]) -> Result:
+        """A leaf of the results. ``same``: the arguments, and earlier results, that nodes are; gets this one."""
+        if name is None:
+            return Result("value", value=result)
+        value = result.meta["val"]
+        kind = "number" if isinstance(value, SYMBOLS) or NUMBER in result.meta else "tensor"
+        known = same.setdefault(result, name) if kind == "tensor" else name
+        return Result(kind, self._add(result, name), same_as=None if known == name else known)
+
+    def _add(self, node: Node, name: str) -> str:
+        """Make a node an output, of this name."""
+        node = self._as_tensor(node)
+        if node.op == "placeholder" or node in self._outputs:
+            look, node = node.meta["val"], self._graph.call_function(aten.clone.default, (node,))
+            node.meta = {"val": look}
         self._outputs.append(node)
         self.output_names.append(name)
         return name
 
-    def _result(self, number: int, result: Any) -> Result:
-        if not isinstance(result, Node):
-            return Result("value", value=result)
-        arguments = {argument.name for argument in self.convention.arguments}
-        if result.op == "placeholder" and result.name in arguments:
-            return Result("argument", result.name)
-        value = result.meta["val"]
-        kind = "number" if isinstance(value, SYMBOLS) or NUMBER in result.meta else "tensor"
-        return Result(kind, self._output(self._as_tensor(result), f"output_{number}"))
-
     def _as_tensor(self, node: Node) -> Node:
+        """A number as a tensor without dimensions."""
         value, made = node.meta["val"], None
-        if node.op == "placeholder":
-            made = self._graph.call_function(aten.clone.default, (node,))
-            made.meta = {"val": value}
-        elif isinstance(value, (*SYMBOLS, bool, int, float)):
+        if isinstance(value, (*SYMBOLS, bool, int, float)):
             dtype = {torch.SymInt: torch.int64, int: torch.int64, torch.SymFloat: torch.float64, float: torch.float64}
             options: dict[str, Any] = {"dtype": dtype.get(type(value), torch.bool)}
             made = self._graph.call_function(aten.scalar_tensor.default, (node,), options)
@@ -230,7 +271,7 @@ class Prepared:
         if not self._outputs:  # an engine wants one
             node = self._graph.call_function(aten.full.default, ([], 0))
             node.meta["val"] = torch.zeros([], dtype=torch.int64)
-            self._output(node, "nothing")
+            self._add(node, self.names.claim("nothing"))
         self._graph.output(tuple(self._outputs))
         self._graph.eliminate_dead_code()
         inputs = [spec for spec in self._inputs if not isinstance(spec.arg, ConstantArgument)]
@@ -253,12 +294,10 @@ class Prepared:
         )
 
     @property
-    def input_names(self) -> list[str]:
-        """The names of what is passed: state by its paths, arguments as they are called."""
-        paths = {one.input: one.target for one in self.convention.state}
-        given = [s.arg.name for s in self._inputs
-                 if s.kind is InputKind.USER_INPUT and not isinstance(s.arg, ConstantArgument)]  # fmt: skip
-        return [paths.get(name, name) for name in given]
+    def passed(self) -> list[str]:
+        """The names of the inputs, in their order."""
+        specs = [spec for spec in self._inputs if spec.kind is InputKind.USER_INPUT]
+        return [self.input_names[spec.arg.name] for spec in specs if not isinstance(spec.arg, ConstantArgument)]
 
 
 def _is_an_empty_part(node: Node) -> bool:

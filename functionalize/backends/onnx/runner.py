@@ -9,7 +9,7 @@ Invariant: a call that is refused has changed neither state nor arguments. Limit
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,7 @@ from functionalize._torch import FakeTensor, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.backends.export.layouts import laid_out, lies_so
 from functionalize.backends.onnx.convention import ELEMENTS, KEY, Convention, Result, spec_of
+from functionalize.backends.onnx.first_state import first_values
 from functionalize.backends.onnx.sharing import lie_alike
 from functionalize.errors import DataDependentError, InputMismatchError
 
@@ -46,14 +47,14 @@ class _Kept:
 class OnnxProgram:
     """What :func:`functionalize.backends.onnx.load` returns."""
 
-    def __init__(self, path: Path | bytes, **options: Any) -> None:
-        """``path``: of the file; or the model itself."""
+    def __init__(self, path: Path | bytes, state: Mapping[str, torch.Tensor], **options: Any) -> None:
+        """``path``: of the file; or the model itself. ``state``: what some of the state begins with."""
         label = "the model" if isinstance(path, bytes) else str(path)
         model = _read(path, label)
         self.convention = _convention(model, label)
         self._specs = spec_of(self.convention.in_spec), spec_of(self.convention.out_spec)
+        first = first_values(model, self.convention, path if isinstance(path, Path) else None, state)
         try:
-            first = _first_values(model, self.convention, path)
             options = {"providers": ["CPUExecutionProvider"], "sess_options": _quiet(), **options}
             source = path if isinstance(path, bytes) else str(path)
             self.session = onnxruntime.InferenceSession(source, **options)
@@ -67,8 +68,31 @@ class OnnxProgram:
             one.target: _Kept(first[one.target], in_place=in_place and one.in_place) for one in self.convention.state
         }
         self._inputs = {one.name: one for one in self.session.get_inputs()}
-        self._outputs = self.session.get_outputs()
+        outputs = {one.name: one for one in self.session.get_outputs()}
+        self._check_names(label, outputs)
+        self._outputs = [outputs[name] for name in self.convention.read]
         self._lock = threading.Lock()
+
+    def _check_names(self, label: str, outputs: Collection[str]) -> None:
+        """Hold the file to its metadata: another tool may have given its inputs and outputs other names."""
+        inputs = self.convention.passed
+        missing = [f"no output `{name}`" for name in self.convention.read if name not in outputs]
+        missing += [f"an input `{name}` that they do not know" for name in self._inputs if name not in inputs]
+        if missing:
+            raise ValueError(
+                f"the metadata of {label} do not fit its graph, which has {', '.join(missing)}\n"
+                f"    why  they name the inputs {_listed(inputs)} and the outputs {_listed(self.convention.read)}; the "
+                f"graph has {_listed(self._inputs)} and {_listed(outputs)}: it was changed after it was written\n"
+                f"    try  give them their names back, or change the names in the entry `{KEY}` of the metadata as well"
+            )
+        for state in self.convention.state:
+            given = self._inputs.get(state.input)
+            if given is not None and _NAMES.get(given.type) is not getattr(torch, state.dtype):
+                raise ValueError(
+                    f"the state `{state.target}` is {state.dtype} in the metadata of {label}, and {given.type} in its "
+                    "graph: it was changed after it was written\n"
+                    "    try  leave the types of inputs and outputs as they are (`keep_io_types`)"
+                )
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
@@ -93,7 +117,9 @@ class OnnxProgram:
                 kept.turn()
             for name, output in self.convention.writes.items():
                 leaves[name].copy_(given[output])
-        made = [self._result(result, given, leaves) for result in self.convention.results]
+        made, tensors = list[Any](), dict(leaves)
+        for result in self.convention.results:
+            made.append(_result(result, given, tensors))
         return pytree.tree_unflatten(made, self._specs[1])
 
     def random_arguments(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -198,9 +224,11 @@ class OnnxProgram:
 
     def _run(self, leaves: dict[str, Any]) -> dict[str, torch.Tensor]:
         """All outputs, by name: those of state in the tensors that they go to."""
+        if not self._outputs:  # all that it returns is among its arguments
+            return {}
         binding, held = self.session.io_binding(), []
         news = {one.output: self._state[one.target].next for one in self.convention.state}
-        values = {target: kept.now for target, kept in self._state.items()}
+        values = {one.input: self._state[one.target].now for one in self.convention.state}
         values |= {name: value.detach() for name, value in leaves.items() if isinstance(value, torch.Tensor)}
         for name in self._inputs:
             value = values[name].resolve_conj().resolve_neg().contiguous()
@@ -232,19 +260,16 @@ class OnnxProgram:
                     hint="write another file, of the program as it is after a call with such data",
                 )
 
-    def _result(self, result: Result, given: dict[str, torch.Tensor], leaves: dict[str, Any]) -> Any:
-        if result.kind == "value":
-            return result.value
-        if result.kind == "argument":
-            return leaves[str(result.name)]
-        value = given[str(result.name)]
-        if result.kind == "number":
-            return value.item()
-        written = next((name for name, output in self.convention.writes.items() if output == result.name), None)
-        if written is not None:
-            return leaves[written]
-        kept = any(one.output == result.name for one in self.convention.state)
-        return value.clone() if kept else value  # the next call but one writes there
+
+def _result(result: Result, given: Mapping[str, torch.Tensor], tensors: dict[str, Any]) -> Any:
+    """A leaf of the results. ``tensors``: arguments and earlier results by name; gets this one."""
+    if result.name is None:
+        return result.value
+    if result.same_as is not None:
+        return tensors[result.same_as]
+    value = given[result.name]
+    tensors[result.name] = value
+    return value.item() if result.kind == "number" else value
 
 
 def _has_elements(value: torch.Tensor) -> bool:
@@ -296,22 +321,12 @@ def _convention(model: Any, label: str) -> Convention:
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
     if text is None:
         raise ValueError(
-            f"{label} was not written by to_onnx, or is not complete: it does not say what its inputs and outputs are\n"
-            "    try  write it by program.to_onnx, or run it by onnxruntime itself"
+            f"{label} was not written by to_onnx, or is not complete: its metadata do not say what its inputs and "
+            f"outputs are\n    try  write it by program.to_onnx; if a tool made it of such a file, copy the entries of "
+            f"`metadata_props` that begin with `{KEY}` from there; or run it by onnxruntime itself"
         )
     return Convention.parse(text)
 
 
-def _first_values(model: Any, convention: Convention, path: Path | bytes) -> dict[str, torch.Tensor]:
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    found = {}
-    for one in convention.state:
-        value = torch.zeros(one.shape, dtype=getattr(torch, one.dtype))
-        if one.initial is not None:
-            tensor = tensors[one.initial]
-            if onnx.external_data_helper.uses_external_data(tensor) and isinstance(path, Path):
-                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
-            raw = torch.frombuffer(bytearray(tensor.raw_data), dtype=value.dtype)
-            value.copy_(raw.reshape(one.shape))
-        found[one.target] = value
-    return found
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"

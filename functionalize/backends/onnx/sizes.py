@@ -10,6 +10,7 @@ import ast
 import functools
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,16 @@ class Sizes:
             return None
         sizes = self.arguments[name]
         return [evaluate(size, self.examples) if isinstance(size, str) else size for size in sizes]
+
+    def renamed(self, names: Mapping[str, str]) -> Sizes:
+        """The same, with other names of symbols."""
+        arguments = {
+            name: [renamed(size, names) if isinstance(size, str) else size for size in sizes]
+            for name, sizes in self.arguments.items()
+        }
+        bounds = {renamed(symbol, names): ends for symbol, ends in self.bounds.items()}
+        examples = {renamed(symbol, names): size for symbol, size in self.examples.items()}
+        return Sizes(arguments, bounds, [renamed(condition, names) for condition in self.conditions], examples)
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Hold the arguments of a call to it.
@@ -77,6 +88,11 @@ class Sizes:
                 f"{label} is {actual}, and the program was captured for {low} to {'any' if high is None else high}",
                 hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
             )
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """An expression with other names of symbols."""
+    return re.sub(r"[^\W\d]\w*", lambda match: names.get(match[0], match[0]), text)
 
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {

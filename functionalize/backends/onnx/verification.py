@@ -57,7 +57,7 @@ def check_values(program: CapturedProgram, file: Path, calls: Sequence[Call]) ->
     """
     example = ExampleCall(program.current)
     arguments = Arguments(example)
-    run = OnnxProgram(file)
+    run = OnnxProgram(file, {})
     with as_before(example):
         for number, (args, kwargs) in enumerate(calls or _random_calls(example)):
             given = program.current.capture.convention.arguments(args, dict(kwargs))
@@ -83,7 +83,8 @@ def check_values(program: CapturedProgram, file: Path, calls: Sequence[Call]) ->
                 listed = "\n".join(f"    at   call {number + 1}, {line}" for line in lines)
                 raise NotEquivalentError(
                     f"the ONNX file would compute otherwise than the original, and was not written\n{listed}\n"
-                    "    try  report it, please, with the program; write it without verify to look at the file"
+                    "    try  mend custom_translation_table, where there is one; else please report it, with the "
+                    "program (without verify there is a file to look at)"
                 )
 
 

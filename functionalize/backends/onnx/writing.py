@@ -18,11 +18,13 @@ from typing import Any
 
 import onnx
 import torch
+from google.protobuf.message import DecodeError  # what reading a file of another kind raises
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from functionalize._torch import pytree
+from functionalize._torch.exporting import named_sizes
 from functionalize._torch.onnx import by_torch, by_torch_if_wide, decompositions, quiet, translate, untranslated
 from functionalize.backends.devices import program_on_cpu
 from functionalize.backends.export.core_aten import without_differing
@@ -31,7 +33,8 @@ from functionalize.backends.export.views import with_views
 from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention import ELEMENTS, KEY
 from functionalize.backends.onnx.engine import refuse_what_it_does_not_load
-from functionalize.backends.onnx.naming import provisional, rename
+from functionalize.backends.onnx.first_state import write_first_values
+from functionalize.backends.onnx.naming import provisional, rename, rename_sizes
 from functionalize.backends.onnx.opsets import convert
 from functionalize.backends.onnx.optimize import optimize
 from functionalize.backends.onnx.options import Options
@@ -72,9 +75,9 @@ def write(program: CapturedProgram, options: Options) -> Any:
 
 def _write(program: CapturedProgram, options: Options, report: Report) -> Any:
     exported = to_exported_program(program, to=_TO, by_value=True, scales=False, floats=True)
-    shared = _shared(exported)
-    prepared = Prepared(without_differing(with_views(program_on_cpu(exported))))
-    prepared.convention.shared = shared
+    dims = named_sizes(exported.graph.find_nodes(op="placeholder"))
+    prepared = Prepared(without_differing(with_views(program_on_cpu(exported))), options)
+    prepared.convention.shared = _shared(exported, prepared.input_names)
     rows = either(SPELT_OUT, DECOMPOSITIONS, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
     # With the exporter's own, which give operators that have rows, and primitives.
     rows = either(rows, decompositions(), VIEWS)
@@ -86,14 +89,14 @@ def _write(program: CapturedProgram, options: Options, report: Report) -> Any:
         _refuse_other_sizes(prepared.program, simple)
         made = _translated(simple, prepared, translations, options.opset)
     report.done.append(f"translated, for opset {options.opset}")
-    weights = sum(one.nbytes for one in simple.state_dict.values())
     prepared.describe_sizes()
     _as_declared(made.model, simple)
-    rename(made.model, prepared.input_names, prepared.output_names)
+    rename(made.model, prepared.passed, prepared.output_names, prepared.names)
+    prepared.convention.sizes = prepared.convention.sizes.renamed(rename_sizes(made.model, dims))
     _finish(made.model, prepared)
     made.model.metadata_props.update(options.metadata)
     report.convention, report.model = prepared.convention, made.model
-    with _saved(made, options.path, _external(options, weights)) as file:
+    with _saved(made, options.path, _external(options, made.model)) as file:
         if options.check:
             refuse_what_it_does_not_load(file, made.model)
             report.done.append("loaded by ONNX Runtime")
@@ -103,8 +106,9 @@ def _write(program: CapturedProgram, options: Options, report: Report) -> Any:
         return onnx.load(str(file)) if options.path is None else options.path
 
 
-def _external(options: Options, weights: int) -> bool:
+def _external(options: Options, model: Any) -> bool:
     """Whether weights go into a file of their own."""
+    weights = sum(weight.const_value.nbytes for weight in model.graph.initializers.values())
     if options.path is None and weights > _LARGEST:
         raise ValueError(
             f"the model has {weights:,} bytes of weights, and in memory ONNX has none above 2 GiB\n"
@@ -115,12 +119,13 @@ def _external(options: Options, weights: int) -> bool:
     return options.external_data
 
 
-def _shared(exported: ExportedProgram) -> list[Any]:
+def _shared(exported: ExportedProgram, names: Mapping[str, str]) -> list[Any]:
     """The arguments that share memory, as those of the example do."""
     leaves = pytree.tree_leaves(exported.example_inputs)
     specs = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     pairs = zip(specs, leaves, strict=True)
-    return shared_memory({s.arg.name: leaf for s, leaf in pairs if isinstance(leaf, torch.Tensor) and leaf.numel()})
+    tensors = {names[s.arg.name]: leaf for s, leaf in pairs if isinstance(leaf, torch.Tensor) and leaf.numel()}
+    return shared_memory(tensors)
 
 
 def _refuse_other_sizes(program: ExportedProgram, rewritten: ExportedProgram) -> None:
@@ -191,7 +196,7 @@ def _made_up(program: ExportedProgram, known: Collection[Any]) -> Iterator[tuple
 
 
 def _translated(program: ExportedProgram, prepared: Prepared, translations: Mapping[Any, Any], opset: int) -> Any:
-    inputs = provisional(len(prepared.input_names), "value")
+    inputs = provisional(len(prepared.passed), "value")
     outputs = [f"{name}.out" for name in provisional(len(prepared.output_names), "value")]
     with quiet():
         try:
@@ -237,21 +242,10 @@ def _as_declared(model: Any, program: ExportedProgram) -> None:
 
 def _finish(model: Any, prepared: Prepared) -> None:
     """Add what the runner needs: the first values of the state, and the calling convention."""
-    import onnx_ir
-
     convention = prepared.convention
-    paths = {one.input: one for one in convention.state}
-    for name, value in prepared.initial().items():
-        one = paths[name]
-        one.in_place = _may_share(model, one.target, one.output)
-        if not value.any():
-            continue
-        one.initial = f"initial.{one.target}"
-        tensor: Any = onnx_ir.tensor(value.contiguous(), name=one.initial)
-        known = {"shape": tensor.shape, "type": onnx_ir.TensorType(tensor.dtype), "const_value": tensor}
-        model.graph.initializers[one.initial] = onnx_ir.Value(name=one.initial, **known)
-    for one in convention.state:
-        one.input = one.target
+    write_first_values(model, convention, prepared.initial(), prepared.names)
+    for state in convention.state:
+        state.in_place = _may_share(model, state.input, state.output)
     model.metadata_props[KEY] = convention.text()
 
 
@@ -280,7 +274,24 @@ def _saved(made: Any, path: Path | None, external_data: bool) -> Iterator[Path]:
         made.save(folder / name, external_data=external_data)
         yield folder / name
         if path is not None:
-            for file in sorted(folder.iterdir(), key=lambda file: file.name == name):
-                os.replace(file, path.parent / file.name)  # the model last: what it refers to is there
+            files = sorted(folder.iterdir(), key=lambda file: file.name == name)
+            stale = _weights_beside(path) - {file.name for file in files}
+            for file in files:  # the model last: what it refers to is there
+                os.replace(file, path.parent / file.name)
+            for file_name in stale:
+                (path.parent / file_name).unlink(missing_ok=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _weights_beside(path: Path) -> set[str]:
+    """The file of weights, of the model that lies at a path, that this module wrote beside it."""
+    name = f"{path.name}.data"
+    if not (path.is_file() and (path.parent / name).is_file()):
+        return set()
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError):  # another kind of file
+        return set()
+    entries = [entry for tensor in model.graph.initializer for entry in tensor.external_data]
+    return {name} if any((entry.key, entry.value) == ("location", name) for entry in entries) else set()
