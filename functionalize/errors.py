@@ -132,6 +132,10 @@ class NotCapturedWarning(UserWarning):
     """A call ran the program as it is: eager takes its inputs, and fake tensors like them are refused."""
 
 
+class TrainingModeWarning(UserWarning):
+    """A module is written for other engines in training mode: with live dropout, or statistics of the batch."""
+
+
 def is_own(error: BaseException) -> bool:
     """Whether an error is of a class of this package."""
     return type(error).__module__.partition(".")[0] == __name__.partition(".")[0]

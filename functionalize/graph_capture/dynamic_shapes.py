@@ -189,7 +189,8 @@ def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:
         )
     for dim, given in dims.items():
         if not (given is None or is_dim(given) or (type(given) is int and given == tensor.size(dim))):
-            expected = f'a Dim, a name such as "batch", Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, or the size itself, {tensor.size(dim)}'
+            expected = 'a Dim, a name such as "batch", Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, or the size itself'
+            expected += f", {tensor.size(dim)}"
             raise _misfit(f"dimension {dim} of {name!r}", given, expected)
     return {dim % count: given for dim, given in dims.items()}
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from functionalize.runtime.training_mode import warn_of_training
+
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
@@ -30,12 +32,18 @@ def _backend(method: str) -> Callable[..., Any]:
     return found
 
 
+def _warn_of_training(program: Any) -> None:
+    """Warn in the line that asks for a file."""
+    warn_of_training(program, stacklevel=4)
+
+
 class Exports:
     """Methods of a captured program.
 
     Each is of the program as a call would run it now: with the state that there is, and as what changed since the
     capture has it. What a call refuses (another mode of the model, a hook that was added) raises `InputMismatchError`
-    here as well, or is captured again with ``on_guard_failure="recapture"``.
+    here as well, or is captured again with ``on_guard_failure="recapture"``. Files of a module in training mode, whose
+    dropout would be live, come with a `TrainingModeWarning`.
     """
 
     def to_exported_program(self, *, explicit_state: bool = False) -> ExportedProgram:
@@ -165,14 +173,20 @@ class Exports:
             >>> model.opset_import[0].version, onnx.load(model)(torch.zeros(2))
             (18, tensor([1., 1.]))
         """
-        options: dict[str, Any] = {
-            "external_data": external_data,
-            "opset_version": opset_version,
-            "input_names": input_names,
-        }
-        options |= {"output_names": output_names, "custom_translation_table": custom_translation_table}
-        options |= {"metadata": metadata, "verify": verify, "report": report, "check": check}
-        return _backend("to_onnx")(self, path, **options)
+        _warn_of_training(self)
+        return _backend("to_onnx")(
+            self,
+            path,
+            external_data=external_data,
+            opset_version=opset_version,
+            input_names=input_names,
+            output_names=output_names,
+            custom_translation_table=custom_translation_table,
+            metadata=metadata,
+            verify=verify,
+            report=report,
+            check=check,
+        )
 
     def to_jax(self, **options: Any) -> Any:
         """The program as a pure function of JAX arrays, ``(state, *args, **kwargs) -> (new_state, outputs)``.
@@ -218,5 +232,6 @@ class Exports:
             >>> loaded(torch.ones(3, 2).numpy()).shape
             (3, 1)
         """
+        _warn_of_training(self)
         written: Path = _backend("to_stablehlo")(self, path, **options)
         return written
