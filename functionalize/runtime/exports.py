@@ -32,11 +32,6 @@ def _backend(method: str) -> Callable[..., Any]:
     return found
 
 
-def _warn_of_training(program: Any) -> None:
-    """Warn in the line that asks for a file."""
-    warn_of_training(program, stacklevel=4)
-
-
 class Exports:
     """Methods of a captured program.
 
@@ -45,6 +40,10 @@ class Exports:
     here as well, or is captured again with ``on_guard_failure="recapture"``. Files of a module in training mode, whose
     dropout would be live, come with a `TrainingModeWarning`.
     """
+
+    def warn_of_training(self: Any, stacklevel: int = 2) -> None:
+        """Warn where the program is that of a module in training mode, and this makes a difference."""
+        warn_of_training(self.original, self.current.recorded.graph, stacklevel + 1)
 
     def to_exported_program(self, *, explicit_state: bool = False) -> ExportedProgram:
         """The program as ``torch.export`` has programs: saved by ``torch.export.save``, taken by whatever takes one.
@@ -173,7 +172,7 @@ class Exports:
             >>> model.opset_import[0].version, onnx.load(model)(torch.zeros(2))
             (18, tensor([1., 1.]))
         """
-        _warn_of_training(self)
+        self.warn_of_training(stacklevel=3)
         return _backend("to_onnx")(
             self,
             path,
@@ -232,6 +231,6 @@ class Exports:
             >>> loaded(torch.ones(3, 2).numpy()).shape
             (3, 1)
         """
-        _warn_of_training(self)
+        self.warn_of_training(stacklevel=3)
         written: Path = _backend("to_stablehlo")(self, path, **options)
         return written

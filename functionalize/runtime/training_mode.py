@@ -7,35 +7,32 @@ name; those of others where their program draws random numbers.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from torch import nn
+from torch.fx import Graph
 
 from functionalize.errors import TrainingModeWarning
 from functionalize.runtime.random_state import is_random
-
-if TYPE_CHECKING:
-    from functionalize.runtime.captured_program import CapturedProgram
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-def warn_of_training(program: CapturedProgram, stacklevel: int = 3) -> None:
-    """Warn once where a program is that of a module in training mode, and this makes a difference."""
-    model = program.original
+def warn_of_training(model: Callable[..., Any], graph: Graph, stacklevel: int) -> None:
+    """Warn where a module is in training mode, and this makes a difference; ``graph``: of its program."""
     if not isinstance(model, nn.Module):
         return
     trained = [(path, module) for path, module in model.named_modules() if module.training and _differs(module)]
-    draws = model.training and any(is_random(node) for node in program.current.recorded.graph.nodes)
+    draws = model.training and any(is_random(node) for node in graph.nodes)
     if not (trained or draws):
         return
-    path, module = trained[0] if trained else ("", None)
-    what = (
-        "random numbers that it draws" if module is None else f"`{path}`, {type(module).__name__}".removeprefix("``, ")
-    )
-    more = f" and {len(trained) - 1} more" if len(trained) > 1 else ""
+    what, more = "it draws random numbers", f" and {len(trained) - 1} more" if len(trained) > 1 else ""
+    if trained:
+        path, module = trained[0]
+        what = f"{type(module).__name__} at `{path}`" if path else type(module).__name__
     warnings.warn(
         f"{type(model).__name__} is exported in training mode, in which it computes otherwise than for inference "
         f"({what}{more}): call model.eval() before, unless this is intended",

@@ -51,10 +51,10 @@ class Prepared:
     """One program, with its calling convention."""
 
     def __init__(self, exported: ExportedProgram, options: Options) -> None:
-        self._exported, self._signature, self._options = exported, exported.graph_signature, options
-        specs = self._signature.output_specs
+        self._exported, self._options = exported, options
+        specs = exported.graph_signature.output_specs
         self._mutated = {spec.target for spec in specs if spec.kind in _MUTATIONS}
-        inputs = [self._now(spec) for spec in self._signature.input_specs]
+        inputs = [self._now(spec) for spec in self._exported.graph_signature.input_specs]
         self._inputs = sorted(inputs, key=lambda spec: spec.kind is InputKind.USER_INPUT)
         self._graph, self._checks, self._layouts = Graph(), list[tuple[Any, str]](), list[Layout]()
         self.names = Names()  # of inputs and outputs: arguments claim theirs first, then results, then state
@@ -75,7 +75,7 @@ class Prepared:
         """What arguments are called, by their placeholders."""
         whole = self._exported.module_call_graph[0].signature
         parameters = self.convention.names = list((whole and whole.forward_arg_names) or [])
-        specs = [spec for spec in self._signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        specs = [spec for spec in self._exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
         own = argument_names(self._exported.call_spec.in_spec, parameters)
         wanted = {spec.arg.name: name for spec, name in zip(specs, own, strict=True)}
         tensors = [spec.arg.name for spec in specs if not isinstance(spec.arg, ConstantArgument)]
@@ -149,7 +149,7 @@ class Prepared:
                 hint="use tuples, lists and dicts, or register the class with a serialized_type_name",
             )
             raise UnsupportedExportError("ONNX", [cause]) from error
-        for spec in self._signature.input_specs:
+        for spec in self._exported.graph_signature.input_specs:
             if spec.kind is InputKind.USER_INPUT:
                 constant = isinstance(spec.arg, ConstantArgument)
                 value = spec.arg.value if constant else None
@@ -180,7 +180,7 @@ class Prepared:
 
     def _describe_outputs(self) -> None:
         """What each output is; an argument that is written, and state, get new values."""
-        convention, specs = self.convention, self._signature.output_specs
+        convention, specs = self.convention, self._exported.graph_signature.output_specs
         written = [spec for spec in specs if spec.kind is not OutputKind.USER_OUTPUT]
         returned = self._results[len(written) :]
         names = self._named_results(returned)
