@@ -361,7 +361,7 @@ class ArrayProgram:
             if why is not None:
                 found.append((self.metadata.inputs[mutation.input].label, why))
         found += unlike_arrays(self.metadata, self._capture.guards.aliasing)
-        found += [(label, CHANGED_OBJECT) for label in self._changed_objects()]
+        found += [(label, _CHANGED_OBJECT) for label in self._changed_objects()]
         if self.metadata.gives_gradients:
             found.append(("gradients of tensors that the program makes", "results of a graph have none"))
         if self._capture.set_in_torch:
@@ -384,7 +384,7 @@ _UNKNOWN = (
     "call it where nothing traces it (`.jit()` compiles it, and compares after each run); or decide by no data: "
     "torch.where, torch.cond, and for models of others capture(..., is_exporting=True)"
 )
-CHANGED_OBJECT = (
+_CHANGED_OBJECT = (
     "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's "
     "state, is there if the original has been called once before it is captured"
 )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.array_program import CHANGED_OBJECT, Prepared, Written
+from functionalize.backends.array_program import Prepared, Written
 from functionalize.backends.export.example_call import as_called_now, with_arguments_apart, with_steps_followed
 from functionalize.backends.exported_program import from_exported_program, to_exported_program
 from functionalize.backends.interpreter import Backend, UnknownNumberError
@@ -64,8 +64,7 @@ def _of_tensors(program: CapturedProgram, refused: UnsupportedProgramError) -> C
     except UnsupportedExportError as error:
         if not refused.causes:
             raise refused from error
-        others = [cause for cause in refused.causes if CHANGED_OBJECT not in cause]
-        raise UnsupportedProgramError.of_exports("JAX", [*error.causes, *others]) from error
+        raise UnsupportedProgramError.of_exports("JAX", [*error.causes, *refused.causes]) from error
     assertion = next((node for node in exported.graph.nodes if node.target in _ASSERTIONS), None)
     if assertion is not None:
         raise UnsupportedProgramError(

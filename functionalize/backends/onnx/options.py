@@ -52,9 +52,7 @@ class Options:
         if target is not None and target.is_dir():
             raise IsADirectoryError(f"{target} is a folder\n    try  name a file in it: {target / 'model.onnx'}")
         if target is None and given["external_data"]:
-            raise ValueError(
-                "external_data is a file beside the model, which has no path\n    try  give to_onnx a path"
-            )
+            raise ValueError("external_data is a file beside the model, which has no path\n    try  a path")
         verify, check = given["verify"], bool(given["check"])
         if verify and not check:
             raise ValueError(
