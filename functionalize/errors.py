@@ -20,6 +20,8 @@ class NotEquivalentError(AssertionError):
 class UnsupportedProgramError(RuntimeError):
     """A program that cannot be captured; the message says what, where, why and what to try."""
 
+    causes: tuple[str, ...] = ()  # where there are several: each with where and why
+
     def __init__(self, what: str, *, why: str, hint: str, at: object = None) -> None:
         """``at``: the line, where that is not the one that runs."""
         super().__init__(f"{what}\n    at   {at or user_location()}\n    why  {why}\n    try  {hint}")
@@ -47,9 +49,19 @@ class UnsupportedProgramError(RuntimeError):
     @classmethod
     def of_causes(cls, what: str, causes: Sequence[tuple[str, str]], hint: str) -> UnsupportedProgramError:
         """For all that stands in the way at once. ``causes``: lines of the program, each with why."""
-        said = "".join(f"\n    at   {at}\n    why  {why}" for at, why in dict.fromkeys(causes))
+        said = [f"    at   {at}\n    why  {why}" for at, why in dict.fromkeys(causes)]
         error = cls.__new__(cls)
-        RuntimeError.__init__(error, f"{what}{said}\n    try  {hint}")
+        RuntimeError.__init__(error, "\n".join([what, *said, f"    try  {hint}"]))
+        error.causes = tuple(said)
+        return error
+
+    @classmethod
+    def of_exports(cls, to: str, causes: Sequence[str]) -> UnsupportedProgramError:
+        """For all for which a backend cannot run a program, in the words of :class:`UnsupportedExportError`."""
+        said = UnsupportedExportError(to, causes)
+        error = cls.__new__(cls)
+        RuntimeError.__init__(error, str(said))
+        error.causes = said.causes
         return error
 
 
@@ -130,6 +142,10 @@ class DataDependentError(RuntimeError):
 
 class NotCapturedWarning(UserWarning):
     """A call ran the program as it is: eager takes its inputs, and fake tensors like them are refused."""
+
+
+class TrainingModeWarning(UserWarning):
+    """A module is written for other engines in training mode: with live dropout, or statistics of the batch."""
 
 
 def is_own(error: BaseException) -> bool:

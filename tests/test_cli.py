@@ -428,11 +428,38 @@ def test_files_that_cannot_be_written_or_run(run: Any, tmp_path: Path) -> None:
         (("run", "text.onnx"), "is no ONNX file"),
         (("run", "text.pt2"), "is no program of torch.export"),
         (("export", "cli_models:Net", "f32[4,3]", "--to", "pt2", "-o", "net.onnx"), "ends in .pt2: net.pt2"),
-        (("export", "cli_models:Net", "f32[4,3]", "-o", "text.onnx"), "name a folder, or say --to pt2"),
+        (("export", "cli_models:Net", "f32[4,3]", "--to", "folder", "-o", "net.onnx"), "name a folder, net"),
+        (("export", "cli_models:Net", "f32[4,3]", "-o", "net.txt"), "say --to folder"),
+        (("export", "cli_models:Net", "f32[4,3]", "-o", "net.pt2", "--verify"), "--verify is for ONNX files"),
+        (("export", "cli_models:Net", "f32[4,3]", "-o", "net.pt2", "--no-check"), "--no-check is for ONNX files"),
+        (("export", "cli_models:Net", "f32[4,3]", "-o", "net.onnx", "--metadata", "x"), "write KEY=VALUE"),
     ):
         result = run(*arguments)
         assert result.exit_code != 0
         assert said in " ".join(result.output.split())
+
+
+@pytest.mark.slow(seconds=5)
+def test_the_ending_says_what_is_written_and_onnx_has_options(run: Any, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    names = ("--input-names", "rows", "--output-names", "scores", "--metadata", "author=me", "--opset-version", "18")
+    given = ("export", "cli_models:Net", "f32[batch=4,3]", "--eval", "-o", "net.onnx", *names, "--verify")
+    assert passes(run(*given, "--report", "net.md", "--external-data", "--exporting")) == "wrote onnx: net.onnx\n"
+    model = onnx.load(tmp_path / "net.onnx")
+    assert [value.name for value in (*model.graph.input, *model.graph.output)] == ["rows", "scores"]
+    assert model.opset_import[0].version == 18 and (tmp_path / "net.onnx.data").is_file()
+    assert {entry.key: entry.value for entry in model.metadata_props}["author"] == "me"
+    assert "| `rows` | FLOAT | [batch, 3] | argument |" in (tmp_path / "net.md").read_text()
+    twice = run("export", "cli_models:Net", "f32[4,3]", "-o", "net.onnx", "--input-names", "a,b")
+    assert twice.exit_code == 1 and "the program has 1 there: x" in twice.stderr
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_module_in_training_mode_is_warned_of_in_one_line(run: Any, tmp_path: Path) -> None:
+    said = run("export", "cli_models:Net", "f32[4,3]", "-o", "net.pt2").stderr
+    assert said.startswith("warning: Net is exported in training mode") and said.count("\n") == 1
+    assert not run("export", "cli_models:Net", "f32[4,3]", "--eval", "-o", "net.pt2").stderr
 
 
 def test_report(run: Any, tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ import torch
 from torch._decomp import decomposition_table  # also what torch.export leaves as it is
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.onnx._constants import ONNX_DEFAULT_OPSET
+from torch.onnx._constants import ONNX_DEFAULT_OPSET as DEFAULT_OPSET
+from torch.onnx._constants import ONNX_MIN_OPSET as OLDEST_OPSET
 from torch.onnx._internal.exporter import (
     _building,  # which dtype a number of Python's gets
     _core,  # torch.onnx.export with a registry of ours: the public function reads all rules again for each export
 )
+from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET as OLDEST_WRITTEN_OPSET
 from torch.onnx._internal.exporter._decomp import (  # what the exporter takes apart before it translates
     create_onnx_friendly_decomposition_table,
     get_onnx_implemented_overloads,
@@ -31,6 +33,8 @@ from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from functionalize._torch.exporting import without_spec_warnings
+
+NEWEST_WRITTEN_OPSET = 25  # that onnxscript's converter brings the exporter's operators to
 
 
 @contextlib.contextmanager
@@ -47,11 +51,16 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _registry(opset: int = DEFAULT_OPSET) -> ONNXRegistry:
+    """What the exporter translates for an opset. Newer ones than the default have operators that no capture has."""
+    return _read_registry(min(max(opset, OLDEST_WRITTEN_OPSET), DEFAULT_OPSET))
+
+
 @functools.cache
-def _registry() -> ONNXRegistry:
-    """What the exporter translates, for the opset that it writes by default. It reads the sources of all its rules."""
+def _read_registry(opset: int) -> ONNXRegistry:
+    """The same, for an opset that the exporter has rules for. It reads the sources of all of them."""
     with quiet():
-        return ONNXRegistry.from_torchlib(opset_version=ONNX_DEFAULT_OPSET)
+        return ONNXRegistry.from_torchlib(opset_version=opset)
 
 
 _dtype_of_input: Any = _building._determine_input_dtype
@@ -153,12 +162,12 @@ def exporters(op: Any) -> Callable[..., Any]:
     return found
 
 
-def untranslated(program: ExportedProgram, known: Collection[Any]) -> Iterator[tuple[Node, str]]:
+def untranslated(program: ExportedProgram, known: Collection[Any], opset: int) -> Iterator[tuple[Node, str]]:
     """The nodes of a program that the exporter cannot translate, each with the reason; ``known``: who has others."""
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target in known or node.target is operator.getitem:
             continue
-        found, message = dispatch(node, _registry())
+        found, message = dispatch(node, _registry(opset))
         if found is None and "_assert_" not in str(node.target):  # the exporter drops these
             yield node, message
 
@@ -168,14 +177,15 @@ def translate(
     translations: Mapping[Any, Callable[..., Any]],
     input_names: Sequence[str],
     output_names: Sequence[str],
+    opset: int,
 ) -> Any:
     """The program as the exporter writes it, not simplified; ``translations``: of operators that it does not know.
 
-    The caller lets one thread in at a time.
+    For an opset that the exporter does not write it is the nearest one. The caller lets one thread in at a time.
     """
     _say_dtypes(program)
     _type_numbers(program)
-    registry = copy.copy(_registry())
+    registry = copy.copy(_registry(opset))
     registry.functions = {target: list(functions) for target, functions in registry.functions.items()}
     for op, translation in translations.items():
         registry.register_op(op, translation, is_complex=False)
@@ -187,5 +197,5 @@ def translate(
             output_names=output_names,
             verbose=False,
             optimize=False,
-            opset_version=ONNX_DEFAULT_OPSET,
+            opset_version=min(max(opset, OLDEST_WRITTEN_OPSET), NEWEST_WRITTEN_OPSET),
         )

@@ -34,6 +34,13 @@ def is_dynamic(dim: Any) -> bool:
     return isinstance(dim, Dim)  # a derived one is one
 
 
+def named_dim(entry: Any) -> Any:
+    """The ``Dim`` that an entry is, or is derived from; None of others."""
+    if isinstance(entry, _DerivedDim):
+        return entry.root
+    return entry if isinstance(entry, Dim) else None
+
+
 def may_specialize(dim: Any) -> bool:
     """Whether it is for the program to decide whether the dimension can differ."""
     return isinstance(dim, _DimHint) and dim.type is _DimHintType.AUTO

@@ -116,7 +116,9 @@ class Interpreter:
         for node in without_row(self.graph, self.backend.lowerings):
             found.append((_line(node), f"{node.target} has no lowering for {self.backend.name}, and no decomposition"))
         for node in self.graph.nodes:
-            if node.op == "call_function" and sized_by_data(node):
+            # What is made of such a tensor has such sizes as well, for no other reason.
+            first = not any(map(sized_by_data, node.all_input_nodes))
+            if node.op == "call_function" and sized_by_data(node) and first:
                 found.append((_line(node), f"{node.target} gives a tensor whose size only the data tell"))
         for node in self.graph.find_nodes(op="get_attr"):
             body = self._attribute(node)
@@ -238,12 +240,19 @@ class Interpreter:
 
 def refusal(backend: Backend, causes: Sequence[tuple[str, str]]) -> UnsupportedProgramError:
     """The error for all causes at once."""
+    said, hints = " ".join(why for _, why in causes), []
+    if "no lowering" in said:
+        hints.append("register a lowering for an operator that has none (docs/backends.md), or compute it otherwise")
+    if "data" in said:
+        hints.append(
+            "have sizes, and what is decided, depend on no data: torch.where, torch.cond, masks instead of indices; "
+            "operator.index(n) for a size that is the same in all calls"
+        )
+    count = "one cause" if len(set(causes)) == 1 else f"{len(set(causes))} causes"
     return UnsupportedProgramError.of_causes(
-        f"the program cannot be run by {backend.name}, which has no mutation and sizes that are known ahead",
+        f"the program cannot be run by {backend.name}, for {count}",
         causes,
-        "register a lowering for an operator that has none (docs/backends.md); have sizes, and what is decided, depend "
-        "on no data (torch.where, torch.cond, masks instead of indices); or have a size be decided (operator.index(n)) "
-        "where it is the same in all calls",
+        "; ".join(hints) or "have the program do without that, or outside of what is exported",
     )
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import click
 
-from functionalize.cli.exporting import FORMATS, called, loaded, summary
+from functionalize.cli.exporting import FORMATS, called, format_of, loaded, summary
 from functionalize.cli.folders import code_of, described, saved
+from functionalize.cli.onnx_options import OnnxOptions, with_onnx_options
 from functionalize.cli.shared import Job, SpecType, answer, errors_alone, on_target, remembered, say, say_code, wants
 from functionalize.cli.specs import Spec, SpecError
 from functionalize.cli.targets import TargetError
@@ -70,8 +71,13 @@ class _Commands(click.Group):
             ctx.exit(1)
 
 
+_DETAILS = ("Developer debug context", "from user code:", "Set TORCHDYNAMO_VERBOSE")  # behind what torch says itself
+
+
 def _text(error: Exception) -> str:
     text = str(error).strip() or "no message"
+    for detail in _DETAILS:  # of torch's errors about what it traced: `--traceback` shows these
+        text = text.partition(detail)[0].rstrip()
     return text if isinstance(error, (SpecError, TargetError)) else f"{type(error).__name__}: {text}"
 
 
@@ -161,20 +167,21 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
 @commands.command()
 @on_target
 @click.option(
-    "--to", type=click.Choice(["folder", *FORMATS]), default="folder", show_default=True, help="What to write."
+    "--to", type=click.Choice(["folder", *FORMATS]), help="What to write; unless given, what the ending of -o says."
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file, or the folder.")
-def export(job: Job, to: str, output: Path) -> None:
+@with_onnx_options
+def export(job: Job, to: str | None, output: Path, onnx: OnnxOptions) -> None:
     """Capture TARGET and write it for other engines.
 
     \b
     Files of programs have the program's state, and are run by `functionalize run`:
-      pt2        for torch.export.load
-      onnx       for ONNX Runtime
-      stablehlo  for jax.export; the first state is in an npz beside it
-      jax        the same, in one file
+      .pt2        for torch.export.load
+      .onnx       for ONNX Runtime
+      .stablehlo  for jax.export; the first state is in an npz beside it
+      .jax        the same, in one file
     \b
-    A folder has
+    A folder (-o without such an ending) has
       graph_module.pt   the torch.fx.GraphModule, by torch.save; load it with weights_only=False
       state.pt          parameters, buffers and constants, by the names of the graph's inputs
       signature.json    what each input and output of the graph is, and what is written
@@ -182,19 +189,19 @@ def export(job: Job, to: str, output: Path) -> None:
 
     \b
     Examples:
-      functionalize export my_models:Net f32[1,3,32,32] --to onnx -o net.onnx
+      functionalize export my_models:Net f32[batch=4,3,32,32] --eval -o net.onnx
+      functionalize export my_models:Net f32[1,3,32,32] --eval -o net.onnx --opset-version 18 --verify
       functionalize export my_models:Net f32[1,3,32,32] -o net
     """
-    if to == "folder" and output.is_file():
-        raise click.UsageError(f"{output} is a file: name a folder, or say --to {' or --to '.join(FORMATS)}")
-    if to == "folder":
-        files = saved(job.capture(), output)
+    form = format_of(to, output)
+    options = onnx.arguments(job) if form == "onnx" else onnx.refused(form or "folder")
+    program = job.capture()
+    if form is None:
+        program.warn_of_training()
+        files = saved(program, output)
     else:
-        wanted = FORMATS[to].suffix
-        if output.suffix != wanted:
-            raise click.UsageError(f"a file of this kind ends in {wanted}: {output.with_suffix(wanted)}")
-        FORMATS[to].write(job.capture(), output)
-        files = {to: str(output)}
+        FORMATS[form].write(program, output, options)
+        files = {form: str(output)}
     for what, file in files.items():
         say(job, f"wrote {what.replace('_', ' ')}: {file}")
     answer(job, {"target": job.target, "files": files})

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from functionalize.cli.specs import Spec, make_inputs
 from functionalize.cli.targets import TargetError
 
@@ -35,13 +37,14 @@ class Format:
     """How files of one kind are written and read."""
 
     suffix: str
-    write: Callable[[CapturedProgram, Path], None]
+    write: Callable[[CapturedProgram, Path, Mapping[str, Any]], None]  # with options, of those formats that have some
     read: Callable[[Path], Loaded]
 
 
-def _write_pt2(program: CapturedProgram, path: Path) -> None:
+def _write_pt2(program: CapturedProgram, path: Path, options: Mapping[str, Any]) -> None:
     import torch
 
+    program.warn_of_training()
     exported = program.to_exported_program()
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished.pt2")
@@ -87,8 +90,8 @@ def _read_pt2(path: Path) -> Loaded:
     return Loaded(module, state, inputs)
 
 
-def _write_onnx(program: CapturedProgram, path: Path) -> None:
-    program.to_onnx(path)
+def _write_onnx(program: CapturedProgram, path: Path, options: Mapping[str, Any]) -> None:
+    program.to_onnx(path, **options)
 
 
 def _read_onnx(path: Path) -> Loaded:
@@ -98,13 +101,14 @@ def _read_onnx(path: Path) -> Loaded:
     return Loaded(program, lambda: program.state, program.random_arguments)
 
 
-def _write_stablehlo(program: CapturedProgram, path: Path) -> None:
+def _write_stablehlo(program: CapturedProgram, path: Path, options: Mapping[str, Any]) -> None:
     program.to_stablehlo(path)
 
 
-def _write_jax(program: CapturedProgram, path: Path) -> None:
+def _write_jax(program: CapturedProgram, path: Path, options: Mapping[str, Any]) -> None:
     from functionalize.backends.jax import save
 
+    program.warn_of_training()
     save(program.to_jax(), path)
 
 
@@ -129,6 +133,33 @@ FORMATS = {
     "stablehlo": Format(".stablehlo", _write_stablehlo, _read_jax),
     "jax": Format(".jax", _write_jax, _read_jax),
 }
+
+
+def format_of(to: str | None, output: Path) -> str | None:
+    """The format that is written: what ``to`` says, else the suffix; None is a folder.
+
+    Raises:
+        click.UsageError: the two contradict one another, or there is something else at the output.
+    """
+    by_suffix = next((name for name, known in FORMATS.items() if known.suffix == output.suffix), None)
+    form = by_suffix if to is None else None if to == "folder" else to
+    suffixes = ", ".join(known.suffix for known in FORMATS.values())
+    advice = None
+    if form is not None:
+        wanted = output.with_suffix(FORMATS[form].suffix)
+        if output != wanted:
+            advice = f"--to {form} contradicts {output}: a file of this kind ends in {wanted.suffix}: {wanted}"
+        elif output.is_dir():
+            advice = f"{output} is a folder: name a file, {output / f'model{wanted.suffix}'}, or say --to folder"
+    elif by_suffix is not None and not output.is_dir():
+        advice = f"--to folder contradicts {output}, the name of a file: name a folder, {output.with_suffix('')}"
+    elif output.is_file():
+        advice = f"{output} is a file, which ends in none of {suffixes}: name a folder, or a file that ends so"
+    elif to is None and output.suffix and not output.is_dir():
+        advice = f"{output} ends in none of {suffixes}: name a file that does, or say --to folder"
+    if advice is not None:
+        raise click.UsageError(advice)
+    return form
 
 
 def loaded(path: Path) -> Loaded:

@@ -11,6 +11,7 @@ import functools
 import json
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class Job:
     optimizer: str | None = None
     ranges: tuple[str, ...] = ()
     shapes: str | None = None
+    exporting: bool = False
 
     @functools.cached_property
     def model(self) -> Callable[..., Any]:
@@ -124,7 +126,7 @@ class Job:
         options = {"dynamic_shapes": self.dynamic_shapes, "optimizer": self.stepped}
         with _progress(Console(stderr=True)):
             try:
-                return capture(self.model, args, kwargs, remove=self.remove, **options)
+                return capture(self.model, args, kwargs, remove=self.remove, is_exporting=self.exporting, **options)
             except InputMismatchError as error:
                 said = _DIM.sub(r"--range \1=\2:\3", str(error))
                 raise TargetError(said.replace("Dim.AUTO", "--dynamic-shapes with Dim.AUTO")) from error
@@ -223,11 +225,25 @@ def remembered(name: str, text: str) -> Callable[[Any], Any]:
 
 @contextlib.contextmanager
 def errors_alone() -> Iterator[None]:
-    """While torch logs nothing, whose logs would show a traceback before each error; with ``--traceback`` it does."""
-    from functionalize._torch.tracing import logs_of_torch_off
+    """While torch logs nothing, whose logs would show a traceback before each error; with ``--traceback`` it does.
 
-    with contextlib.nullcontext() if wants(click.get_current_context(), "traceback") else logs_of_torch_off():
-        yield
+    Warnings of this package are one line each.
+    """
+    from functionalize._torch.tracing import logs_of_torch_off
+    from functionalize.errors import TrainingModeWarning
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, TrainingModeWarning):
+            click.echo(f"warning: {message} (--eval)", err=True)
+        else:
+            before(message, category, *where, **more)
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        with contextlib.nullcontext() if wants(click.get_current_context(), "traceback") else logs_of_torch_off():
+            yield
+    finally:
+        warnings.showwarning = before
 
 
 _OPTIONS = [
@@ -240,6 +256,7 @@ _OPTIONS = [
     click.option("--optimizer", help="Of a training step: AdamW, 'SGD(lr=0.1)', package.module:object."),
     click.option("--range", "ranges", multiple=True, metavar="NAME=MIN:MAX", help="Bounds of a size that may differ."),
     click.option("--dynamic-shapes", "shapes", metavar="MODULE:OBJECT", help="What capture takes as dynamic_shapes."),
+    click.option("--exporting", is_flag=True, help="torch.compiler.is_exporting() is true: libraries go another way."),
     click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers in the inputs."),
     remembered("json", "Answer with one JSON object."),
     remembered("traceback", "Show where an error comes from."),

@@ -18,7 +18,7 @@ from functionalize.errors import UnsupportedProgramError, check_choice, check_re
 from functionalize.graph_capture.capture_session import ByData, CaptureSession
 from functionalize.graph_capture.changed_lines import LineWanted
 from functionalize.graph_capture.conversions import Conversions
-from functionalize.graph_capture.dynamic_shapes import DynamicShapes
+from functionalize.graph_capture.dynamic_shapes import DynamicShapes, with_dims
 from functionalize.graph_capture.inputs import ProgramInputs
 from functionalize.graph_capture.leaks import Traced
 from functionalize.graph_capture.missing_gradients import serves_without_gradients
@@ -62,6 +62,7 @@ def capture(
         remove: ``"mutations_and_views"`` to compute by ``*_copy`` ops what view ops would alias, or ``"mutations"``.
         dynamic_shapes: as in ``torch.export.export``: which sizes may differ from call to call. A program that is
             right for a part of a ``Dim``'s sizes only is an error; with ``Dim.AUTO`` it takes the sizes that it can.
+            A name is a ``Dim``: ``{"x": {0: "batch"}}``, as torch.onnx has it; sizes of one name are equal.
         optimizer: of a function, an optimizer whose state it updates. With a module that returns a loss (a scalar, or
             an output with a ``loss``), the program is a training step: ``zero_grad()``, forward,
             ``backward()`` and ``step()``.
@@ -102,6 +103,7 @@ def capture(
     """
     check_remove(remove)
     _check_options(args, on_guard_failure, on_data, cache_size)
+    dynamic_shapes = with_dims(dynamic_shapes)
     if isinstance(fn, CapturedProgram):
         fn = fn.original
     numbers = ChangingNumbers()

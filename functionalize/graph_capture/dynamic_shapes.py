@@ -6,7 +6,10 @@ Limits: sizes of tensors; numbers among the arguments are part of the program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import ast
+import keyword
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +28,81 @@ class DynamicShapes(NamedTuple):
     strict: bool
 
 
+def with_dims(spec: Any) -> Any:
+    """``dynamic_shapes`` with a ``Dim`` for each text: sizes of equal text are equal, as they are to torch.onnx.
+
+    A text is a name (``"batch"``), or arithmetic of one name and integers (``"2*batch + 1"``). Where the spec has a
+    ``Dim`` of that name, it is that one.
+
+    Raises:
+        ValueError: a text is neither.
+    """
+    if not any(isinstance(leaf, str) for leaf in _leaves(spec)):
+        return spec
+    from torch.export import Dim
+
+    from functionalize._torch.symbols import named_dim
+
+    dims = {dim.__name__: dim for leaf in _leaves(spec) if (dim := named_dim(leaf)) is not None}
+
+    def dim_of(name: str) -> Any:
+        return dims.setdefault(name, Dim(name))
+
+    return _mapped(spec, lambda leaf: _dim_of_text(leaf, dim_of) if isinstance(leaf, str) else leaf)
+
+
+def _leaves(spec: Any) -> Iterator[Any]:
+    if isinstance(spec, (Mapping, list, tuple)):
+        for part in spec.values() if isinstance(spec, Mapping) else spec:
+            yield from _leaves(part)
+    else:
+        yield spec
+
+
+def _mapped(spec: Any, make: Callable[[Any], Any]) -> Any:
+    if isinstance(spec, Mapping):
+        return {key: _mapped(part, make) for key, part in spec.items()}
+    if isinstance(spec, (list, tuple)):
+        parts = [_mapped(part, make) for part in spec]
+        return tuple(parts) if isinstance(spec, tuple) else parts
+    return make(spec)
+
+
+_OF_DIMS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+
+
+def _dim_of_text(text: str, dim_of: Callable[[str], Any]) -> Any:
+    def value(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=int() as number):
+                return number
+            case ast.Name(id=name) if not keyword.iskeyword(name):
+                return dim_of(name)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OF_DIMS:
+                return _OF_DIMS[type(op)](value(left), value(right))
+        raise ValueError(ast.unparse(node))
+
+    try:
+        dim = value(ast.parse(text.strip(), mode="eval").body)
+    except Exception as error:  # of the parser, or a Dim's own, which has several kinds
+        raise _misread(text) from error
+    if isinstance(dim, int):
+        raise _misread(text)
+    return dim
+
+
+def _misread(text: str) -> ValueError:
+    return ValueError(
+        f"dynamic_shapes has the text {text!r} for a size\n"
+        '    try  a name such as "batch" (sizes of one name are equal); "2*batch + 1"; or Dim.AUTO for a size that '
+        "follows from several others"
+    )
+
+
 def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
     """For each input tensor, by identity, the dimensions that may differ. A spec that does not fit is a ValueError."""
     from functionalize._torch.symbols import is_dynamic
@@ -34,7 +112,10 @@ def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
     if isinstance(spec, Mapping):
         unknown = [name for name in spec if name not in arguments]
         if unknown:
-            raise ValueError(f"dynamic_shapes names {unknown[0]!r}; the arguments are {', '.join(arguments)}")
+            raise ValueError(
+                f"dynamic_shapes names {unknown[0]!r}; the arguments are {', '.join(arguments)}\n"
+                "    try  the names of arguments alone: the sizes of results follow"
+            )
         parts: Mapping[str, Any] = spec
     elif isinstance(spec, (list, tuple)) and len(spec) == len(arguments):
         parts = dict(zip(arguments, spec, strict=True))
@@ -108,7 +189,8 @@ def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:
         )
     for dim, given in dims.items():
         if not (given is None or is_dim(given) or (type(given) is int and given == tensor.size(dim))):
-            expected = f"a Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, or the size itself, {tensor.size(dim)}"
+            expected = 'a Dim, a name such as "batch", Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, or the size itself'
+            expected += f", {tensor.size(dim)}"
             raise _misfit(f"dimension {dim} of {name!r}", given, expected)
     return {dim % count: given for dim, given in dims.items()}
 

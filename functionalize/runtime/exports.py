@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from functionalize.runtime.training_mode import warn_of_training
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -35,8 +37,13 @@ class Exports:
 
     Each is of the program as a call would run it now: with the state that there is, and as what changed since the
     capture has it. What a call refuses (another mode of the model, a hook that was added) raises `InputMismatchError`
-    here as well, or is captured again with ``on_guard_failure="recapture"``.
+    here as well, or is captured again with ``on_guard_failure="recapture"``. Files of a module in training mode, whose
+    dropout would be live, come with a `TrainingModeWarning`.
     """
+
+    def warn_of_training(self: Any, stacklevel: int = 2) -> None:
+        """Warn where the program is that of a module in training mode, and this makes a difference."""
+        warn_of_training(self.original, self.current.recorded.graph, stacklevel + 1)
 
     def to_exported_program(self, *, explicit_state: bool = False) -> ExportedProgram:
         """The program as ``torch.export`` has programs: saved by ``torch.export.save``, taken by whatever takes one.
@@ -100,7 +107,20 @@ class Exports:
         found: ExportedProgram = _backend("to_core_aten")(self, explicit_state=explicit_state)
         return found
 
-    def to_onnx(self, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
+    def to_onnx(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        external_data: bool | None = None,
+        opset_version: int | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        custom_translation_table: Mapping[Any, Callable[..., Any]] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        verify: bool | Sequence[tuple[Sequence[Any], Mapping[str, Any]]] = False,
+        report: bool | str | os.PathLike[str] = False,
+        check: bool = True,
+    ) -> Any:
         """Write the program as an ONNX file, with its state as inputs and outputs of the graph.
 
         An input `state` has its new value in the output `new.state`; the file's metadata pairs them, and says how the
@@ -108,15 +128,34 @@ class Exports:
         state. It begins with the state that there is now.
 
         Args:
-            path: the file.
+            path: the file. Without one the model itself is returned.
             external_data: whether weights go into a second file, `path.data`; unless given, where they are large.
+            opset_version: of ONNX's operators; unless given, 20. Before 18 and after 25 it is ONNX's converter that
+                decides whether the program can have it.
+            input_names: a name for each tensor among the arguments, in their order, instead of their own. State keeps
+                its names.
+            output_names: a name for each tensor among the results, in their order.
+            custom_translation_table: how operators are translated, as ``torch.onnx.export`` has it: by overload, a
+                function of ONNX values, of onnxscript's operators.
+            metadata: entries of your own for the file's ``metadata_props``.
+            verify: whether to run the file beside the original, three calls with random numbers (integers are zeros),
+                each with the state of the last one. Or calls of your own: a list of ``(args, kwargs)``. What the
+                original changes is put back.
+            report: whether to write a page about the file, `path.md`, or where to write it; also where there is none,
+                with the causes.
+            check: whether ONNX Runtime, where it is installed, has to load the file on this machine. Without, the file
+                may be for another engine or provider: bfloat16 for a GPU, operators of your own.
 
         Returns:
-            The path.
+            The path; without one the model, an ``onnx.ModelProto``.
 
         Raises:
             UnsupportedExportError: the program, or operators of it, cannot be exported; the message has all causes, and
                 nothing was written.
+            NotEquivalentError: with ``verify`` the file gives something else; the message names the output, and says
+                how far off it is. Nothing was written.
+            TypeError, ValueError: an option has no such value, or names are too many or too few.
+            IsADirectoryError: the path is a folder.
             ModuleNotFoundError: a package of the extra `onnx` is not installed.
 
         Example:
@@ -126,12 +165,27 @@ class Exports:
             >>> count = torch.zeros(())
             >>> program = capture(lambda x: x + count.add_(1), (torch.zeros(2),))
             >>> with tempfile.TemporaryDirectory() as folder:
-            ...     counter = onnx.load(program.to_onnx(folder + "/counter.onnx"))
+            ...     counter = onnx.load(program.to_onnx(folder + "/counter.onnx", verify=True))
             >>> counter(torch.zeros(2)), counter(torch.zeros(2))
             (tensor([1., 1.]), tensor([2., 2.]))
+            >>> model = program.to_onnx(input_names=["steps"], opset_version=18)
+            >>> model.opset_import[0].version, onnx.load(model)(torch.zeros(2))
+            (18, tensor([1., 1.]))
         """
-        found: Path = _backend("to_onnx")(self, path, external_data=external_data)
-        return found
+        self.warn_of_training(stacklevel=3)
+        return _backend("to_onnx")(
+            self,
+            path,
+            external_data=external_data,
+            opset_version=opset_version,
+            input_names=input_names,
+            output_names=output_names,
+            custom_translation_table=custom_translation_table,
+            metadata=metadata,
+            verify=verify,
+            report=report,
+            check=check,
+        )
 
     def to_jax(self, **options: Any) -> Any:
         """The program as a pure function of JAX arrays, ``(state, *args, **kwargs) -> (new_state, outputs)``.
@@ -177,5 +231,6 @@ class Exports:
             >>> loaded(torch.ones(3, 2).numpy()).shape
             (3, 1)
         """
+        self.warn_of_training(stacklevel=3)
         written: Path = _backend("to_stablehlo")(self, path, **options)
         return written

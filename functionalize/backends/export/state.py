@@ -6,7 +6,7 @@ shared with the original. Limits: arguments that pytrees do not know are bound: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class Arguments:
         self._call = call
         self.causes: list[str] = []
         self.bound: list[ObjectLeaf] = []
-        dropped: set[tuple[int, Any]] = set()
+        dropped = self._dropped = set[tuple[int, Any]]()
         for leaf, path in zip(tree.leaves, tree.paths, strict=True):
             if isinstance(leaf, (ArgumentRef, *CONSTANTS)):
                 continue
@@ -73,19 +73,23 @@ class Arguments:
                 self.causes.append(_nested(path))
             elif isinstance(leaf, ObjectLeaf):
                 self.bound.append(leaf)
-        self.args = tuple(value for at, value in enumerate(call.args) if (0, at) not in dropped)
-        self.kwargs = {name: value for name, value in call.kwargs.items() if (1, name) not in dropped}
+        self.args, self.kwargs = self.of(call.args, call.kwargs)
         names = [name for at, name in enumerate(convention.names) if (0, at) not in dropped]
         self.names = [*names, *self.kwargs]
         self.spec = pytree.tree_structure((self.args, self.kwargs))
         positions = [at for at in range(len(call.args)) if (0, at) not in dropped]
-        named = {(0, at): name for at, name in zip(positions, names, strict=True)}
+        named: dict[tuple[int, Any], str] = {(0, at): name for at, name in zip(positions, names, strict=True)}
         named |= {(1, name): name for name in self.kwargs}
         self._leaves = [
             (leaf, (named[place], *path[2:]))
             for leaf, path in zip(tree.leaves, tree.paths, strict=True)
             if (place := (path[0].idx, getattr(path[1], "idx", getattr(path[1], "key", None)))) in named
         ]
+
+    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Those of a call of the original, in the capture's order, that the exported program takes."""
+        positional = tuple(value for at, value in enumerate(args) if (0, at) not in self._dropped)
+        return positional, {name: value for name, value in kwargs.items() if (1, name) not in self._dropped}
 
     @property
     def objects(self) -> dict[int, torch.Tensor]:

@@ -144,11 +144,20 @@ def _known_number(slot: NumberSlot) -> Any:
     try:
         return slot.get()
     except TypeError as error:
+        now = Slot.get(slot)
+        what = f"`{slot.path}` is {now!r} before the first call, and {_article(slot.kind)} after it"
+        if type(now) is slot.kind:
+            what = f"the first call changes how many numbers there are beside `{slot.path}`"
         raise UnsupportedProgramError(
-            f"`{slot.path}` is another number after the first call: of type {slot.kind.__name__}, or in more of them",
-            why="a number that is state is a tensor of one dtype in what is exported",
-            hint="begin with a number of that type, or call the program once, and export it then",
+            what,
+            why="what is exported keeps such numbers as tensors of one dtype, from before its first call on",
+            hint=f"call the program once, and export it then; or begin with {_article(slot.kind)} in each place",
+            at="the program's state",
         ) from error
+
+
+def _article(kind: type) -> str:
+    return f"{'an' if kind is int else 'a'} {kind.__name__}"
 
 
 @contextlib.contextmanager

@@ -40,11 +40,11 @@ def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: i
     program = with_arguments_apart(program, program.specialization)
     try:
         return JaxProgram(program, lowerings, seed)
-    except UnsupportedProgramError:
+    except UnsupportedProgramError as error:
         found = program.specialization
-        steady = _of_tensors(program) if found.metadata.side_effects or found.guards.changes_gradients else None
-        if steady is None:
+        if not (found.metadata.side_effects or found.guards.changes_gradients):
             raise
+        steady = _of_tensors(program, error)
         lines = stopped_gradients(found.capture, range(found.metadata.graph.outputs))
         return JaxProgram(steady, lowerings, seed, ending=lines)
 
@@ -52,16 +52,19 @@ def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: i
 _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
 
 
-def _of_tensors(program: CapturedProgram) -> CapturedProgram | None:
-    """A program that changes objects, with all that it changes there as tensors; None where there is none.
+def _of_tensors(program: CapturedProgram, refused: UnsupportedProgramError) -> CapturedProgram:
+    """A program that changes objects, with all that it changes there as tensors; ``refused``: why it is not taken so.
 
     Raises:
-        UnsupportedProgramError: it decides by data as well: an exported program asserts what JAX cannot.
+        UnsupportedProgramError: what it changes can be no tensors; all causes. Or it decides by data as well: an
+            exported program asserts what JAX cannot.
     """
     try:
         exported = to_exported_program(program, to="JAX", layouts=False)
-    except UnsupportedExportError:
-        return None
+    except UnsupportedExportError as error:
+        if not refused.causes:
+            raise refused from error
+        raise UnsupportedProgramError.of_exports("JAX", [*error.causes, *refused.causes]) from error
     assertion = next((node for node in exported.graph.nodes if node.target in _ASSERTIONS), None)
     if assertion is not None:
         raise UnsupportedProgramError(

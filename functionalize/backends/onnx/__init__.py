@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from onnx import ModelProto
 
     from functionalize.backends.onnx.runner import OnnxProgram
     from functionalize.runtime.captured_program import CapturedProgram
@@ -31,16 +32,20 @@ def _needs(*packages: str) -> None:
             ) from error
 
 
-def to_onnx(program: CapturedProgram, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
+def to_onnx(program: CapturedProgram, path: str | os.PathLike[str] | None, **options: Any) -> Any:
     """See :meth:`CapturedProgram.to_onnx`."""
-    _needs(*_PACKAGES[:2])
+    _needs(*(_PACKAGES if options["verify"] else _PACKAGES[:2]))
+    from functionalize.backends.onnx.options import Options
     from functionalize.backends.onnx.writing import write
 
-    return write(program, Path(path), external_data=external_data)
+    return write(program, Options.read(path, **options))
 
 
 def load(
-    path: str | os.PathLike[str], *, state: Mapping[str, torch.Tensor] | None = None, **options: Any
+    path: str | os.PathLike[str] | ModelProto | bytes,
+    *,
+    state: Mapping[str, torch.Tensor] | None = None,
+    **options: Any,
 ) -> OnnxProgram:
     """A program that ``to_onnx`` wrote, to be called as the original is; ONNX Runtime computes.
 
@@ -48,17 +53,19 @@ def load(
     arguments is written to those of the call.
 
     Args:
-        path: the file.
+        path: the file; or the model itself, as ``to_onnx`` without a path gives it, or as bytes.
         state: what some of the state begins with, by its paths, instead of what the file has.
         options: of ``onnxruntime.InferenceSession``: providers, sess_options.
 
     Raises:
         ModuleNotFoundError: a package of the extra `onnx` is not installed.
         FileNotFoundError: there is no such file.
-        ValueError: it is no ONNX file, is not complete, or ``to_onnx`` did not write it, or another version did; a tool
-            that changed it lost the first state, or renamed outputs; or ``state`` does not fit.
+        ValueError: it is no ONNX model, is not complete, or ``to_onnx`` did not write it, or another version did; a
+            tool that changed it lost the first state, or renamed outputs; or ``state`` does not fit.
     """
     _needs("onnx", "onnxruntime")
     from functionalize.backends.onnx.runner import OnnxProgram
 
-    return OnnxProgram(Path(path), state or {}, **options)
+    if not isinstance(path, (bytes, str, os.PathLike)):
+        path = path.SerializeToString()
+    return OnnxProgram(path if isinstance(path, bytes) else Path(path), state or {}, **options)

@@ -57,7 +57,9 @@ def _causes(message: str, nodes: Sequence[Any]) -> list[str]:
     named, why = _NODE.search(message), "ONNX Runtime: " + _FOREWORD.sub("", message).strip()
     kinds = [(node.op_type, _types(node)) for node in nodes if named and node.name == named[1]]
     found = [_cause(node, why) for node in nodes if (node.op_type, _types(node)) in kinds]
-    whole = UnsupportedExportError.cause("the file would be of no use", why=why, hint="compute it otherwise")
+    whole = UnsupportedExportError.cause(
+        "the file would be of no use", why=why, hint="compute it otherwise, or check=False for another engine"
+    )
     return list(dict.fromkeys(found)) or [whole]
 
 
@@ -71,6 +73,7 @@ def _cause(node: Any, why: str) -> str:
     return UnsupportedExportError.cause(
         f"{target[1] if target else node.name}, which is ONNX's {node.op_type} of {_types(node)}",
         why=why,
-        hint="convert what it takes to torch.float32 before, or compute it otherwise",
+        hint="convert what it takes to torch.float32 before, or compute it otherwise; for another engine or another "
+        "provider write it with check=False",
         at=line_in(node.metadata_props.get(_TRACE)),
     )

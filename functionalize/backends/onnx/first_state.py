@@ -49,9 +49,11 @@ def _add_weight(model: Any, name: str, value: torch.Tensor) -> None:
 
 
 def first_values(
-    model: Any, convention: Convention, path: Path, given: Mapping[str, torch.Tensor]
+    model: Any, convention: Convention, path: Path | None, given: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The values in a model (`onnx.ModelProto`), by the paths of the state; ``given``: what some are instead.
+    """The values in a model (`onnx.ModelProto`), by the paths of the state.
+
+    ``path``: of its file, if it has one; ``given``: what some are instead.
 
     Raises:
         ValueError: a value is in no place where it was written; or ``given`` does not fit the state.
@@ -72,15 +74,15 @@ def first_values(
             continue
         value.copy_(torch.frombuffer(bytearray(raw), dtype=value.dtype).reshape(state.shape))
     if lost:
-        raise ValueError(_without(lost, path))
+        raise ValueError(_without(lost, "the model" if path is None else str(path)))
     for name, value in given.items():
         _set(first, name, value)
     return first
 
 
-def _raw(weight: Any, path: Path) -> bytes:
+def _raw(weight: Any, path: Path | None) -> bytes:
     try:
-        if onnx.external_data_helper.uses_external_data(weight):
+        if path is not None and onnx.external_data_helper.uses_external_data(weight):
             onnx.external_data_helper.load_external_data_for_tensor(weight, str(path.parent))
     except Exception as error:  # of the operating system, or onnx's own
         raise ValueError(
@@ -89,11 +91,11 @@ def _raw(weight: Any, path: Path) -> bytes:
     return bytes(weight.raw_data)
 
 
-def _without(lost: list[State], path: Path) -> str:
+def _without(lost: list[State], label: str) -> str:
     names = ", ".join(f"`{state.target}` ({state.dtype}, {state.shape})" for state in lost)
     dropped = ", ".join(f"`{state.initial}`" for state in lost)
     return (
-        f"{path} has no first value of its state {names}\n"
+        f"{label} has no first value of its state {names}\n"
         f"    why  a tool that changed the file dropped {dropped}: optimizers drop weights that nothing reads\n"
         "    try  onnx.load(path, state={path: tensor}) with the values, such as the `state` of a program that was "
         "loaded from the file before; zeros begin with zeros"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from functionalize.backends.export.layouts import counts_from_storage, layout_of
 from functionalize.backends.export.numbers import NUMBER
 from functionalize.backends.onnx.convention import Argument, Check, Convention, Layout, Result, State
 from functionalize.backends.onnx.naming import Names, argument_names, result_names
+from functionalize.backends.onnx.options import Options, named
 from functionalize.backends.onnx.sizes import Sizes, evaluate
 from functionalize.errors import UnsupportedExportError
 
@@ -48,11 +50,11 @@ _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 class Prepared:
     """One program, with its calling convention."""
 
-    def __init__(self, exported: ExportedProgram) -> None:
-        self._exported, self._signature = exported, exported.graph_signature
-        specs = self._signature.output_specs
+    def __init__(self, exported: ExportedProgram, options: Options) -> None:
+        self._exported, self._options = exported, options
+        specs = exported.graph_signature.output_specs
         self._mutated = {spec.target for spec in specs if spec.kind in _MUTATIONS}
-        inputs = [self._now(spec) for spec in self._signature.input_specs]
+        inputs = [self._now(spec) for spec in self._exported.graph_signature.input_specs]
         self._inputs = sorted(inputs, key=lambda spec: spec.kind is InputKind.USER_INPUT)
         self._graph, self._checks, self._layouts = Graph(), list[tuple[Any, str]](), list[Layout]()
         self.names = Names()  # of inputs and outputs: arguments claim theirs first, then results, then state
@@ -73,9 +75,13 @@ class Prepared:
         """What arguments are called, by their placeholders."""
         whole = self._exported.module_call_graph[0].signature
         parameters = self.convention.names = list((whole and whole.forward_arg_names) or [])
-        specs = [spec for spec in self._signature.input_specs if spec.kind is InputKind.USER_INPUT]
-        wanted = argument_names(self._exported.call_spec.in_spec, parameters)
-        return {spec.arg.name: self.names.claim(name) for spec, name in zip(specs, wanted, strict=True)}
+        specs = [spec for spec in self._exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        own = argument_names(self._exported.call_spec.in_spec, parameters)
+        wanted = {spec.arg.name: name for spec, name in zip(specs, own, strict=True)}
+        tensors = [spec.arg.name for spec in specs if not isinstance(spec.arg, ConstantArgument)]
+        names = named(self._options.input_names, [wanted[placeholder] for placeholder in tensors], "input_names")
+        given = dict(zip(tensors, names, strict=True))
+        return {placeholder: self.names.claim(name) for placeholder, name in (given | wanted | given).items()}
 
     def _copied(self) -> list[Any]:
         """The graph, its inputs in their new order, without assertions; its results."""
@@ -143,7 +149,7 @@ class Prepared:
                 hint="use tuples, lists and dicts, or register the class with a serialized_type_name",
             )
             raise UnsupportedExportError("ONNX", [cause]) from error
-        for spec in self._signature.input_specs:
+        for spec in self._exported.graph_signature.input_specs:
             if spec.kind is InputKind.USER_INPUT:
                 constant = isinstance(spec.arg, ConstantArgument)
                 value = spec.arg.value if constant else None
@@ -174,12 +180,10 @@ class Prepared:
 
     def _describe_outputs(self) -> None:
         """What each output is; an argument that is written, and state, get new values."""
-        convention, specs = self.convention, self._signature.output_specs
+        convention, specs = self.convention, self._exported.graph_signature.output_specs
         written = [spec for spec in specs if spec.kind is not OutputKind.USER_OUTPUT]
         returned = self._results[len(written) :]
-        wanted = result_names(self._exported.call_spec.out_spec)
-        names = [self.names.claim(name) if isinstance(result, Node) else None
-                 for name, result in zip(wanted, returned, strict=True)]  # fmt: skip
+        names = self._named_results(returned)
         self._describe_state()
         states, same = {state.target: state for state in convention.state}, dict[Node, str]()
         for spec, result in zip(written, self._results, strict=False):
@@ -198,6 +202,22 @@ class Prepared:
         for number, (node, message) in enumerate(self._checks):
             if isinstance(node, Node):
                 convention.checks.append(Check(self._add(node, self.names.claim(f"check_{number}")), message))
+
+    def _named_results(self, results: Sequence[Any]) -> list[str | None]:
+        """What each leaf of the results is called; None where it is no output."""
+        given = self._options.output_names
+        wanted = result_names(self._exported.call_spec.out_spec)
+        own = [name for name, result in zip(wanted, results, strict=True) if isinstance(result, Node)]
+        names = named(given, own, "output_names")
+        claimed = [self.names.claim(name) for name in names]
+        if given is not None and claimed != names:
+            taken = next(name for name, claim in zip(names, claimed, strict=True) if name != claim)
+            raise ValueError(
+                f"output_names has {taken!r}, which is an input: a graph has each name once\n"
+                "    try  another name for it, or input_names for that input"
+            )
+        remaining = iter(claimed)
+        return [next(remaining) if isinstance(result, Node) else None for result in results]
 
     def _describe_state(self) -> None:
         for spec in self._inputs:

@@ -48,17 +48,20 @@ class _Kept:
 class OnnxProgram:
     """What :func:`functionalize.backends.onnx.load` returns."""
 
-    def __init__(self, path: Path, state: Mapping[str, torch.Tensor], **options: Any) -> None:
-        model = _read(path)
-        self.convention = _convention(model, path)
+    def __init__(self, path: Path | bytes, state: Mapping[str, torch.Tensor], **options: Any) -> None:
+        """``path``: of the file; or the model itself. ``state``: what some of the state begins with."""
+        label = "the model" if isinstance(path, bytes) else str(path)
+        model = _read(path, label)
+        self.convention = _convention(model, label)
         self._specs = spec_of(self.convention.in_spec), spec_of(self.convention.out_spec)
-        first = first_values(model, self.convention, path, state)
+        first = first_values(model, self.convention, path if isinstance(path, Path) else None, state)
         try:
             options = {"providers": ["CPUExecutionProvider"], "sess_options": _quiet(), **options}
-            self.session = onnxruntime.InferenceSession(str(path), **options)
+            source = path if isinstance(path, bytes) else str(path)
+            self.session = onnxruntime.InferenceSession(source, **options)
         except Exception as error:  # ONNX Runtime has several kinds, of no common class
             raise ValueError(
-                f"{path} cannot be loaded: {error}\n    try  keep its `.data` file beside it; other providers, for "
+                f"{label} cannot be loaded: {error}\n    try  keep its `.data` file beside it; other providers, for "
                 "types that this one does not compute with; or write it again"
             ) from error
         in_place = not self.convention.checks  # else a call that is refused would have written
@@ -67,18 +70,18 @@ class OnnxProgram:
         }
         self._inputs = {one.name: one for one in self.session.get_inputs()}
         outputs = {one.name: one for one in self.session.get_outputs()}
-        self._check_names(path, outputs)
+        self._check_names(label, outputs)
         self._outputs = [outputs[name] for name in self.convention.read]
         self._lock = threading.Lock()
 
-    def _check_names(self, path: Path, outputs: Collection[str]) -> None:
+    def _check_names(self, label: str, outputs: Collection[str]) -> None:
         """Hold the file to its metadata: another tool may have given its inputs and outputs other names."""
         inputs = self.convention.passed
         missing = [f"no output `{name}`" for name in self.convention.read if name not in outputs]
         missing += [f"an input `{name}` that they do not know" for name in self._inputs if name not in inputs]
         if missing:
             raise ValueError(
-                f"the metadata of {path} do not fit its graph, which has {', '.join(missing)}\n"
+                f"the metadata of {label} do not fit its graph, which has {', '.join(missing)}\n"
                 f"    why  they name the inputs {_listed(inputs)} and the outputs {_listed(self.convention.read)}; the "
                 f"graph has {_listed(self._inputs)} and {_listed(outputs)}: it was changed after it was written\n"
                 f"    try  give them their names back, or change the names in the entry `{KEY}` of the metadata as well"
@@ -87,7 +90,7 @@ class OnnxProgram:
             given = self._inputs.get(state.input)
             if given is not None and _NAMES.get(given.type) is not getattr(torch, state.dtype):
                 raise ValueError(
-                    f"the state `{state.target}` is {state.dtype} in the metadata of {path}, and {given.type} in its "
+                    f"the state `{state.target}` is {state.dtype} in the metadata of {label}, and {given.type} in its "
                     "graph: it was changed after it was written\n"
                     "    try  leave the types of inputs and outputs as they are (`keep_io_types`)"
                 )
@@ -304,20 +307,22 @@ def _quiet() -> Any:
     return options
 
 
-def _read(path: Path) -> Any:
-    if not path.is_file():
+def _read(path: Path | bytes, label: str) -> Any:
+    if isinstance(path, Path) and not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
+        if isinstance(path, bytes):
+            return onnx.load_from_string(path)
         return onnx.load(str(path), load_external_data=False)
     except (DecodeError, ValueError) as error:
-        raise ValueError(f"{path} is no ONNX file, or is not complete\n    try  write it again by to_onnx") from error
+        raise ValueError(f"{label} is no ONNX file, or is not complete\n    try  write it again by to_onnx") from error
 
 
-def _convention(model: Any, path: Path) -> Convention:
+def _convention(model: Any, label: str) -> Convention:
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
     if text is None:
         raise ValueError(
-            f"{path} was not written by to_onnx, or is not complete: its metadata do not say what its inputs and "
+            f"{label} was not written by to_onnx, or is not complete: its metadata do not say what its inputs and "
             f"outputs are\n    try  write it by program.to_onnx; if a tool made it of such a file, copy the entries of "
             f"`metadata_props` that begin with `{KEY}` from there; or run it by onnxruntime itself"
         )

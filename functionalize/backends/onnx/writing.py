@@ -6,12 +6,13 @@ program appear complete or not at all. Limits: one file, and one more for large 
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,11 @@ from functionalize.backends.onnx.convention import ELEMENTS, KEY
 from functionalize.backends.onnx.engine import refuse_what_it_does_not_load
 from functionalize.backends.onnx.first_state import write_first_values
 from functionalize.backends.onnx.naming import provisional, rename, rename_sizes
+from functionalize.backends.onnx.opsets import convert
 from functionalize.backends.onnx.optimize import optimize
+from functionalize.backends.onnx.options import Options
 from functionalize.backends.onnx.prepare import Prepared
+from functionalize.backends.onnx.report import Report, reporting
 from functionalize.backends.onnx.rewrites import (
     BY_TORCH,
     BY_TORCH_IF_WIDE,
@@ -45,6 +49,7 @@ from functionalize.backends.onnx.rewrites import (
     either,
 )
 from functionalize.backends.onnx.sharing import shared_memory
+from functionalize.backends.onnx.verification import check_values, refuse_random
 from functionalize.backends.opmath import SPELT_OUT
 from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.backends.primitives import VIEWS
@@ -54,35 +59,64 @@ from functionalize.runtime.capturing import CAPTURING
 
 _TO = "ONNX"
 _LARGE = 2**30  # bytes of weights that go into a file of their own
+_LARGEST = 2**31 - 2**20  # of a model in one piece
 
 
-def write(program: CapturedProgram, path: Path, *, external_data: bool | None) -> Path:
-    """Write a program; the path. One thread at a time: torch's exporter has settings of the process."""
-    with CAPTURING:
-        return _write(program, path, external_data)
+def write(program: CapturedProgram, options: Options) -> Any:
+    """Write a program; the path, or the model where there is none.
+
+    One thread at a time: torch's exporter has settings of the process.
+    """
+    with CAPTURING, reporting(options) as report:
+        if options.verify:
+            refuse_random(program)
+        return _write(program, options, report)
 
 
-def _write(program: CapturedProgram, path: Path, external_data: bool | None) -> Path:
+def _write(program: CapturedProgram, options: Options, report: Report) -> Any:
     exported = to_exported_program(program, to=_TO, by_value=True, scales=False, floats=True)
     dims = named_sizes(exported.graph.find_nodes(op="placeholder"))
-    prepared = Prepared(without_differing(with_views(program_on_cpu(exported))))
+    prepared = Prepared(without_differing(with_views(program_on_cpu(exported))), options)
     prepared.convention.shared = _shared(exported, prepared.input_names)
     rows = either(SPELT_OUT, DECOMPOSITIONS, by_torch_if_wide(BY_TORCH_IF_WIDE), by_torch(BY_TORCH) | REWRITES)
     # With the exporter's own, which give operators that have rows, and primitives.
+    rows = either(rows, decompositions(), VIEWS)
     with sizes_stay_free(prepared.program, _TO):
-        simple = taken_apart(prepared.program, either(rows, decompositions(), VIEWS), _TO)
-        _refuse_untranslated(simple, [*_unknown_types(prepared.program)])
+        rows = {op: row for op, row in rows.items() if op not in options.translations}
+        simple = taken_apart(prepared.program, rows, _TO)
+        translations = {**TRANSLATIONS, **options.translations}
+        _refuse_untranslated(simple, [*_unknown_types(prepared.program)], translations, options.opset)
         _refuse_other_sizes(prepared.program, simple)
-        made = _translated(simple, prepared)
+        made = _translated(simple, prepared, translations, options.opset)
+    report.done.append(f"translated, for opset {options.opset}")
     prepared.describe_sizes()
     _as_declared(made.model, simple)
     rename(made.model, prepared.passed, prepared.output_names, prepared.names)
     prepared.convention.sizes = prepared.convention.sizes.renamed(rename_sizes(made.model, dims))
     _finish(made.model, prepared)
-    if external_data is None:
-        external_data = sum(weight.const_value.nbytes for weight in made.model.graph.initializers.values()) > _LARGE
-    _save(made, path, external_data)
-    return path
+    made.model.metadata_props.update(options.metadata)
+    report.convention, report.model = prepared.convention, made.model
+    with _saved(made, options.path, _external(options, made.model)) as file:
+        if options.check:
+            refuse_what_it_does_not_load(file, made.model)
+            report.done.append("loaded by ONNX Runtime")
+        if options.verify:
+            check_values(program, file, options.calls)
+            report.done.append("equal to the original in the calls that were compared")
+        return onnx.load(str(file)) if options.path is None else options.path
+
+
+def _external(options: Options, model: Any) -> bool:
+    """Whether weights go into a file of their own."""
+    weights = sum(weight.const_value.nbytes for weight in model.graph.initializers.values())
+    if options.path is None and weights > _LARGEST:
+        raise ValueError(
+            f"the model has {weights:,} bytes of weights, and in memory ONNX has none above 2 GiB\n"
+            "    try  give to_onnx a path"
+        )
+    if options.external_data is None:
+        return options.path is not None and weights > _LARGE
+    return options.external_data
 
 
 def _shared(exported: ExportedProgram, names: Mapping[str, str]) -> list[Any]:
@@ -135,14 +169,15 @@ def _unknown_types(program: ExportedProgram) -> Iterator[str]:
             )
 
 
-def _refuse_untranslated(program: ExportedProgram, causes: list[str]) -> None:
-    unknown = [*untranslated(program, TRANSLATIONS), *_made_up(program)]
+def _refuse_untranslated(program: ExportedProgram, causes: list[str], known: Collection[Any], opset: int) -> None:
+    unknown = [*untranslated(program, known, opset), *_made_up(program, known)]
     for node, message in unknown:
         line = user_line(node)
         cause = UnsupportedExportError.cause(
             f"{node.target} has no translation",
             why=message.split("\n", maxsplit=1)[0] or "the exporter's table has no such operator",
-            hint="compute it otherwise, or outside of what is exported",
+            hint="a translation of your own for it (custom_translation_table), or compute it otherwise, or outside of "
+            "what is exported",
             at=line,
         )
         if cause not in causes:
@@ -151,21 +186,23 @@ def _refuse_untranslated(program: ExportedProgram, causes: list[str]) -> None:
         raise UnsupportedExportError(_TO, causes)
 
 
-def _made_up(program: ExportedProgram) -> Iterator[tuple[Node, str]]:
-    """Results that the exporter does not compute, and that somebody reads."""
+def _made_up(program: ExportedProgram, known: Collection[Any]) -> Iterator[tuple[Node, str]]:
+    """Results that the exporter does not compute, and that somebody reads; ``known``: who has translations of ours."""
     for node in program.graph.nodes:
-        users = node.users if node.op == "call_function" and node.target in FIRST_ALONE else ()
+        first_alone = node.op == "call_function" and node.target in FIRST_ALONE and node.target not in known
+        users = node.users if first_alone else ()
         if any(user.target is operator.getitem and user.args[1] != 0 and user.users for user in users):
             yield node, "the exporter computes its first result alone, and the program reads others (a backward)"
 
 
-def _translated(program: ExportedProgram, prepared: Prepared) -> Any:
+def _translated(program: ExportedProgram, prepared: Prepared, translations: Mapping[Any, Any], opset: int) -> Any:
     inputs = provisional(len(prepared.passed), "value")
     outputs = [f"{name}.out" for name in provisional(len(prepared.output_names), "value")]
     with quiet():
         try:
-            made = translate(program, TRANSLATIONS, inputs, outputs)
+            made = translate(program, translations, inputs, outputs, opset)
             optimize(made.model)
+            convert(made.model, opset)
             return made
         except torch.onnx.errors.OnnxExporterError as error:
             raise UnsupportedExportError(_TO, [_failure(error, program)]) from error
@@ -226,18 +263,23 @@ def _may_share(model: Any, name: str, output: str) -> bool:
     return bool(first and node.outputs[0].name == output)
 
 
-def _save(made: Any, path: Path, external_data: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+@contextlib.contextmanager
+def _saved(made: Any, path: Path | None, external_data: bool) -> Iterator[Path]:
+    """While a model is in a file, which goes to its path in the end, unless that raises."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    name = "model.onnx" if path is None else path.name
+    folder = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=None if path is None else path.parent))
     try:
-        made.save(folder / path.name, external_data=external_data)
-        refuse_what_it_does_not_load(folder / path.name, made.model)
-        files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
-        stale = _weights_beside(path) - {file.name for file in files}
-        for file in files:  # the model last: what it refers to is there
-            os.replace(file, path.parent / file.name)
-        for name in stale:
-            (path.parent / name).unlink(missing_ok=True)
+        made.save(folder / name, external_data=external_data)
+        yield folder / name
+        if path is not None:
+            files = sorted(folder.iterdir(), key=lambda file: file.name == name)
+            stale = _weights_beside(path) - {file.name for file in files}
+            for file in files:  # the model last: what it refers to is there
+                os.replace(file, path.parent / file.name)
+            for file_name in stale:
+                (path.parent / file_name).unlink(missing_ok=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
