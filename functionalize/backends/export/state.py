@@ -74,13 +74,14 @@ class Arguments:
             elif isinstance(leaf, ObjectLeaf):
                 self.bound.append(leaf)
         self.args = tuple(value for at, value in enumerate(call.args) if (0, at) not in dropped)
-        self.kwargs = {name: value for name, value in call.kwargs.items() if (1, name) not in dropped}
+        given = {name: value for name, value in call.kwargs.items() if (1, name) not in dropped}
+        self.kwargs = {_free(name): value for name, value in given.items()}
         names = [name for at, name in enumerate(convention.names) if (0, at) not in dropped]
-        self.names = [*names, *self.kwargs]
+        self.names = [*map(_free, names), *self.kwargs]
         self.spec = pytree.tree_structure((self.args, self.kwargs))
         positions = [at for at in range(len(call.args)) if (0, at) not in dropped]
         named = {(0, at): name for at, name in zip(positions, names, strict=True)}
-        named |= {(1, name): name for name in self.kwargs}
+        named |= {(1, name): name for name in given}
         self._leaves = [
             (leaf, (named[place], *path[2:]))
             for leaf, path in zip(tree.leaves, tree.paths, strict=True)
@@ -103,6 +104,11 @@ class Arguments:
             else:
                 found.append(ExportInput(InputKind.USER_INPUT, names(_joined(path)), value=leaf, path=path))
         return found
+
+
+def _free(name: str) -> str:
+    """What an argument of some name is called: an exported module's own `self` comes before it."""
+    return "self_" if name == "self" else name
 
 
 def _joined(path: Sequence[Any]) -> str:

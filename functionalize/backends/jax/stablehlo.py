@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import export
 
+from functionalize._torch import pytree
 from functionalize.backends.array_program import Written
 from functionalize.backends.jax.files import read, state_beside, write_one, write_two
-from functionalize.backends.jax.program import JaxProgram, to_jax
-from functionalize.backends.jax.values import from_torch, torch_dtype_of
+from functionalize.backends.jax.program import UNNAMED, JaxProgram, to_jax
+from functionalize.backends.jax.values import from_torch, is_number, torch_dtype_of
+from functionalize.backends.leaves import with_ordered
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
 
 if TYPE_CHECKING:
@@ -81,11 +84,19 @@ def save(program: JaxProgram, path: str | os.PathLike[str], *, platforms: Any = 
 def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
     """A program as ``jax.export`` keeps it."""
     state, args, kwargs = program.example()
+    if "self" in kwargs:
+        raise UnsupportedProgramError(
+            "the program takes an argument called `self` by name",
+            why="what calls a StableHLO file is a method of JAX's, which has one of that name",
+            hint="capture it with that argument by position",
+            at="the arguments",
+        )
 
-    def function(state: Any, *args: Any, **kwargs: Any) -> Any:
+    def function(state: Any, /, *args: Any, **kwargs: Any) -> Any:
         new, outputs = program(state, *args, **kwargs)
-        return new, tuple(outputs) if isinstance(outputs, Written) else outputs
+        return new, _in_file(tuple(outputs) if isinstance(outputs, Written) else outputs)
 
+    function.__signature__ = UNNAMED  # type: ignore[attr-defined]
     with jax.enable_x64(True):
         exported = export.export(jax.jit(function), platforms=platforms)(state, *args, **kwargs)
         try:
@@ -97,6 +108,34 @@ def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
                 hint="use tuples, lists and dicts, or register the class with jax.export",
                 at="the arguments and the results",
             ) from error
+
+
+def _in_file(outputs: Any) -> Any:
+    """Outputs as a file can give them, their entries in their order.
+
+    Raises:
+        UnsupportedProgramError: there is something else among them than arrays and numbers, under names.
+    """
+    for path, leaf in pytree.tree_flatten_with_path(outputs)[0]:
+        named = all(isinstance(step.key, str) for step in path if isinstance(step, pytree.MappingKey))
+        if named and (leaf is None or is_number(leaf) or isinstance(leaf, (jax.Array, np.ndarray, np.generic))):
+            continue
+        what = f"returns {leaf!r}" if named else "returns a dict whose keys are no text"
+        raise UnsupportedProgramError(
+            f"the program {what}, at {pytree.keystr(path) or 'the top'}",
+            why="a StableHLO file gives arrays, in tuples, lists, and dicts with text for keys",
+            hint="return it otherwise, or not at all if it is the same in each call; or call `to_jax()` or `to_onnx()`, "
+            "which give it",
+            at="what it returns",
+        )
+    return with_ordered(outputs, lambda keys: keys != sorted(keys))
+
+
+def _as_returned(outputs: Any) -> Any:
+    """Outputs of a file, with dicts for those whose order it keeps."""
+    if isinstance(outputs, dict):
+        return {key: _as_returned(item) for key, item in outputs.items()}
+    return type(outputs)(map(_as_returned, outputs)) if type(outputs) in (list, tuple) else outputs
 
 
 def load(path: str | os.PathLike[str]) -> StableHloProgram:
@@ -142,9 +181,14 @@ class StableHloProgram:
 
     def __init__(self, exported: Any, state: Mapping[str, Any]) -> None:
         self.exported, self.state = exported, dict(state)
-        self._call: Callable[..., Any] = jax.jit(exported.call)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def call(leaves: list[Any]) -> Any:  # not by name: JAX takes a name for that of a parameter of its own
+            args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, leaves)
+            return exported.call(*args, **kwargs)
+
+        self._call: Callable[..., Any] = jax.jit(call)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """What the program gives for arrays; a pair with the written arguments where it writes to some.
 
         Raises:
@@ -154,11 +198,11 @@ class StableHloProgram:
         self._check(args, kwargs)
         with jax.enable_x64(True):
             try:
-                self.state, outputs = self._call(self.state, *args, **kwargs)
+                self.state, outputs = self._call(jax.tree.leaves(((self.state, *args), kwargs)))
             except ValueError as error:  # of sizes that differ: what it says of the call, without the rest
                 said = str(error).partition("\n")[0]
                 raise InputMismatchError(said, hint="pass sizes that the program was captured for") from error
-        return outputs
+        return _as_returned(outputs)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         (_, *known), named = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)

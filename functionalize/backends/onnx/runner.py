@@ -75,7 +75,7 @@ class OnnxProgram:
         """
         return MappingProxyType({target: kept.now for target, kept in self._state.items()})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, keep the new state, write what the original writes to its arguments, return what it returns.
 
         Raises:
