@@ -22,6 +22,7 @@ from functionalize.runtime.containers import SlotsOf, slots_of
 from functionalize.runtime.state_walk import LEAF_TYPES
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # which hold what no graph gives
+_CONTAINERS = (list, tuple, deque, Mapping)
 _VALUES = LEAF_TYPES - {types.FunctionType}
 
 
@@ -103,18 +104,22 @@ class _Plain:
         if type(tree) in _VALUES:
             return tree
         deeper = (*within, id(tree))
-        if isinstance(tree, (list, tuple, deque, Mapping)) and id(tree) in within:
+        return (self._container if isinstance(tree, _CONTAINERS) else self._object)(tree, within, deeper)
+
+    def _container(self, tree: Any, within: tuple[int, ...], deeper: tuple[int, ...]) -> Any:
+        if id(tree) in within:
             raise _refused(tree, "it holds itself, and nests of arrays end somewhere")
         if isinstance(tree, tuple):
             items = [self.of(item, deeper) for item in tuple.__iter__(tree)]
             return _tuple_like(tree, items)
         if isinstance(tree, (list, deque)):
             return [self.of(item, deeper) for item in tree]
-        if isinstance(tree, Mapping):
-            if any(_leads_to_arrays(key, deeper) for key in tree):
-                raise _refused(tree, "its keys are arrays, which have no hash")
-            entries = {key: self.of(item, deeper) for key, item in tree.items()}
-            return OrderedDict(entries) if type(tree) is OrderedDict else entries
+        if any(_leads_to_arrays(key, deeper) for key in tree):
+            raise _refused(tree, "its keys are arrays, which have no hash")
+        entries = {key: self.of(item, deeper) for key, item in tree.items()}
+        return OrderedDict(entries) if type(tree) is OrderedDict else entries
+
+    def _object(self, tree: Any, within: tuple[int, ...], deeper: tuple[int, ...]) -> Any:
         if isinstance(tree, _FUNCTIONS) or (isinstance(tree, (set, frozenset)) and _leads_to_arrays(tree, within)):
             raise _refused(tree, _GIVES)
         attributes = _attributes(tree)

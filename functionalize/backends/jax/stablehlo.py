@@ -124,8 +124,8 @@ def _in_file(outputs: Any) -> Any:
         raise UnsupportedProgramError(
             f"the program {what}, at {pytree.keystr(path) or 'the top'}",
             why="a StableHLO file gives arrays, in tuples, lists, and dicts with text for keys",
-            hint="return it otherwise, or not at all if it is the same in each call; or call `to_jax()` or `to_onnx()`, "
-            "which give it",
+            hint="return it otherwise, or not at all if it is the same in each call; or call `to_jax()` or "
+            "`to_onnx()`, which give it",
             at="what it returns",
         )
     return with_ordered(outputs, lambda keys: keys != sorted(keys))
