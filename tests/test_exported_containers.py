@@ -124,7 +124,10 @@ OBJECTS: dict[str, tuple[Program, Program]] = {
     "counter": (lambda y, x: Counter({"b": y, "n": 3}), lambda y, x: {"b": y, "n": 3}),
     "list of a class": (lambda y, x: MyList([y, "t"]), lambda y, x: [y, "t"]),
 }
-_PACKED = lambda y, x: PackedSequence(y, torch.tensor([1, 1]))  # noqa: E731
+
+
+def _packed(x: Tensor) -> Any:
+    return PackedSequence(x * 2, torch.tensor([1, 1]))
 
 
 def same(expected: Any, actual: Any) -> bool:
@@ -224,7 +227,7 @@ def test_no_internal_object_comes_out(program: Program, route: Route, tmp_path: 
 
 
 def test_fields_of_a_packed_sequence_keep_their_names(tmp_path: Path) -> None:
-    found = on_jax(lambda x: _PACKED(x * 2, x), tmp_path, torch.ones(2))
+    found = on_jax(_packed, tmp_path, torch.ones(2))
     assert list(found) == ["data", "batch_sizes", "sorted_indices", "unsorted_indices"]
 
 
@@ -309,6 +312,8 @@ def test_self_is_a_name_as_well(tmp_path: Path) -> None:
 class _Streaming(nn.Module):
     """Keeps the end of what it got: views of one tensor, at offsets that its size gives."""
 
+    two: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.last, self.two, self.first = torch.zeros(1, 2), nn.Buffer(torch.zeros(2, 2)), torch.zeros(2)
@@ -321,6 +326,8 @@ class _Streaming(nn.Module):
 
 
 class _Convolution(nn.Module):
+    cache: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.cache, self.conv = nn.Buffer(torch.zeros(1, 2, 2)), nn.Conv1d(2, 3, 3)
