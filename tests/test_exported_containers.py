@@ -207,6 +207,22 @@ def test_files_of_stablehlo_refuse_what_they_cannot_hold(name: str, said: str, t
         stablehlo(lambda x: makes(x * 2, x), tmp_path, torch.ones(2))
 
 
+@pytest.mark.parametrize("keys", [(1, 0), ((1,), "a"), (None, 2)])
+def test_arguments_with_any_keys(keys: tuple[Any, Any], tmp_path: Path) -> None:
+    def program(given: dict[Any, Tensor]) -> Tensor:
+        one, two = given.values()
+        return one * 2 + two
+
+    given = {keys[0]: torch.tensor([1.0, 2.0]), keys[1]: torch.tensor([3.0, 5.0])}
+    arrays = {key: ours.from_torch(value) for key, value in given.items()}
+    captured = capture(program, (given,))
+    pure = captured.to_jax()
+    assert same(program(given), captured.to_exported_program().module()(given))
+    assert same(program(given), pure.jit()(pure.initial_state, arrays)[1])
+    with pytest.raises(UnsupportedProgramError, match="takes a dict whose keys are no text"):
+        captured.to_stablehlo(tmp_path / "program.stablehlo")
+
+
 def _holds_itself(x: Tensor) -> Any:
     made: list[Any] = [x]
     made.append(made)

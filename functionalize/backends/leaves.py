@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,11 +52,16 @@ def in_key_order(tree: Any, like: Any) -> Any:
     """
     if type(tree) is not type(like):
         return tree
-    if type(tree) is dict:
-        same = tree.keys() == like.keys()
-        return {key: in_key_order(tree[key], like[key]) for key in like} if same else tree
-    if type(tree) in (list, tuple) and len(tree) == len(like):
-        return type(tree)(in_key_order(one, other) for one, other in zip(tree, like, strict=True))
+    if type(tree) in (dict, defaultdict):
+        if tree.keys() != like.keys():
+            return tree
+        entries = {key: in_key_order(tree[key], like[key]) for key in like}
+        return defaultdict(tree.default_factory, entries) if type(tree) is defaultdict else entries
+    if isinstance(tree, (list, tuple)) and len(tree) == len(like):
+        items = [in_key_order(item, other) for item, other in zip(tree, like, strict=True)]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
+        return type(tree)(items) if type(tree) in (list, tuple) else tree
     return tree
 
 

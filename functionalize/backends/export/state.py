@@ -75,9 +75,9 @@ class Arguments:
                 self.bound.append(leaf)
         self.args = tuple(value for at, value in enumerate(call.args) if (0, at) not in dropped)
         given = {name: value for name, value in call.kwargs.items() if (1, name) not in dropped}
-        self.kwargs = {_free(name): value for name, value in given.items()}
+        self.kwargs = {free_name(name): value for name, value in given.items()}
         names = [name for at, name in enumerate(convention.names) if (0, at) not in dropped]
-        self.names = [*map(_free, names), *self.kwargs]
+        self.names = [*map(free_name, names), *self.kwargs]
         self.spec = pytree.tree_structure((self.args, self.kwargs))
         positions = [at for at in range(len(call.args)) if (0, at) not in dropped]
         named = {(0, at): name for at, name in zip(positions, names, strict=True)}
@@ -106,7 +106,7 @@ class Arguments:
         return found
 
 
-def _free(name: str) -> str:
+def free_name(name: str) -> str:
     """What an argument of some name is called: an exported module's own `self` comes before it."""
     return "self_" if name == "self" else name
 

@@ -7,7 +7,8 @@ Limits: a file runs on the platforms that it was written for; of state the sizes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,21 @@ def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
             hint="capture it with that argument by position",
             at="the arguments",
         )
+    if (container := _unnameable((args, kwargs))) is not None:
+        raise UnsupportedProgramError(
+            f"the program takes {container} as an argument",
+            why="what calls a StableHLO file passes arrays in tuples, lists, and dicts with text for keys",
+            hint="take the arrays in one of these; or call `to_jax()`, which takes the others",
+            at="the arguments",
+        )
+
+    if not all(_has_names(path) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]):
+        raise UnsupportedProgramError(
+            "the program takes a dict whose keys are no text",
+            why="a StableHLO file takes arrays, in tuples, lists, and dicts with text for keys",
+            hint="pass its values as a list, or under text; or call `to_jax()`, which takes it",
+            at="the arguments",
+        )
 
     def function(state: Any, /, *args: Any, **kwargs: Any) -> Any:
         new, outputs = program(state, *args, **kwargs)
@@ -110,6 +126,21 @@ def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
             ) from error
 
 
+def _unnameable(tree: Any) -> str | None:
+    """The first container of a nest that no file has, in words."""
+    if isinstance(tree, dict):
+        if not all(isinstance(key, str) for key in tree):
+            return f"a dict whose keys are no text ({', '.join(map(repr, tree))})"
+        if type(tree) not in (dict, OrderedDict):
+            return f"a {type(tree).__name__}"
+        items: Iterable[Any] = tree.values()
+    elif isinstance(tree, (tuple, list)) and type(tree).__module__ != "torch.return_types":
+        items = tree
+    else:
+        return None if pytree.tree_is_leaf(tree) else f"a {type(tree).__name__}"
+    return next((name for item in items if (name := _unnameable(item)) is not None), None)
+
+
 def _in_file(outputs: Any) -> Any:
     """Outputs as a file can give them, their entries in their order.
 
@@ -117,7 +148,7 @@ def _in_file(outputs: Any) -> Any:
         UnsupportedProgramError: there is something else among them than arrays and numbers, under names.
     """
     for path, leaf in pytree.tree_flatten_with_path(outputs)[0]:
-        named = all(isinstance(step.key, str) for step in path if isinstance(step, pytree.MappingKey))
+        named = _has_names(path)
         if named and (leaf is None or is_number(leaf) or isinstance(leaf, (jax.Array, np.ndarray, np.generic))):
             continue
         what = f"returns {leaf!r}" if named else "returns a dict whose keys are no text"
@@ -129,6 +160,11 @@ def _in_file(outputs: Any) -> Any:
             at="what it returns",
         )
     return with_ordered(outputs, lambda keys: keys != sorted(keys))
+
+
+def _has_names(path: Any) -> bool:
+    """Whether all keys on the way to a leaf are text."""
+    return all(isinstance(step.key, str) for step in path if isinstance(step, pytree.MappingKey))
 
 
 def _as_returned(outputs: Any) -> Any:

@@ -129,9 +129,10 @@ class Prepared:
                 raise ValueError(f"the text of the nesting is read as another one: {unlike[0]}")
         except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
             cause = UnsupportedExportError.cause(
-                "the arguments or the results hold an object of a class that has no name in files",
+                "the arguments or the results are nested as no file can say",
                 why=str(error),
-                hint="use tuples, lists and dicts, or register the class with a serialized_type_name",
+                hint="use tuples, lists and dicts with text or numbers for keys, or register the class with a "
+                "serialized_type_name",
             )
             raise UnsupportedExportError("ONNX", [cause]) from error
         whole = exported.module_call_graph[0].signature

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError  # what reading a file of anothe
 from functionalize._torch import FakeTensor, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.backends.export.layouts import laid_out, lies_so
+from functionalize.backends.export.state import free_name
 from functionalize.backends.onnx.convention import ELEMENTS, KEY, Convention, Result, spec_of
 from functionalize.backends.onnx.sharing import lie_alike
 from functionalize.errors import DataDependentError, InputMismatchError
@@ -139,7 +140,7 @@ class OnnxProgram:
         spec = self._specs[0]
         keywords = list(spec.child(1).context or [])
         positional = self.convention.names[: spec.child(0).num_children]
-        given = dict(zip(self.convention.names, args, strict=False)) | kwargs
+        given = dict(zip(self.convention.names, args, strict=False)) | {free_name(key): kwargs[key] for key in kwargs}
         if set(given) != {*positional, *keywords} or len(given) != len(args) + len(kwargs):
             raise InputMismatchError(
                 f"the program is called with {', '.join(given) or 'nothing'} ({len(args)} by position)",
