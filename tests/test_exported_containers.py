@@ -223,6 +223,18 @@ def test_arguments_with_any_keys(keys: tuple[Any, Any], tmp_path: Path) -> None:
         captured.to_stablehlo(tmp_path / "program.stablehlo")
 
 
+def test_a_deque_as_an_argument(tmp_path: Path) -> None:
+    def program(given: deque[Tensor]) -> Tensor:
+        return given[0] * 2 + given[1]
+
+    given = deque([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])])
+    captured = capture(program, (given,))
+    pure = captured.to_jax()
+    assert same(program(given), pure(pure.initial_state, deque(map(ours.from_torch, given)))[1])
+    with pytest.raises(UnsupportedProgramError, match="takes a deque"):
+        captured.to_stablehlo(tmp_path / "program.stablehlo")
+
+
 def _holds_itself(x: Tensor) -> Any:
     made: list[Any] = [x]
     made.append(made)

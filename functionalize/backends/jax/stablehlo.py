@@ -100,11 +100,14 @@ def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
             at="the arguments",
         )
 
-    if not all(_has_names(path) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]):
+    what = "a dict whose keys are no text"
+    if all(_has_names(path) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]):
+        what = _unknown_container(pytree.tree_structure((args, kwargs)))
+    if what:
         raise UnsupportedProgramError(
-            "the program takes a dict whose keys are no text",
+            f"the program takes {what}",
             why="a StableHLO file takes arrays, in tuples, lists, and dicts with text for keys",
-            hint="pass its values as a list, or under text; or call `to_jax()`, which takes it",
+            hint="pass what it holds as a list, or under text; or call `to_jax()`, which takes it",
             at="the arguments",
         )
 
@@ -160,6 +163,13 @@ def _in_file(outputs: Any) -> Any:
             at="what it returns",
         )
     return with_ordered(outputs, lambda keys: keys != sorted(keys))
+
+
+def _unknown_container(spec: pytree.TreeSpec) -> str:
+    """A container that JAX would take for an array, in words; empty where there is none."""
+    if not (spec.is_leaf() or spec.type in (tuple, list, dict, OrderedDict, pytree.namedtuple)):
+        return f"a {spec.type.__name__}"
+    return next((what for child in spec.children() if (what := _unknown_container(child))), "")
 
 
 def _has_names(path: Any) -> bool:
