@@ -7,7 +7,7 @@ Limits: a file runs on the platforms that it was written for; of state the sizes
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,7 +167,7 @@ def _in_file(outputs: Any) -> Any:
 
 def _unknown_container(spec: pytree.TreeSpec) -> str:
     """A container that JAX would take for an array, in words; empty where there is none."""
-    if not (spec.is_leaf() or spec.type in (tuple, list, dict, OrderedDict, pytree.namedtuple)):
+    if not (spec.is_leaf() or spec.type in (tuple, list, dict, OrderedDict, namedtuple)):
         return f"a {spec.type.__name__}"
     return next((what for child in spec.children() if (what := _unknown_container(child))), "")
 

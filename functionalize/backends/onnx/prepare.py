@@ -129,7 +129,7 @@ class Prepared:
                 raise ValueError(f"the text of the nesting is read as another one: {unlike[0]}")
         except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
             cause = UnsupportedExportError.cause(
-                "the arguments or the results hold an object of a class that has no name in files, or a dict of such keys",
+                "the arguments or the results hold an object of a class that has no name in files, or such a key",
                 why=str(error),
                 hint="use tuples, lists and dicts with text or numbers for keys, or register the class with a "
                 "serialized_type_name",
