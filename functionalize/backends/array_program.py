@@ -111,7 +111,7 @@ class ArrayProgram:
                 "backend ends gradients at ArrayProgram.stopped, or capture under torch.no_grad()",
             )
 
-    def __call__(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
+    def __call__(self, state: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
         """The new state and what the program returns, from a state and arguments as the original's.
 
         Raises:

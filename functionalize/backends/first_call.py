@@ -10,7 +10,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.containers import assign, copy_of
 from functionalize.runtime.metadata import AliasKind
-from functionalize.runtime.objects import Maker
+from functionalize.runtime.objects import Maker, tensors_in
 from functionalize.runtime.specialization import Specialization
 from functionalize.runtime.tensor_properties import REQUIRES_GRAD
 
@@ -48,7 +48,7 @@ def settled(first: Specialization) -> Settled | None:
         before = [(container, copy_of(container)) for container in changed]
         try:
             made = _apply(first, convention.arguments(args, kwargs))
-            if any(metadata.outputs[number].kind is AliasKind.INPUT for number in made):
+            if made is None or any(metadata.outputs[number].kind is AliasKind.INPUT for number in made):
                 return None  # an argument, which is another one in each call
             later = first.again(args, kwargs)
             if later.metadata.side_effects:
@@ -61,11 +61,22 @@ def settled(first: Specialization) -> Settled | None:
                 assign(container, content)
 
 
-def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.Tensor]:
-    """Do to the program's objects what a call does; the tensors that stand for those that it makes."""
+def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.Tensor] | None:
+    """Do to the program's objects what a call does; the tensors that stand for those that it makes.
+
+    None, and nothing is done, where only the data tell how large one is that it leaves there.
+    """
     metadata, made = first.metadata, dict[int, torch.Tensor]()
     results: Any = first.recorded.graph.output_node().args[0]
     before = [entry.constant if entry.slot is None else entry.slot.get() for entry in metadata.inputs]
+    symbols = metadata.symbols.bind(first.guards.sources.values(arguments), [])
+    left = [part for effect in metadata.side_effects for part in (*effect.entries, *effect.entries.values())]
+    layouts = {
+        number: replace(symbols.layout(metadata.outputs[number].layout), offset=0)  # in memory of its own
+        for number in tensors_in(left)
+    }
+    if not all(layout.static for layout in layouts.values()):
+        return None
 
     def tensor(number: int) -> torch.Tensor:
         alias = metadata.outputs[number]
@@ -73,7 +84,7 @@ def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.T
             value: torch.Tensor = before[alias.input]  # type: ignore[index]
             return value
         device = "cpu" if alias.result is None else results[alias.result].meta["val"].device
-        return made.setdefault(number, _of_layout(alias.layout, device))
+        return made.setdefault(number, _of_layout(layouts[number], device))
 
     states = first.capture.state, arguments
     maker = Maker(states, tensor, [], ())

@@ -26,7 +26,7 @@ def recording() -> Recording:
     return Recording()
 
 
-def deferred_init(module_or_fn: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+def deferred_init(module_or_fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
     """What a function returns, a module's class say, with fake tensors for those that it makes.
 
     The fake tensors have all but data: size, strides, dtype, device, class, and what they share. How each is computed

@@ -168,7 +168,7 @@ class CapturedProgram(Exports):
         found = {e.name: e.constant if e.slot is None else e.slot.get() for e in self.inputs if e.argument is None}
         return {name: value.detach() for name, value in found.items() if isinstance(value, torch.Tensor)}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, write back, and return what the original does.
 
         Other grad modes, and other inputs that require gradients, are captured anew, and the result is kept; so is
@@ -389,7 +389,7 @@ class CapturedProgram(Exports):
         capture = recapture(args, kwargs, answers=answers)
         return CapturedProgram(capture, remove=self.remove, recapture=recapture, original=original)
 
-    def flat_inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def flat_inputs(self, /, *args: Any, **kwargs: Any) -> list[Any]:
         """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.
 
         Raises:

@@ -7,6 +7,7 @@ Invariant: objects are afterwards as they were. Limits: of objects that pytrees 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from functionalize.backends.export.effects import StandIns, applied
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.state import CONSTANTS
+from functionalize.backends.nests import Rebuilt, rebuilt
+from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.state_walk import StateWalk
 
 
@@ -41,8 +44,15 @@ def returned(call: ExampleCall) -> Returned:
     inputs = {id(value): n for n, value in reversed(list(enumerate(stand_ins.inputs)))}
     with applied(metadata.side_effects, stand_ins.states, stand_ins.maker):
         made = [stand_ins.made(part) for part in metadata.results]
-        leaves, spec = pytree.tree_flatten(_without_structs(pytree.tree_unflatten(made, metadata.spec)))
-        leaves, spec = pytree.tree_flatten(pytree.tree_unflatten(list(map(_tensors_of, leaves)), spec))
+        try:
+            leaves, spec = pytree.tree_flatten(_in_nodes(pytree.tree_unflatten(made, metadata.spec)))
+        except RecursionError as error:
+            raise UnsupportedProgramError(
+                "the program returns a container that holds itself",
+                why="the results of an exported program are nested, and nests end somewhere",
+                hint="return its tensors",
+                at="what it returns",
+            ) from error
 
     def meaning(leaf: Any) -> Any:
         known = isinstance(leaf, torch.Tensor) and id(leaf) in inputs
@@ -51,16 +61,24 @@ def returned(call: ExampleCall) -> Returned:
     return Returned(list(map(meaning, leaves)), spec)
 
 
-def _without_structs(results: Any) -> Any:
-    """Results with tuples in place of torch's own named ones (`torch.return_types`), which no file can name."""
+def _in_nodes(results: Any) -> Any:
+    """Results in the nodes that pytrees know, and that can be written as text where what they hold can."""
 
-    def is_struct(value: Any) -> bool:
-        return type(value).__module__ == "torch.return_types"
+    def leaf(value: Any) -> Any:
+        made = _rebuilt(value)
+        if made is not None:
+            return made
+        plain = next((kind for base, kind in _PLAIN.items() if isinstance(value, base)), None)
+        return _tensors_of(value) if plain is None else _in_nodes(plain(value))
 
-    def plain(value: Any) -> Any:
-        return tuple(value) if is_struct(value) else value
+    return pytree.tree_map(leaf, results, is_leaf=lambda value: _rebuilt(value) is not None)
 
-    return pytree.tree_map(plain, results, is_leaf=is_struct)
+
+_PLAIN: dict[type, Any] = {Mapping: dict, list: list, tuple: tuple}  # of classes that pytrees do not know
+
+
+def _rebuilt(value: Any) -> Rebuilt | None:
+    return rebuilt(value, _in_nodes)
 
 
 def _tensors_of(leaf: Any) -> Any:

@@ -75,11 +75,11 @@ class Arguments:
                 self.bound.append(leaf)
         self.args, self.kwargs = self.of(call.args, call.kwargs)
         names = [name for at, name in enumerate(convention.names) if (0, at) not in dropped]
-        self.names = [*names, *self.kwargs]
+        self.names = [*map(free_name, names), *self.kwargs]
         self.spec = pytree.tree_structure((self.args, self.kwargs))
         positions = [at for at in range(len(call.args)) if (0, at) not in dropped]
         named: dict[tuple[int, Any], str] = {(0, at): name for at, name in zip(positions, names, strict=True)}
-        named |= {(1, name): name for name in self.kwargs}
+        named |= {(1, name): name for name in call.kwargs if (1, name) not in dropped}
         self._leaves = [
             (leaf, (named[place], *path[2:]))
             for leaf, path in zip(tree.leaves, tree.paths, strict=True)
@@ -89,7 +89,7 @@ class Arguments:
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Those of a call of the original, in the capture's order, that the exported program takes."""
         positional = tuple(value for at, value in enumerate(args) if (0, at) not in self._dropped)
-        return positional, {name: value for name, value in kwargs.items() if (1, name) not in self._dropped}
+        return positional, {free_name(name): value for name, value in kwargs.items() if (1, name) not in self._dropped}
 
     @property
     def objects(self) -> dict[int, torch.Tensor]:
@@ -107,6 +107,11 @@ class Arguments:
             else:
                 found.append(ExportInput(InputKind.USER_INPUT, names(_joined(path)), value=leaf, path=path))
         return found
+
+
+def free_name(name: str) -> str:
+    """What an argument of some name is called: an exported module's own `self` comes before it."""
+    return "self_" if name == "self" else name
 
 
 def _joined(path: Sequence[Any]) -> str:

@@ -7,14 +7,17 @@ return what is built alike.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from functionalize._torch import pytree
 from functionalize.backends.array_program import ArrayProgram, Prepared, Written
 from functionalize.backends.first_call import Settled, settled
 from functionalize.backends.interpreter import Backend, refusal
+from functionalize.backends.jax.values import is_array, is_number
 from functionalize.runtime.objects import ObjectRef, references_in
 from functionalize.runtime.specialization import Specialization
 
@@ -31,8 +34,30 @@ def program_of(specialization: Specialization, backend: Backend, key: Any) -> Ar
     return _OfTwo(specialization, found, backend, key)
 
 
+_ARRAY = object()
+
+
+def _is_computed(leaf: Any) -> bool:
+    return is_array(leaf) or is_number(leaf)
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """How outputs are built: what JAX cannot choose between, as it is the same in each call."""
+
+    spec: pytree.TreeSpec
+    leaves: tuple[Any, ...]  # `_ARRAY` for arrays and numbers
+
+    def filled(self, arrays: Sequence[Any]) -> Any:
+        """Such outputs, with these arrays."""
+        given = iter(arrays)
+        return pytree.tree_unflatten([next(given) if leaf is _ARRAY else leaf for leaf in self.leaves], self.spec)
+
+
 class _OfTwo(ArrayProgram):
     """The later program, and before it, once, the first."""
+
+    _nest: _Nest  # of the outputs, once it has run
 
     def __init__(self, first: Specialization, found: Settled, backend: Backend, key: Any) -> None:
         super().__init__(found.later, backend, key)
@@ -68,7 +93,12 @@ class _OfTwo(ArrayProgram):
         return super().written | self._first.written | self._made.keys() | {FIRST_CALL}
 
     def run(self, state: Mapping[str, Any], inputs: Mapping[int, Any]) -> Any:
-        names = sorted(self.written)
+        names, nests = sorted(self.written), list[_Nest]()
+
+        def parted(outputs: Any) -> list[Any]:
+            leaves, spec = pytree.tree_flatten(outputs)
+            nests.append(_Nest(spec, tuple(_ARRAY if _is_computed(leaf) else leaf for leaf in leaves)))
+            return [leaf for leaf in leaves if _is_computed(leaf)]
 
         def first(_: Any) -> Any:
             given = {mine: inputs[n] for n, mine in self._numbers.items() if n in inputs}
@@ -76,19 +106,25 @@ class _OfTwo(ArrayProgram):
             arguments = {n: arguments[mine] for n, mine in self._numbers.items() if mine in arguments}
             made = {name: results[at] for name, at in self._made.items()}  # type: ignore[index]
             after = {**state, **new, **made}
-            return _ended(names, after), arguments, self._first.outputs(results, after)
+            return _ended(names, after), arguments, parted(self._first.outputs(results, after))
 
         def later(_: Any) -> Any:
             new, arguments, results = ArrayProgram.run(self, state, inputs)
             after = {**state, **new}
-            return _ended(names, after), arguments, ArrayProgram.outputs(self, results, after)
+            return _ended(names, after), arguments, parted(ArrayProgram.outputs(self, results, after))
 
-        return jax.lax.cond(state[FIRST_CALL], first, later, None)
+        found = jax.lax.cond(state[FIRST_CALL], first, later, None)
+        if any(nest != nests[0] for nest in nests):
+            why = "its first call returns what is built otherwise than what later ones return, or another value"
+            raise refusal(self.backend, [("what it returns", why)])
+        self._nest = nests[0]
+        return found
 
     def finished(
         self, state: Mapping[str, Any], prepared: Prepared, found: tuple[dict[str, Any], dict[int, Any], Sequence[Any]]
     ) -> tuple[dict[str, Any], Any]:
-        new, written, outputs = found
+        new, written, arrays = found
+        outputs = self._nest.filled(arrays)
         returned = Written(outputs, self.arguments_after(prepared, written)) if self.written_inputs else outputs
         return {**state, **new}, returned
 

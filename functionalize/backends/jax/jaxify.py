@@ -67,7 +67,7 @@ class JaxFunction:
         self._lock = threading.Lock()
         functools.update_wrapper(self, function, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """What the original returns.
 
         Raises:
@@ -85,15 +85,15 @@ class JaxFunction:
             )
         return program(program.initial_state, *args, **kwargs)[1]
 
-    def apply(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[State, Any]:
+    def apply(self, state: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> tuple[State, Any]:
         """The new state and what the original returns, from a state: ``(state, *args) -> (new_state, outputs)``."""
         return self.program(*args, **kwargs)(state, *args, **kwargs)
 
-    def state(self, *args: Any, **kwargs: Any) -> State:
+    def state(self, /, *args: Any, **kwargs: Any) -> State:
         """The state as torch's objects have it now, for calls with such arguments."""
         return self.program(*args, **kwargs).initial_state
 
-    def program(self, *args: Any, **kwargs: Any) -> JaxProgram:
+    def program(self, /, *args: Any, **kwargs: Any) -> JaxProgram:
         """The program for calls with such arguments: captured if there is none yet."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         looks = tuple(_look(leaf) for leaf in leaves)

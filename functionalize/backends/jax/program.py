@@ -7,6 +7,7 @@ Limits: 64 bits inside of ``jax.jit``, ``grad`` and ``vmap`` are there if JAX ha
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.symbolic_sizes import SymbolicSizes
 from functionalize.backends.jax.values import as_precise_as_torch, dtype_of, from_torch, is_array, is_wide, wide_enough
+from functionalize.backends.leaves import is_sortable, with_ordered
 from functionalize.backends.registry import Lowerings
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedExportError, UnsupportedProgramError
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from functionalize.runtime.captured_program import CapturedProgram
 
 State = dict[str, Any]
+# What JAX reads off the functions that it traces: it takes an argument by name for the parameter of the same name,
+# though that is by position only. A signature that fits no call has it name none.
+UNNAMED = inspect.Signature()
 
 
 def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: int = 0) -> JaxProgram:
@@ -99,6 +104,7 @@ class JaxProgram:
         self._shapes = {name: (array.shape, array.dtype) for name, array in self.initial_state.items()}
         self._run = with_own_gradients(self._program, program, ending)
         self._wide = is_wide(self._program.interpreter.graph)
+        self.__signature__ = UNNAMED
 
     @property
     def initial_state(self) -> State:
@@ -110,7 +116,7 @@ class JaxProgram:
         """The keys of the state that a call gives new values; the others come back as they are."""
         return self._program.written
 
-    def __call__(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> tuple[State, Any]:
+    def __call__(self, state: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> tuple[State, Any]:
         """Compute the new state and what the program returns.
 
         Args:
@@ -151,9 +157,10 @@ class JaxProgram:
             parts = [_parted(state, names), _parted(inputs, numbers)]
             return compiled(tuple(part[0] for part in parts), tuple(part[1] for part in parts))
 
-        def jitted(state: State, *args: Any, **kwargs: Any) -> tuple[State, Any]:
+        def jitted(state: State, /, *args: Any, **kwargs: Any) -> tuple[State, Any]:
             return self._called(state, args, kwargs, flat)
 
+        jitted.__signature__ = UNNAMED  # type: ignore[attr-defined]
         return jitted
 
     def example(self) -> tuple[State, list[Any], dict[str, Any]]:
@@ -235,6 +242,8 @@ def _apart(outputs: Any, state: Sequence[Any]) -> Any:
         return jnp.copy(leaf) if id(leaf) in taken and not isinstance(leaf, jax.core.Tracer) else leaf
 
     own = pytree.tree_map(apart, returned)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in pytree.tree_leaves(own)):
+        own = with_ordered(own, lambda keys: not is_sortable(keys))
     return own if arguments is None else Written(own, arguments)
 
 

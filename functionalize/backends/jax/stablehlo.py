@@ -7,19 +7,23 @@ Limits: a file runs on the platforms that it was written for; of state the sizes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import export
 
+from functionalize._torch import pytree
 from functionalize.backends.array_program import Written
 from functionalize.backends.jax.files import read, state_beside, write_one, write_two
-from functionalize.backends.jax.program import JaxProgram, to_jax
-from functionalize.backends.jax.values import from_torch, torch_dtype_of
+from functionalize.backends.jax.program import UNNAMED, JaxProgram, to_jax
+from functionalize.backends.jax.values import from_torch, is_number, torch_dtype_of
+from functionalize.backends.leaves import with_ordered
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
 
 if TYPE_CHECKING:
@@ -81,11 +85,37 @@ def save(program: JaxProgram, path: str | os.PathLike[str], *, platforms: Any = 
 def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
     """A program as ``jax.export`` keeps it."""
     state, args, kwargs = program.example()
+    if "self" in kwargs:
+        raise UnsupportedProgramError(
+            "the program takes an argument called `self` by name",
+            why="what calls a StableHLO file is a method of JAX's, which has one of that name",
+            hint="capture it with that argument by position",
+            at="the arguments",
+        )
+    if (container := _unnameable((args, kwargs))) is not None:
+        raise UnsupportedProgramError(
+            f"the program takes {container} as an argument",
+            why="what calls a StableHLO file passes arrays in tuples, lists, and dicts with text for keys",
+            hint="take the arrays in one of these; or call `to_jax()`, which takes the others",
+            at="the arguments",
+        )
 
-    def function(state: Any, *args: Any, **kwargs: Any) -> Any:
+    what = "a dict whose keys are no text"
+    if all(_has_names(path) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]):
+        what = _unknown_container(pytree.tree_structure((args, kwargs)))
+    if what:
+        raise UnsupportedProgramError(
+            f"the program takes {what}",
+            why="a StableHLO file takes arrays, in tuples, lists, and dicts with text for keys",
+            hint="pass what it holds as a list, or under text; or call `to_jax()`, which takes it",
+            at="the arguments",
+        )
+
+    def function(state: Any, /, *args: Any, **kwargs: Any) -> Any:
         new, outputs = program(state, *args, **kwargs)
-        return new, tuple(outputs) if isinstance(outputs, Written) else outputs
+        return new, _in_file(tuple(outputs) if isinstance(outputs, Written) else outputs)
 
+    function.__signature__ = UNNAMED  # type: ignore[attr-defined]
     with jax.enable_x64(True):
         exported = export.export(jax.jit(function), platforms=platforms)(state, *args, **kwargs)
         try:
@@ -97,6 +127,61 @@ def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
                 hint="use tuples, lists and dicts, or register the class with jax.export",
                 at="the arguments and the results",
             ) from error
+
+
+def _unnameable(tree: Any) -> str | None:
+    """The first container of a nest that no file has, in words."""
+    if isinstance(tree, dict):
+        if not all(isinstance(key, str) for key in tree):
+            return f"a dict whose keys are no text ({', '.join(map(repr, tree))})"
+        if type(tree) not in (dict, OrderedDict):
+            return f"a {type(tree).__name__}"
+        items: Iterable[Any] = tree.values()
+    elif isinstance(tree, (tuple, list)) and type(tree).__module__ != "torch.return_types":
+        items = tree
+    else:
+        return None if pytree.tree_is_leaf(tree) else f"a {type(tree).__name__}"
+    return next((name for item in items if (name := _unnameable(item)) is not None), None)
+
+
+def _in_file(outputs: Any) -> Any:
+    """Outputs as a file can give them, their entries in their order.
+
+    Raises:
+        UnsupportedProgramError: there is something else among them than arrays and numbers, under names.
+    """
+    for path, leaf in pytree.tree_flatten_with_path(outputs)[0]:
+        named = _has_names(path)
+        if named and (leaf is None or is_number(leaf) or isinstance(leaf, (jax.Array, np.ndarray, np.generic))):
+            continue
+        what = f"returns {leaf!r}" if named else "returns a dict whose keys are no text"
+        raise UnsupportedProgramError(
+            f"the program {what}, at {pytree.keystr(path) or 'the top'}",
+            why="a StableHLO file gives arrays, in tuples, lists, and dicts with text for keys",
+            hint="return it otherwise, or not at all if it is the same in each call; or call `to_jax()` or "
+            "`to_onnx()`, which give it",
+            at="what it returns",
+        )
+    return with_ordered(outputs, lambda keys: keys != sorted(keys))
+
+
+def _unknown_container(spec: pytree.TreeSpec) -> str:
+    """A container that JAX would take for an array, in words; empty where there is none."""
+    if not (spec.is_leaf() or spec.type in (tuple, list, dict, OrderedDict, namedtuple)):
+        return f"a {spec.type.__name__}"
+    return next((what for child in spec.children() if (what := _unknown_container(child))), "")
+
+
+def _has_names(path: Any) -> bool:
+    """Whether all keys on the way to a leaf are text."""
+    return all(isinstance(step.key, str) for step in path if isinstance(step, pytree.MappingKey))
+
+
+def _as_returned(outputs: Any) -> Any:
+    """Outputs of a file, with dicts for those whose order it keeps."""
+    if isinstance(outputs, dict):
+        return {key: _as_returned(item) for key, item in outputs.items()}
+    return type(outputs)(map(_as_returned, outputs)) if type(outputs) in (list, tuple) else outputs
 
 
 def load(path: str | os.PathLike[str]) -> StableHloProgram:
@@ -142,9 +227,14 @@ class StableHloProgram:
 
     def __init__(self, exported: Any, state: Mapping[str, Any]) -> None:
         self.exported, self.state = exported, dict(state)
-        self._call: Callable[..., Any] = jax.jit(exported.call)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def call(leaves: list[Any]) -> Any:  # not by name: JAX takes a name for that of a parameter of its own
+            args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, leaves)
+            return exported.call(*args, **kwargs)
+
+        self._call: Callable[..., Any] = jax.jit(call)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """What the program gives for arrays; a pair with the written arguments where it writes to some.
 
         Raises:
@@ -154,11 +244,11 @@ class StableHloProgram:
         self._check(args, kwargs)
         with jax.enable_x64(True):
             try:
-                self.state, outputs = self._call(self.state, *args, **kwargs)
+                self.state, outputs = self._call(jax.tree.leaves(((self.state, *args), kwargs)))
             except ValueError as error:  # of sizes that differ: what it says of the call, without the rest
                 said = str(error).partition("\n")[0]
                 raise InputMismatchError(said, hint="pass sizes that the program was captured for") from error
-        return outputs
+        return _as_returned(outputs)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         (_, *known), named = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)

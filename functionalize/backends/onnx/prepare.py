@@ -30,7 +30,7 @@ from functionalize._torch.sizes import hint_of
 from functionalize._torch.symbols import sizes_of
 from functionalize.backends.export.layouts import counts_from_storage, layout_of, serves_layouts
 from functionalize.backends.export.numbers import NUMBER
-from functionalize.backends.onnx.convention import Argument, Check, Convention, Layout, Result, State
+from functionalize.backends.onnx.convention import Argument, Check, Convention, Layout, Result, State, spec_of
 from functionalize.backends.onnx.naming import Names, argument_names, result_names
 from functionalize.backends.onnx.options import Options, named
 from functionalize.backends.onnx.sizes import Sizes, evaluate
@@ -141,12 +141,16 @@ class Prepared:
         convention, exported = self.convention, self._exported
         specs = (exported.call_spec.in_spec, exported.call_spec.out_spec)
         try:
-            convention.in_spec, convention.out_spec = map(pytree.treespec_dumps, specs)
-        except NotImplementedError as error:
+            convention.in_spec, convention.out_spec = texts = [*map(pytree.treespec_dumps, specs)]
+            unlike = [text for text, spec in zip(texts, specs, strict=True) if spec_of(text) != spec]
+            if unlike:
+                raise ValueError(f"the text of the nesting is read as another one: {unlike[0]}")
+        except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
             cause = UnsupportedExportError.cause(
-                "the arguments or the results hold an object of a class that has no name in files",
+                "the arguments or the results hold an object of a class that has no name in files, or such a key",
                 why=str(error),
-                hint="use tuples, lists and dicts, or register the class with a serialized_type_name",
+                hint="use tuples, lists and dicts with text or numbers for keys, or register the class with a "
+                "serialized_type_name",
             )
             raise UnsupportedExportError("ONNX", [cause]) from error
         for spec in self._exported.graph_signature.input_specs:

@@ -23,6 +23,7 @@ from torch.utils.dlpack import from_dlpack
 from functionalize._torch import FakeTensor, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.backends.export.layouts import laid_out, lies_so
+from functionalize.backends.export.state import free_name
 from functionalize.backends.onnx.convention import ELEMENTS, KEY, Convention, Result, spec_of
 from functionalize.backends.onnx.first_state import first_values
 from functionalize.backends.onnx.sharing import lie_alike
@@ -103,7 +104,7 @@ class OnnxProgram:
         """
         return MappingProxyType({target: kept.now for target, kept in self._state.items()})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, keep the new state, write what the original writes to its arguments, return what it returns.
 
         Raises:
@@ -169,7 +170,7 @@ class OnnxProgram:
         spec = self._specs[0]
         keywords = list(spec.child(1).context or [])
         positional = self.convention.names[: spec.child(0).num_children]
-        given = dict(zip(self.convention.names, args, strict=False)) | kwargs
+        given = dict(zip(self.convention.names, args, strict=False)) | {free_name(key): kwargs[key] for key in kwargs}
         if set(given) != {*positional, *keywords} or len(given) != len(args) + len(kwargs):
             raise InputMismatchError(
                 f"the program is called with {', '.join(given) or 'nothing'} ({len(args)} by position)",
