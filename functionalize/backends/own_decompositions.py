@@ -17,6 +17,7 @@ from functionalize.backends.attention import ATTENTION
 from functionalize.backends.backwards import BACKWARDS, DIFFERENTIATED
 from functionalize.backends.embedding_bags import BAGS
 from functionalize.backends.gpu_kernels import GPU_KERNELS
+from functionalize.backends.quantization import QUANTIZATION
 from functionalize.backends.recurrent_layers import LAYERS
 
 aten = torch.ops.aten
@@ -91,14 +92,6 @@ def trilinear(*args: Any) -> Any:
     return torch.einsum(f"{','.join(map(''.join, names[:3]))}->{''.join(names[3])}", *factors)
 
 
-def fake_quantize(x: Any, scale: Any, zero_point: Any, enabled: Any, least: int, most: int) -> Any:
-    """Rounded to the numbers of a scale, where that is switched on, and which of them are within the bounds."""
-    places = (x * (1 / scale)).round() + zero_point
-    within = torch.logical_and(places >= least, places <= most)
-    found = ((places.clamp(least, most) - zero_point) * scale).to(x.dtype)
-    return torch.where(enabled != 0, found, x), torch.logical_or(within, enabled == 0)
-
-
 def _zeros(size: Any, *, dtype: Any = None, **options: Any) -> Any:
     return aten.full.default(size, 0, dtype=dtype or torch.get_default_dtype())
 
@@ -140,7 +133,6 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     aten.multilabel_margin_loss_backward.default: multilabel_margin_loss_backward,
-    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: fake_quantize,
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
     aten._trilinear.default: trilinear,
@@ -151,6 +143,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._efficientzerotensor.default: _zeros,
     **GPU_KERNELS,
     **LAYERS,
+    **QUANTIZATION,
 }
 
 # Of these, what torch takes apart into something else, and for autograd before any table is asked; and what is
