@@ -92,6 +92,57 @@ def trilinear(*args: Any) -> Any:
     return torch.einsum(f"{','.join(map(''.join, names[:3]))}->{''.join(names[3])}", *factors)
 
 
+def _bounds(x: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """Between what a histogram counts: where the bounds are one number, the least and the largest element."""
+    known = isinstance(low, (int, float)) and isinstance(high, (int, float))
+    first, last = (aten.full.default([], bound, dtype=x.dtype) for bound in (low, high))
+    if known and low != high:
+        return first, last
+    if x.numel():
+        extent = aten.amin.default(x, _every(x)), aten.amax.default(x, _every(x))
+        alike = first == last
+        first, last = (torch.where(alike, end, bound) for end, bound in zip(extent, (first, last), strict=True))
+    alike = first == last
+    return torch.where(alike, first - 1, first), torch.where(alike, last + 1, last)
+
+
+def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+    """How many elements are in each of some bins of one width; what is in none of them, as NaN, does not count."""
+    x = x.reshape(-1)
+    low, high = _bounds(x, min, max)
+    counts = torch.logical_and(x >= low, x <= high)
+    places = torch.where(counts, (x - low) * bins / (high - low), 0).to(torch.int64).clamp(max=bins - 1)
+    none = aten.full.default([bins], 0, dtype=torch.int64)
+    return aten.scatter_add.default(none, 0, places, counts.to(torch.int64)).to(x.dtype)
+
+
+def unscaled(gradients: Sequence[Any], found_inf: Any, inverse: Any) -> Any:
+    """Gradients times the inverse of the scale of a loss, and one where an element is not finite."""
+    infinite = found_inf
+    for gradient in gradients:
+        finite = aten.all.default(torch.isfinite(gradient))
+        infinite = torch.where(finite, infinite, aten.full.default([], 1, dtype=found_inf.dtype))
+    factor = inverse.reshape([])
+    products = [(_float(gradient) * factor).to(gradient.dtype) for gradient in gradients]
+    return products, infinite
+
+
+def _float(x: Any) -> Any:
+    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def new_scale(scale: Any, successes: Any, found_inf: Any, growth: float, backoff: float, interval: int) -> Any:
+    """The scale of a loss after a step: less where an element was not finite, more after some steps without such."""
+    failed = found_inf.reshape(scale.size()) != 0
+    counted = successes + 1
+    grows = torch.logical_and(counted == interval, torch.logical_not(failed.reshape(successes.size())))
+    grown, shrunk = (scale.double() * growth).to(scale.dtype), (scale.double() * backoff).to(scale.dtype)
+    larger = torch.logical_and(grows.reshape(scale.size()), torch.isfinite(grown))
+    scale = torch.where(failed, shrunk, torch.where(larger, grown, scale))
+    begins_anew = torch.logical_or(failed.reshape(successes.size()), grows)
+    return scale, torch.where(begins_anew, 0, counted).to(successes.dtype)
+
+
 def _zeros(size: Any, *, dtype: Any = None, **options: Any) -> Any:
     return aten.full.default(size, 0, dtype=dtype or torch.get_default_dtype())
 
@@ -133,6 +184,9 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     aten.multilabel_margin_loss_backward.default: multilabel_margin_loss_backward,
+    aten.histc.default: histc,
+    aten._amp_foreach_non_finite_check_and_unscale.default: unscaled,
+    aten._amp_update_scale.default: new_scale,
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
     aten._trilinear.default: trilinear,
