@@ -120,7 +120,7 @@ def unscaled(gradients: Sequence[Any], found_inf: Any, inverse: Any) -> Any:
     """Gradients times the inverse of the scale of a loss, and one where an element is not finite."""
     infinite = found_inf
     for gradient in gradients:
-        finite = aten.all.default(torch.isfinite(gradient))
+        finite = aten.all.default(torch.isfinite(_float(gradient)))
         infinite = torch.where(finite, infinite, aten.full.default([], 1, dtype=found_inf.dtype))
     factor = inverse.reshape([])
     products = [(_float(gradient) * factor).to(gradient.dtype) for gradient in gradients]
