@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher  # operators on sizes that kernels in C++ do not take
 from torch._dynamo.source import (  # guards of an exported program are code that names where a size comes from
     AttrSource,
     ConstantSource,
@@ -56,6 +57,12 @@ class ExportFakes:
         self.mode.metas = metas
         if self._old is not None:
             self._take_over(self._old)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """While operators run on these fake tensors, and on sizes that are symbols."""
+        with self.mode, enable_python_dispatcher():
+            yield
 
     def _take_over(self, old: ShapeEnv) -> None:
         new = self.environment

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
@@ -28,6 +29,7 @@ from functionalize.call_stack import line_of_trace
 from functionalize.ops.tables import row
 from functionalize.transform.api import functionalize
 
+aten = torch.ops.aten
 Rows = Container[Any] | Callable[[Node], bool]  # what stays: operators, or calls of them
 KEPT = ("stack_trace", "nn_module_stack")  # of a node's meta: those that stand for it have the same
 
@@ -63,12 +65,53 @@ def decomposed(
     return made, attributes
 
 
+def without_stacks(graph: Graph) -> Graph:
+    """A graph whose loops give their last values, where it had all of them stacked, for a backward, and read the last.
+
+    Torch stacks them wherever the functions of a loop read what requires gradients.
+    """
+    stacking: Any = torch.ops.higher_order.while_loop_stack_output
+    if not graph.find_nodes(op="call_function", target=stacking):
+        return graph
+    made = Graph()
+    made.output(made.graph_copy(graph, {}))
+    for loop in made.find_nodes(op="call_function", target=stacking):
+        reads = [read for stack in loop.users for read in stack.users]
+        if all(_is_last(read) or _is_told(read) for read in reads):
+            _loop_without_stacks(loop)
+    return made
+
+
+def _loop_without_stacks(loop: Node) -> None:
+    loop.target = torch.ops.higher_order.while_loop
+    loop.meta.pop("val", None)
+    for stack in list(loop.users):
+        for read in list(stack.users):
+            other: Any = 1  # row, as nobody asks how many there are
+            if _is_last(read):
+                other, stack.meta["val"] = stack, read.meta["val"]
+            for user in list(read.users):
+                user.args = map_arg(user.args, {node: node for node in user.all_input_nodes}.__or__({read: other}).get)
+            loop.graph.erase_node(read)
+
+
+def _is_last(node: Node) -> bool:
+    """Whether a node is the last row of a stack."""
+    return node.target in (aten.select.int, aten.select_copy.int) and node.args[1:] == (0, -1)
+
+
+def _is_told(node: Node) -> bool:
+    """Whether a node is how many rows a stack has, and nothing computes with that."""
+    return node.target is aten.sym_size.int and all(user.op == "output" for user in node.users)
+
+
 def for_export(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:
     """The same, where two kinds of operators are spelt out.
 
     Those of optimizers alone, as those on lists of tensors: engines lack them. And attention that is differentiated:
     what torch takes its forward apart into is not what its backward reads.
     """
+    graph = without_stacks(graph)
     ops = {node.target for node in graph.nodes if node.op == "call_function"}
     lists = {op for op in ops if optimizer_steps.decomposition(op)}
     return decomposed(graph, root, lambda node: not (node.target in lists or is_differentiated(node)))

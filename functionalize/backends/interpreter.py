@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from functionalize.backends.decompose import decomposed, is_operator, rounds, sized_by_data, without_row
+from functionalize.backends.decompose import decomposed, is_operator, rounds, sized_by_data, without_row, without_stacks
 from functionalize.backends.devices import on_cpu
 from functionalize.backends.registry import Lowering, Lowerings
 from functionalize.call_stack import line_of_trace
@@ -102,7 +102,7 @@ class Interpreter:
     def __init__(self, backend: Backend, graph: Graph, root: torch.nn.Module) -> None:
         """``root``: what the attributes of the graph are found on."""
         self.backend = backend
-        self.graph, self.root = decomposed(on_cpu(graph), root, self._computes)
+        self.graph, self.root = decomposed(without_stacks(on_cpu(graph)), root, self._computes)
         self._bodies: dict[GraphModule, Interpreter] = {}
         self._key: Any = None
         self.placeholders = self.graph.find_nodes(op="placeholder")

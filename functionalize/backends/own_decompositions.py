@@ -17,6 +17,7 @@ from functionalize.backends.attention import ATTENTION
 from functionalize.backends.backwards import BACKWARDS, DIFFERENTIATED
 from functionalize.backends.embedding_bags import BAGS
 from functionalize.backends.gpu_kernels import GPU_KERNELS
+from functionalize.backends.quantization import QUANTIZATION
 from functionalize.backends.recurrent_layers import LAYERS
 
 aten = torch.ops.aten
@@ -91,12 +92,55 @@ def trilinear(*args: Any) -> Any:
     return torch.einsum(f"{','.join(map(''.join, names[:3]))}->{''.join(names[3])}", *factors)
 
 
-def fake_quantize(x: Any, scale: Any, zero_point: Any, enabled: Any, least: int, most: int) -> Any:
-    """Rounded to the numbers of a scale, where that is switched on, and which of them are within the bounds."""
-    places = (x * (1 / scale)).round() + zero_point
-    within = torch.logical_and(places >= least, places <= most)
-    found = ((places.clamp(least, most) - zero_point) * scale).to(x.dtype)
-    return torch.where(enabled != 0, found, x), torch.logical_or(within, enabled == 0)
+def _bounds(x: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """Between what a histogram counts: where the bounds are one number, the least and the largest element."""
+    known = isinstance(low, (int, float)) and isinstance(high, (int, float))
+    first, last = (aten.full.default([], bound, dtype=x.dtype) for bound in (low, high))
+    if known and low != high:
+        return first, last
+    if x.numel():
+        extent = aten.amin.default(x, _every(x)), aten.amax.default(x, _every(x))
+        alike = first == last
+        first, last = (torch.where(alike, end, bound) for end, bound in zip(extent, (first, last), strict=True))
+    alike = first == last
+    return torch.where(alike, first - 1, first), torch.where(alike, last + 1, last)
+
+
+def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+    """How many elements are in each of some bins of one width; what is in none of them, as NaN, does not count."""
+    x = x.reshape(-1)
+    low, high = _bounds(x, min, max)
+    counts = torch.logical_and(x >= low, x <= high)
+    places = torch.where(counts, (x - low) * bins / (high - low), 0).to(torch.int64).clamp(max=bins - 1)
+    none = aten.full.default([bins], 0, dtype=torch.int64)
+    return aten.scatter_add.default(none, 0, places, counts.to(torch.int64)).to(x.dtype)
+
+
+def unscaled(gradients: Sequence[Any], found_inf: Any, inverse: Any) -> Any:
+    """Gradients times the inverse of the scale of a loss, and one where an element is not finite."""
+    infinite = found_inf
+    for gradient in gradients:
+        finite = aten.all.default(torch.isfinite(_float(gradient)))
+        infinite = torch.where(finite, infinite, aten.full.default([], 1, dtype=found_inf.dtype))
+    factor = inverse.reshape([])
+    products = [(_float(gradient) * factor).to(gradient.dtype) for gradient in gradients]
+    return products, infinite
+
+
+def _float(x: Any) -> Any:
+    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def new_scale(scale: Any, successes: Any, found_inf: Any, growth: float, backoff: float, interval: int) -> Any:
+    """The scale of a loss after a step: less where an element was not finite, more after some steps without such."""
+    failed = found_inf.reshape(scale.size()) != 0
+    counted = successes + 1
+    grows = torch.logical_and(counted == interval, torch.logical_not(failed.reshape(successes.size())))
+    grown, shrunk = (scale.double() * growth).to(scale.dtype), (scale.double() * backoff).to(scale.dtype)
+    larger = torch.logical_and(grows.reshape(scale.size()), torch.isfinite(grown))
+    scale = torch.where(failed, shrunk, torch.where(larger, grown, scale))
+    begins_anew = torch.logical_or(failed.reshape(successes.size()), grows)
+    return scale, torch.where(begins_anew, 0, counted).to(successes.dtype)
 
 
 def _zeros(size: Any, *, dtype: Any = None, **options: Any) -> Any:
@@ -153,7 +197,9 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     aten.multilabel_margin_loss_backward.default: multilabel_margin_loss_backward,
-    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: fake_quantize,
+    aten.histc.default: histc,
+    aten._amp_foreach_non_finite_check_and_unscale.default: unscaled,
+    aten._amp_update_scale.default: new_scale,
     aten.max.default: lambda x: aten.amax.default(x, _every(x)),
     aten.min.default: lambda x: aten.amin.default(x, _every(x)),
     aten._trilinear.default: trilinear,
@@ -164,6 +210,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._efficientzerotensor.default: _zeros,
     **GPU_KERNELS,
     **LAYERS,
+    **QUANTIZATION,
 }
 
 # Of these, what torch takes apart into something else, and for autograd before any table is asked; and what is

@@ -200,6 +200,25 @@ def _stepped(op: Any) -> Callable[..., Any]:
     return lambda *args, **options: tuple([torch.empty_like(one) for one in updated] for updated in args[:count])
 
 
+def _fake_quantized(x: Any, *parameters: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """After ``aten/src/ATen/native/quantized``; torch has no meta kernels for fake quantization."""
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _learned_scale_backward(gradient: Any, x: Any, scale: Any, zero_point: Any, *parameters: Any) -> Any:
+    return torch.empty_like(x), scale.new_empty(scale.size()), zero_point.new_empty(zero_point.size())
+
+
+_FAKE_QUANTIZING = (
+    aten.fake_quantize_per_tensor_affine_cachemask.default,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+    aten.fake_quantize_per_channel_affine_cachemask.default,
+)
+_LEARNING = (aten._fake_quantize_learnable_per_tensor_affine, aten._fake_quantize_learnable_per_channel_affine)
+_LEARNING_BACKWARDS = (
+    aten._fake_quantize_learnable_per_tensor_affine_backward,
+    aten._fake_quantize_learnable_per_channel_affine_backward,
+)
 _STEPS = [
     getattr(packet, name)
     for packet in (aten._fused_sgd, aten._fused_adam, aten._fused_adamw, aten._fused_adagrad)
@@ -224,6 +243,9 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _ctc_loss_backward),
     aten.linalg_lstsq.default: _lstsq,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
+    **dict.fromkeys(_FAKE_QUANTIZING, _fake_quantized),
+    **dict.fromkeys((op.default for op in _LEARNING), lambda x, *parameters: torch.empty_like(x)),
+    **dict.fromkeys((op.default for op in _LEARNING_BACKWARDS), _learned_scale_backward),
     aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
 }

@@ -44,7 +44,7 @@ from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.ended_gradients import WITHOUT_GRAD_MODE
-from functionalize.transform.handlers import custom_ops, data, higher_order, random_ops
+from functionalize.transform.handlers import custom_ops, data, higher_order, observers, random_ops
 from functionalize.transform.handlers.inplace_views import (
     check_place,
     keeps_size,
@@ -170,6 +170,11 @@ class FunctionalizeMode(TorchDispatchMode):
             return self._functional(func, args, kwargs)
         with self:
             return ADDRESSING[func](*args, **kwargs)
+
+    def _observing(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        with self:
+            observers.size_statistics(args)
+        return self._mutation(func, args, kwargs)
 
     def _filling(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if not self.context.executor.observed:
@@ -376,6 +381,7 @@ _BY_OP: dict[Any, Handler] = {
     **dict.fromkeys(_WAITS, FunctionalizeMode._wait),
     **dict.fromkeys(_SAFE_SPLITS, FunctionalizeMode._unsafe_split),
     **dict.fromkeys(ADDRESSING, FunctionalizeMode._addressing),
+    observers.OBSERVING: FunctionalizeMode._observing,
     **dict.fromkeys(random_ops.AS_FILLS, FunctionalizeMode._filling),
 }
 

@@ -81,7 +81,7 @@ class Emitter:
         if self._copies:
             op = copying(op)
         values = pytree.tree_map_only(Node, lambda node: node.meta["val"], (args, kwargs))
-        with self.fakes.mode:
+        with self.fakes.running():
             value = op(*values[0], **values[1])
         if op in _DIFFERENTIABLE and value.is_complex():
             return _DIFFERENTIABLE[op](self, *args, **kwargs)

@@ -246,12 +246,19 @@ def _plus(x: Array, y: Array, alpha: Any) -> Array:
 def div(x: Array, y: Array, rounding_mode: str | None = None) -> Array:
     x, y = promoted(x, y)
     if rounding_mode is None:
-        return rounded(jnp.divide, as_float(x), as_float(y))
+        return rounded(divided, as_float(x), as_float(y))
     if rounding_mode == "floor":
         return floor_divide(x, y)
     if category(x.dtype) < 2:
         return jax.lax.div(*jnp.broadcast_arrays(x, y))
-    return rounded(lambda x, y: jnp.trunc(x / y), x, y)
+    return rounded(lambda x, y: jnp.trunc(divided(x, y)), x, y)
+
+
+def divided(x: Array, y: Array) -> Array:
+    """The quotient, rounded once: XLA multiplies by the reciprocal of a divisor that it broadcasts, but not of this."""
+    if category(x.dtype) != 2 or x.shape == y.shape:
+        return x / y
+    return x / jnp.where(jnp.isnan(x), y * jnp.nan, y)
 
 
 @lowering(aten.floor_divide)
