@@ -90,3 +90,25 @@ def test_gradients_through_a_slice() -> None:
     program = capture(lambda x, n: x[:, :n].square(), (x, torch.tensor(3)))
     (gradient,) = torch.autograd.grad(program(x, n).sum(), x)
     torch.testing.assert_close(gradient, torch.where(torch.arange(12) < 5, 2 * x.detach(), 0.0))
+
+
+class Lazy(torch.nn.Module):
+    """Makes its state at the first call, and repeats itself as often as its data say."""
+
+    h: Tensor | None = None
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        if self.h is None:
+            self.h = torch.zeros(2)
+        for _ in range(int(n)):
+            self.h = self.h + x
+        return self.h * (2 if x.sum() > 0 else 3)
+
+
+def test_state_of_a_first_call_that_decides_by_data() -> None:
+    eager, x, n = Lazy(), torch.ones(2), torch.tensor(3)
+    module = capture(Lazy(), (x, n)).to_exported_program().module()
+    for _ in range(3):
+        torch.testing.assert_close(module(x, n), eager(x, n))
+    with pytest.raises(RuntimeError, match="range"):
+        module(x, torch.tensor(4))
