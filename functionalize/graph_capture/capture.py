@@ -17,7 +17,6 @@ from functionalize._torch.tracing import answers_of_export
 from functionalize.errors import UnsupportedProgramError, check_choice, check_remove
 from functionalize.graph_capture.capture_session import ByData, CaptureSession
 from functionalize.graph_capture.changed_lines import LineWanted
-from functionalize.graph_capture.conversions import Conversions
 from functionalize.graph_capture.dynamic_shapes import DynamicShapes, with_dims
 from functionalize.graph_capture.inputs import ProgramInputs
 from functionalize.graph_capture.leaks import Traced
@@ -32,6 +31,7 @@ from functionalize.runtime.decisions import Answers
 from functionalize.runtime.partition import PartitionFn
 from functionalize.runtime.specialization import Capture, Recorded
 from functionalize.runtime.state_walk import is_module
+from functionalize.transform.handlers.numbers import Conversions
 
 
 def capture(
@@ -156,7 +156,8 @@ def _captured(
     converted, numbers = Conversions.count, by_data[2]
     again = partial(_captured, func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data)
     try:
-        found = _found(func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data, traced)
+        with Conversions.deciding(numbers is not None and not numbers.converts):
+            found = _found(func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data, traced)
     except NumberRead:
         for run in traced:
             run.empty_caches()

@@ -336,7 +336,7 @@ class CaptureSession(RecordingSession):
         )
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
         code = inputs.follower.code
-        original = self._func, code.catches, bool(code.converting)
+        original = self._func, code.catches, code.converts
         return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original)
 
 

@@ -22,19 +22,16 @@ import torch
 from functionalize._torch.tensors import SYMBOLS
 from functionalize.graph_capture.text_flow import templates
 from functionalize.graph_capture.texts import Template, print_
+from functionalize.transform.handlers.numbers import Conversions
 
 _LOAD_GLOBAL, _LOAD_CONST, _EXTENDED_ARG = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_CONST"], dis.opmap["EXTENDED_ARG"]
 _NOP, _CACHE, _PUSH_NULL = dis.opmap["NOP"], dis.opmap.get("CACHE"), dis.opmap.get("PUSH_NULL")
 _SAYS_CALLS = sys.version_info >= (3, 11)  # the lowest bit of the argument says whether what is loaded is called
 _NULL_IS_FIRST = sys.version_info < (3, 13)
 _LARGEST = 255  # argument of an instruction
+_PLAIN_CALLS = [name for name in ("PRECALL", "CALL", "CALL_FUNCTION") if name in dis.opmap]
+_OF_CONSTANTS = [bytes([_LOAD_CONST, dis.opmap[name]]) for name in _PLAIN_CALLS]
 _OF_TORCH = ("torch.nn.modules.batchnorm", "torch.optim.lr_scheduler")  # whose numbers only flow into arithmetic
-
-
-class Conversions:
-    """How many of them have given a symbol."""
-
-    count = 0
 
 
 def _float(value: Any = 0.0, /) -> Any:
@@ -117,7 +114,7 @@ def _conversions(code: types.CodeType, names: frozenset[str]) -> Iterator[tuple[
         loads = steps[at] == _LOAD_GLOBAL and (at == 0 or steps[at - 2] != _EXTENDED_ARG)
         name = code.co_names[steps[at + 1] >> 1 if _SAYS_CALLS else steps[at + 1]] if loads else ""
         called = loads and (bool(steps[at + 1] & 1) if _SAYS_CALLS else _is_called(steps, end))
-        constant = name != "print" and end < len(steps) and steps[end] == _LOAD_CONST  # which needs no conversion
+        constant = name != "print" and steps[end : end + 3 : 2] in _OF_CONSTANTS  # which need no conversion of ours
         if name in names and ((called and not constant) or before == "map"):
             yield at, end, name, called
         before = name if called else ""

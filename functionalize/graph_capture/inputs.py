@@ -160,7 +160,7 @@ class ProgramInputs:
         self.args = self.call.args
         self.follower.follow_arguments(self.arguments)
         if numbers is not None and not numbers.converts:
-            self.follower.code.converting.clear()
+            self.follower.code.convert_nothing()
         self.settings = settings_of(self.state, self.follower.decisive)
         follows_steps = numbers is None or numbers.follows_steps
         self.schedules = Schedules(StateWalk() if follows_steps else self.state)

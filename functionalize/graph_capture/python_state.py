@@ -76,6 +76,12 @@ class ProgramCode:
         # What decides which code runs: paths, objects, and attributes of these.
         self.decisive: dict[tuple[int, int], tuple[str, Any, Sequence[str]]] = {}
         self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
+        self.converts = True  # whether these, and slices, give symbols
+
+    def convert_nothing(self) -> None:
+        """Have data-dependent numbers be decisions wherever Python, or C++, takes plain ones alone."""
+        self.converting.clear()
+        self.converts = False
 
     def note(self, function: Any) -> Names:
         """A function that the program may run; what its code does by names."""

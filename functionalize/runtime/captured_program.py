@@ -379,9 +379,14 @@ class CapturedProgram(Exports):
         how: dict[str, Any] = {"remove": self.remove, "recapture": self._recapture, "original": self.original}
         return CapturedProgram(chosen.capture, partition_fn=self._partition_fn, **how)
 
-    def captured_like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Specialization:
-        """The program as it is for other arguments, or with the state that there is now; it is not kept."""
-        return self._captured(self._convention.arguments(args, kwargs))
+    def captured_like(
+        self, args: Sequence[Any], kwargs: dict[str, Any], answers: Answers | None = None
+    ) -> Specialization:
+        """The program as it is for other arguments, or with the state that there is now; it is not kept.
+
+        ``answers``: its way by its data, if not that of the arguments.
+        """
+        return self._captured(self._convention.arguments(args, kwargs), answers)
 
     def captured_again(self, args: Any, kwargs: Any, answers: Answers | None = None, **how: Any) -> CapturedProgram:
         """The program, or another ``function``, captured for such arguments; ``answers``: its way."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch.exporting import viewing
 from functionalize.aliasing.geometry import Layout
@@ -26,17 +27,36 @@ _BY_SIZE = {aten.view_copy.default: aten.reshape.default, aten._unsafe_view.defa
 
 def with_views(exported: ExportedProgram) -> ExportedProgram:
     """The same program, in which views are not copied."""
+    graph, results = _viewed(exported.graph)
+    graph.output(tuple(results))
+    return remade(exported, graph, results, _attributes(exported.graph_module))
+
+
+def _viewed(copied: Graph) -> tuple[Graph, list[Any]]:
+    """A graph with views, and its results, which are no views of its inputs."""
     graph = Graph()
-    results: Any = graph.graph_copy(exported.graph, {})
-    for old, new in zip(*(one.find_nodes(op="placeholder") for one in (exported.graph, graph)), strict=True):
+    results: Any = graph.graph_copy(copied, {})
+    for old, new in zip(*(one.find_nodes(op="placeholder") for one in (copied, graph)), strict=True):
         new.name = old.name  # FX gives another to those that Python has a function for
     for node in [node for node in graph.nodes if node.target in ADDRESSING]:
         _keep_memory(graph, node)
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         node.target = _BY_SIZE.get(node.target) or viewing(node.target) or node.target
-    replaced = [_copied(graph, result) if isinstance(result, Node) else result for result in results]
-    graph.output(tuple(replaced))
-    return remade(exported, graph, replaced)
+    return graph, [_copied(graph, result) if isinstance(result, Node) else result for result in results]
+
+
+def _attributes(root: GraphModule) -> dict[str, Any]:
+    """What a graph finds on its root; bodies of higher-order operators with views as well."""
+    found = {str(node.target): attrgetter(str(node.target))(root) for node in root.graph.find_nodes(op="get_attr")}
+    return {name: _body(value) if isinstance(value, GraphModule) else value for name, value in found.items()}
+
+
+def _body(body: GraphModule) -> GraphModule:
+    graph, results = _viewed(body.graph)
+    graph.output(tuple(results)).meta = dict(body.graph.output_node().meta)
+    made = GraphModule(_attributes(body), graph)
+    made.meta = dict(body.meta)
+    return made
 
 
 def _keep_memory(graph: Graph, node: Node) -> None:

@@ -6,10 +6,12 @@ Limits: lists of numbers, however nested; tensors among them are torch's to hand
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +28,23 @@ from functionalize._torch import (
 )
 
 _NUMBERS = (int, float, *SYMBOLS)
+
+
+class Conversions:
+    """Of data-dependent numbers, where Python or C++ take plain ones alone: to symbols, or to what the data decide."""
+
+    count = 0  # how many have given a symbol
+    decide = False
+
+    @staticmethod
+    @contextlib.contextmanager
+    def deciding(decide: bool) -> Iterator[None]:
+        """While all of them are decisions, if they are to be."""
+        before, Conversions.decide = Conversions.decide, decide
+        try:
+            yield
+        finally:
+            Conversions.decide = before
 
 
 def _integer(tensor: torch.Tensor) -> int:
@@ -175,9 +194,20 @@ def _without_truths(index: Any) -> Any:
     """A part of an index with the values of truths that the data tell: they are masks, and no positions."""
     if isinstance(index, slice):
         ends = (index.start, index.stop, index.step)
-        whole = any(isinstance(end, torch.SymBool) for end in ends)
-        return slice(*(int(bool(end)) if isinstance(end, torch.SymBool) else end for end in ends)) if whole else index
+        known = [int(bool(end)) if isinstance(end, torch.SymBool) else _end(end) for end in ends]
+        return index if all(map(operator.is_, ends, known)) else slice(*known)
     return bool(index) if isinstance(index, torch.SymBool) else index
+
+
+def _end(end: Any) -> Any:
+    """Where a slice begins or ends, or its step, as a number: a tensor would be asked for its value."""
+    whole = isinstance(end, FakeTensor) and not (end.is_floating_point() or end.is_complex() or end.dtype == torch.bool)
+    if not whole or Conversions.decide or end.constant is not None or unbacked(end.size()) or end.numel() != 1:
+        return end
+    if indices_stay_tensors():
+        return end
+    Conversions.count += 1
+    return _read(end)
 
 
 def _told_by_data(index: Any) -> bool:
@@ -200,8 +230,11 @@ def _dims_of(index: Any) -> int | None:
 
 def _number(index: Any) -> Any:
     """An index as a number, if it is a tensor that tells one."""
-    if not _told_by_data(index) or isinstance(index, torch.SymInt):
-        return index
+    return _read(index) if _told_by_data(index) and not isinstance(index, torch.SymInt) else index
+
+
+def _read(index: torch.Tensor) -> Any:
+    """The number of a tensor: one symbol for as long as nothing writes to it."""
     known = _PLACES.get(index)
     if known is None or known[0] != index._version:
         known = _PLACES[index] = index._version, index.item()

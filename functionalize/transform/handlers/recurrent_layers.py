@@ -7,6 +7,7 @@ Invariant: each gives what torch's kernel gives. Limits: plain layers, none that
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from torch.nn.functional import linear
 from functionalize._torch import FakeTensor
 from functionalize._torch.tensors import RECURRENT
 from functionalize.transform.handlers import cudnn_layers
+from functionalize.transform.handlers.recurrent_scans import scanned
 
 Tensor = torch.Tensor
 State = tuple[Tensor, ...]  # of a step: what is given, and of an LSTM what its cell holds
@@ -164,7 +166,9 @@ def _layers(name: str, step: Call) -> Call:
             return _on_packed(step, data, *args)
         if cudnn_layers.runs_there(data):
             return cudnn_layers.layers(name, data, *args)
-        _, _, _, count, dropout, train, _, _ = args
+        _, _, _, count, dropout, train, _, batch_first = args
+        if type(data.size(1 if batch_first else 0)) is not int:
+            return _of_any_time(name, data, *args)
         return _one_by_one(layer, data, *args) if dropout and train and count > 1 else layer(data, *args)
 
     return run
@@ -185,18 +189,48 @@ def _on_packed(
     """What layers give of packed data: that, and the last states."""
     if cudnn_layers.runs_there(data):
         cudnn_layers.refuse_dropout(dropout, train, count)
-    states = [given] if isinstance(given, Tensor) else given
+    sizes = _numbers(batch_sizes)
+
+    def layer(data: Tensor, first: State, weights: _Weights, backwards: bool) -> tuple[Tensor, State]:
+        return run_layer(step, data, sizes, first, weights, backwards)  # type: ignore[no-any-return]
+
+    return _stacked(layer, data, given, flat, biases, count, dropout if train else 0.0, both)
+
+
+def _of_any_time(
+    name: str,
+    data: Tensor,
+    given: Any,
+    flat: Sequence[Tensor],
+    biases: bool,
+    count: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """What layers give of sequences of one length, of which only calls tell how long it is."""
+    steps = data.transpose(0, 1) if batch_first else data
+    layer = functools.partial(scanned, name)
+    output, *last = _stacked(layer, steps, given, flat, biases, count, dropout if train else 0.0, both)
+    return output.transpose(0, 1) if batch_first else output, *last
+
+
+def _stacked(
+    layer: Call, data: Tensor, given: Any, flat: Sequence[Tensor], biases: bool, count: int, dropout: float, both: bool
+) -> tuple[Tensor, ...]:
+    """What layers give one above the other: that of the last, and the last states of all."""
+    states, last = [given] if isinstance(given, Tensor) else given, list[State]()
     weights = list(weights_of(flat, biases, len(states) > 1 and states[0].size(2) != states[1].size(2)))
-    sizes, last = _numbers(batch_sizes), list[State]()
     for number in range(count):
         outputs = []
         for at in range(number * (1 + both), (number + 1) * (1 + both)):
             first = tuple(one[at] for one in states)
-            output, state = run_layer(step, data, sizes, first, weights[at], at > number * (1 + both))
+            output, state = layer(data, first, weights[at], at > number * (1 + both))
             outputs.append(output)
             last.append(state)
-        data = torch.cat(outputs, 1) if both else outputs[0]
-        data = drop(data, dropout) if dropout and train and number < count - 1 else data
+        data = torch.cat(outputs, -1) if both else outputs[0]
+        data = drop(data, dropout) if dropout and number < count - 1 else data
     return data, *(torch.stack(parts) for parts in zip(*last, strict=True))
 
 
